@@ -1,0 +1,212 @@
+"""Every error that can leave the service, with its HTTP status and machine-readable code.
+
+::
+
+    LandmarkdError
+    ├── RequestError              the client's doing; the answer says expected and got
+    │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
+    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt, or inflates past its header
+    │   ├── Unauthorized          401 unauthorized         key missing or wrong
+    │   ├── UnknownModel          404 unknown-model
+    │   ├── UnknownFormat         406 unknown-format
+    │   ├── SlowUpload            408 slow-upload
+    │   ├── TooLarge              413 too-large            bytes or voxels over a limit
+    │   ├── UnsupportedMediaType  415 unsupported-media-type
+    │   ├── BadGeometry           422 bad-geometry         affine, axes or units
+    │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
+    │   └── BadParameter          422 bad-parameter        a query or form parameter
+    ├── ServiceError              the service's state; try again later or elsewhere
+    │   ├── QueueFull             429 queue-full           carries retry_after_s
+    │   ├── NotReady              503 not-ready
+    │   ├── Draining              503 draining
+    │   ├── DeadlineExceeded      504 deadline-exceeded
+    │   └── DoesNotFit            507 does-not-fit         one tile needs more memory than the device has
+    ├── NetworkFailed             500 network-failed       the model's network raised or gave NaN
+    ├── ModelRefused              a model folder that breaks the contract: key and reason
+    └── StartupError              settings or device that cannot work
+
+volume raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter; routes
+raise SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat and Unauthorized; the engine raises
+the ServiceErrors; detector raises NetworkFailed and DoesNotFit; registry raises UnknownModel and
+ModelRefused.
+"""
+
+from typing import ClassVar
+
+
+class LandmarkdError(Exception):
+    """Base of all errors that the service raises on purpose.
+
+    ``str(error)`` is the problem's ``detail``: it says what was expected and what came, and holds no
+    path, patient data or stack trace.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+
+
+class RequestError(LandmarkdError):
+    """The request cannot be answered as it stands."""
+
+    status = 400
+    code = "bad-request"
+    title = "Bad request"
+
+
+class NotAVolume(RequestError):
+    """The bytes are not a NIfTI-1 or NIfTI-2 single file."""
+
+    code = "not-a-volume"
+    title = "Not a NIfTI volume"
+
+
+class BrokenVolume(RequestError):
+    """The file is truncated or corrupt, or inflates past what its header declares."""
+
+    code = "broken-volume"
+    title = "Broken NIfTI volume"
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "unauthorized"
+    title = "Unauthorized"
+
+
+class UnknownModel(RequestError):
+    """No model of that name is loaded."""
+
+    status = 404
+    code = "unknown-model"
+    title = "Unknown model"
+
+
+class UnknownFormat(RequestError):
+    """The answer cannot be written in the format asked for."""
+
+    status = 406
+    code = "unknown-format"
+    title = "Unknown format"
+
+
+class SlowUpload(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "slow-upload"
+    title = "Upload too slow"
+
+
+class TooLarge(RequestError):
+    """The body or the volume is over a limit; the detail names the limit."""
+
+    status = 413
+    code = "too-large"
+    title = "Too large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body's media type is none of those accepted."""
+
+    status = 415
+    code = "unsupported-media-type"
+    title = "Unsupported media type"
+
+
+class BadGeometry(RequestError):
+    """The volume's axes, affine or units have no clear reading in 3D space."""
+
+    status = 422
+    code = "bad-geometry"
+    title = "Bad geometry"
+
+
+class BadVoxels(RequestError):
+    """The voxel values are of a kind that no network here can read."""
+
+    status = 422
+    code = "bad-voxels"
+    title = "Bad voxel values"
+
+
+class BadParameter(RequestError):
+    """A parameter of the request has no valid reading."""
+
+    status = 422
+    code = "bad-parameter"
+    title = "Bad parameter"
+
+
+class ServiceError(LandmarkdError):
+    """The service cannot answer now; the request itself may be fine."""
+
+    status = 503
+    code = "unavailable"
+    title = "Unavailable"
+
+
+class QueueFull(ServiceError):
+    """As many requests as allowed are already accepted."""
+
+    status = 429
+    code = "queue-full"
+    title = "Queue full"
+
+    def __init__(self, detail: str, retry_after_s: int) -> None:
+        """Args: detail of the problem, and whole seconds after which a place is likely."""
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(ServiceError):
+    """The model or the service is not ready to answer."""
+
+    code = "not-ready"
+    title = "Not ready"
+
+
+class Draining(ServiceError):
+    """The service is stopping and accepts nothing new."""
+
+    code = "draining"
+    title = "Draining"
+
+
+class DeadlineExceeded(ServiceError):
+    """The answer did not come within the time the request allowed."""
+
+    status = 504
+    code = "deadline-exceeded"
+    title = "Deadline exceeded"
+
+
+class DoesNotFit(ServiceError):
+    """One tile needs more memory than the device has."""
+
+    status = 507
+    code = "does-not-fit"
+    title = "Does not fit the device"
+
+
+class NetworkFailed(LandmarkdError):
+    """The model's network raised, or gave scores that are not numbers, for this volume."""
+
+    code = "network-failed"
+    title = "Network failed"
+
+
+class ModelRefused(LandmarkdError):
+    """A model folder breaks the contract; ``str`` names the key and the reason."""
+
+    code = "model-refused"
+    title = "Model refused"
+
+
+class StartupError(LandmarkdError):
+    """The service cannot start with these settings on this machine."""
+
+    code = "startup"
+    title = "Cannot start"

@@ -1,0 +1,59 @@
+"""Name the frames of a coordinate and map points between them.
+
+Two kinds of frame exist here. **Voxel** frames count along the axes ``i j k`` of an array; an index
+is the centre of its voxel. **World** frames measure ``x y z`` in mm: RAS (x to the patient's right,
+y anterior, z superior), which is what NIfTI affines map to, and LPS (left, posterior, superior),
+which 3D Slicer and DICOM write. All geometry is float64 NumPy; only voxel *values* live on a device.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+Affine = Float64[np.ndarray, "4 4"]
+"""A map between two 3D frames, acting on homogeneous column vectors."""
+Points = Float64[np.ndarray, "*n 3"]
+"""Points in the frame that the surrounding text names."""
+Voxels = Float[Tensor, "i j k"]
+"""Voxel values of one scan on a device."""
+Mask = Bool[np.ndarray, "i j k"]
+Origins = Int[np.ndarray, "n 3"]
+
+LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""Turns RAS mm into LPS mm, and back: it is its own inverse."""
+
+AXIS_CODES: Final = ("LR", "PA", "IS")
+"""The negative and positive end of each RAS world axis, as nibabel and ITK abbreviate them."""
+
+
+def transform(affine: Affine, points: Points) -> Points:
+    """Map points by an affine.
+
+    Args:
+        affine: The map, target frame from source frame.
+        points: Points in the source frame; any leading shape.
+
+    Returns:
+        The points in the target frame.
+    """
+    return np.asarray(points @ affine[:3, :3].T + affine[:3, 3], dtype=np.float64)
+
+
+def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
+    """Measure the voxel spacing of an affine: the length of each of its axes, in mm."""
+    return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
+
+
+def translation(offset: Sequence[float]) -> Affine:
+    """Make the affine that shifts by ``offset``."""
+    affine = np.eye(4)
+    affine[:3, 3] = offset
+    return affine
+
+
+def scaling(factors: Sequence[float]) -> Affine:
+    """Make the affine that multiplies each axis by its factor."""
+    return np.diag([*factors, 1.0])

@@ -1,0 +1,230 @@
+"""Volume -> Grid: the scan on the device, in the axes, spacing and intensities a network expects.
+
+The uploaded array is turned to the model's axes by permuting and flipping (no resampling, so all
+48 axis orders of one scan become the same array), then resampled along each axis by one matrix that
+both smooths (only where it shrinks) and interpolates linearly. Centres stay aligned: the grid and
+the volume share their middle, and a grid index is the centre of its voxel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from app.frames import AXIS_CODES, Affine, Voxels, scaling, spacing_of, translation
+from app.volume import Volume
+
+PERCENTILE_SAMPLES: Final = 1 << 20
+"""Percentiles are read from at most this many evenly spaced voxels: their error is far below noise."""
+
+KERNEL_RADIUS_SIGMAS: Final = 4.0
+"""A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intensity:
+    """How a model wants its voxel values.
+
+    Attributes:
+        method: ``percentile`` maps the percentiles ``lower`` and ``upper`` to 0 and 1 and clips;
+            ``window`` does so with absolute values; ``zscore`` subtracts the mean and divides by the
+            standard deviation; ``none`` leaves values alone.
+        lower: Percentile in [0, 100] or absolute value, after ``method``.
+        upper: Likewise.
+    """
+
+    method: Literal["percentile", "window", "zscore", "none"]
+    lower: float = 0.0
+    upper: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A scan as a network sees it.
+
+    Attributes:
+        voxels: Normalised values on the device, float32, (i j k).
+        to_volume: Grid voxel index -> index of the uploaded array.
+        to_world: Grid voxel index -> mm, RAS.
+        spacing_mm: Spacing of the grid along its own axes.
+    """
+
+    voxels: Voxels
+    to_volume: Affine
+    to_world: Affine
+    spacing_mm: tuple[float, float, float]
+
+
+def make_grid(
+    volume: Volume,
+    orientation: str,
+    spacing_mm: Sequence[float],
+    intensity: Intensity,
+    device: torch.device,
+) -> Grid:
+    """Bring a volume to a device in a model's axes, spacing and intensities.
+
+    Args:
+        volume: The scan; voxels it marks as masked have been filled already.
+        orientation: The model's axes, for example ``RAS``.
+        spacing_mm: The model's spacing along those axes.
+        intensity: The model's rule for voxel values.
+        device: Where the grid shall live.
+
+    Returns:
+        The grid, with its float64 maps back to the uploaded array and to mm.
+    """
+    voxels, volume_from_axes = orient(volume.voxels, volume.affine, orientation)
+    values = torch.from_numpy(np.ascontiguousarray(voxels)).to(device).float()
+    axes_spacing = spacing_of(volume.affine @ volume_from_axes)
+    values, axes_from_grid = resample(values, np.asarray(spacing_mm) / axes_spacing)
+    to_volume = volume_from_axes @ axes_from_grid
+    to_world = volume.affine @ to_volume
+    return Grid(
+        voxels=normalise(values, intensity),
+        to_volume=to_volume,
+        to_world=to_world,
+        spacing_mm=(float(spacing_mm[0]), float(spacing_mm[1]), float(spacing_mm[2])),
+    )
+
+
+def orient(
+    array: np.ndarray, affine: Affine, orientation: str
+) -> tuple[np.ndarray, Affine]:
+    """View an array in other anatomical axes by permuting and flipping; nothing is copied.
+
+    Args:
+        array: Voxel values, (i j k).
+        affine: Array index -> mm, RAS.
+        orientation: Wanted axes, one letter of each of LR, PA, IS, naming where an axis points to.
+
+    Returns:
+        The view, and the affine that maps its indices to indices of ``array``.
+    """
+    wanted = [axis_of(code) for code in orientation]
+    source = assign_axes(affine)
+    array_from_view = np.zeros((4, 4))
+    array_from_view[3, 3] = 1.0
+    order: list[int] = []
+    flips: list[int] = []
+    for view_axis, (world_axis, direction) in enumerate(wanted):
+        array_axis = source.index(world_axis)
+        order.append(array_axis)
+        sign = direction * (1 if affine[world_axis, array_axis] >= 0 else -1)
+        array_from_view[array_axis, view_axis] = sign
+        if sign < 0:
+            flips.append(view_axis)
+            array_from_view[array_axis, 3] = array.shape[array_axis] - 1
+    return np.flip(array.transpose(order), flips), array_from_view
+
+
+def axis_of(code: str) -> tuple[int, int]:
+    """Read an axis letter: the world axis it lies on, and +1 if it points along it in RAS, else -1."""
+    for world_axis, ends in enumerate(AXIS_CODES):
+        if code in ends:
+            return world_axis, 1 if ends[1] == code else -1
+    raise ValueError(f"expected an axis letter of L R P A I S, got {code!r}")
+
+
+def assign_axes(affine: Affine) -> list[int]:
+    """Assign to every array axis the world axis it runs along most.
+
+    The assignment of all three together maximises the summed |cosine|, so every world axis is used
+    once whatever the obliqueness, and it does not depend on the order in which the axes are stored.
+    """
+    cosines = np.abs(affine[:3, :3] / spacing_of(affine))
+    permutations = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    best = max(permutations, key=lambda axes: sum(np.sort([cosines[w, a] for a, w in enumerate(axes)])))
+    return list(best)
+
+
+def resample(values: Voxels, step: Sequence[float] | np.ndarray) -> tuple[Voxels, Affine]:
+    """Resample along every axis, smoothing first where the grid gets coarser.
+
+    Args:
+        values: Voxel values.
+        step: New spacing in old voxels, per axis; above 1 shrinks.
+
+    Returns:
+        The new values, and the affine from new indices to old ones. Middles coincide.
+    """
+    shape = [max(1, round(n / s)) for n, s in zip(values.shape, step, strict=True)]
+    old_middle = [(n - 1) / 2 for n in values.shape]
+    new_middle = [(n - 1) / 2 for n in shape]
+    old_from_new = translation(old_middle) @ scaling(list(step)) @ translation([-m for m in new_middle])
+    for axis in range(3):
+        positions = step[axis] * np.arange(shape[axis]) + old_from_new[axis, 3]
+        if shape[axis] == values.shape[axis] and step[axis] == 1.0:
+            continue
+        values = apply_along(values, axis, resampling_matrix(values.shape[axis], positions, step[axis]))
+    return values, old_from_new
+
+
+def resampling_matrix(
+    size: int, positions: np.ndarray, shrink: float
+) -> Float[Tensor, "new old"]:
+    """Build the matrix that samples a line of voxels at positions.
+
+    Linear interpolation of the line smoothed by a Gaussian of sigma 0.5 sqrt(shrink^2 - 1) voxels:
+    a voxel of the coarse grid then has about the point spread of one of the fine grid, scaled.
+    Positions past an end read the end voxel.
+
+    Args:
+        size: Length of the line in voxels.
+        positions: Where to sample, in voxels of the line.
+        shrink: New spacing in old voxels.
+
+    Returns:
+        One row per position; rows sum to 1.
+    """
+    clamped = np.clip(positions, 0, size - 1)
+    low = np.minimum(np.floor(clamped).astype(np.int64), max(size - 2, 0))
+    fraction = clamped - low
+    matrix = np.zeros((len(positions), size))
+    rows = np.arange(len(positions))
+    matrix[rows, low] += 1 - fraction
+    matrix[rows, np.minimum(low + 1, size - 1)] += fraction
+    if shrink > 1.0:
+        matrix = matrix @ smoothing_matrix(size, 0.5 * np.sqrt(shrink**2 - 1))
+    return torch.from_numpy(matrix).float()
+
+
+def smoothing_matrix(size: int, sigma: float) -> np.ndarray:
+    """Build the Gaussian that smooths a line of ``size`` voxels; rows sum to 1, also at its ends."""
+    distance = np.arange(size)[:, None] - np.arange(size)[None, :]
+    weights = np.exp(-0.5 * (distance / sigma) ** 2)
+    weights[np.abs(distance) > KERNEL_RADIUS_SIGMAS * sigma + 1] = 0.0
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def apply_along(values: Voxels, axis: int, matrix: Float[Tensor, "new old"]) -> Voxels:
+    """Multiply one axis of a volume by a matrix."""
+    return torch.movedim(
+        torch.tensordot(matrix.to(values.device, values.dtype), values, dims=([1], [axis])), 0, axis
+    ).contiguous()
+
+
+def normalise(values: Voxels, intensity: Intensity) -> Voxels:
+    """Apply a model's intensity rule; a constant volume becomes zeros instead of dividing by zero."""
+    match intensity.method:
+        case "none":
+            return values
+        case "zscore":
+            return (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)
+        case "window":
+            lower, upper = intensity.lower, intensity.upper
+        case "percentile":
+            lower, upper = percentiles(values, intensity.lower, intensity.upper)
+    return ((values - lower) / max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
+
+
+def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
+    """Read two percentiles from at most PERCENTILE_SAMPLES evenly spaced voxels."""
+    flat = values.flatten()
+    sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
+    bounds = torch.quantile(sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100)
+    return float(bounds[0]), float(bounds[1])
