@@ -20,7 +20,7 @@ Points = Float64[np.ndarray, "*n 3"]
 Voxels = Float[Tensor, "i j k"]
 """Voxel values of one scan on a device."""
 Mask = Bool[np.ndarray, "i j k"]
-Origins = Int[np.ndarray, "n 3"]
+Origins = Int[np.ndarray, "*n 3"]
 
 LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
 """Turns RAS mm into LPS mm, and back: it is its own inverse."""

@@ -8,7 +8,7 @@ the volume share their middle, and a grid index is the centre of its voxel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.frames import AXIS_CODES, Affine, Voxels, scaling, spacing_of, translation
+from app.manifest import InputSpec, IntensitySpec
 from app.volume import Volume
 
 PERCENTILE_SAMPLES: Final = 1 << 20
@@ -23,23 +24,6 @@ PERCENTILE_SAMPLES: Final = 1 << 20
 
 KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
-
-
-@dataclass(frozen=True, slots=True)
-class Intensity:
-    """How a model wants its voxel values.
-
-    Attributes:
-        method: ``percentile`` maps the percentiles ``lower`` and ``upper`` to 0 and 1 and clips;
-            ``window`` does so with absolute values; ``zscore`` subtracts the mean and divides by the
-            standard deviation; ``none`` leaves values alone.
-        lower: Percentile in [0, 100] or absolute value, after ``method``.
-        upper: Likewise.
-    """
-
-    method: Literal["percentile", "window", "zscore", "none"]
-    lower: float = 0.0
-    upper: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,42 +43,32 @@ class Grid:
     spacing_mm: tuple[float, float, float]
 
 
-def make_grid(
-    volume: Volume,
-    orientation: str,
-    spacing_mm: Sequence[float],
-    intensity: Intensity,
-    device: torch.device,
-) -> Grid:
+def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     """Bring a volume to a device in a model's axes, spacing and intensities.
 
     Args:
         volume: The scan; voxels it marks as masked have been filled already.
-        orientation: The model's axes, for example ``RAS``.
-        spacing_mm: The model's spacing along those axes.
-        intensity: The model's rule for voxel values.
+        spec: The model's axes, spacing and intensity rule.
         device: Where the grid shall live.
 
     Returns:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
-    voxels, volume_from_axes = orient(volume.voxels, volume.affine, orientation)
+    voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
     values = torch.from_numpy(np.ascontiguousarray(voxels)).to(device).float()
     axes_spacing = spacing_of(volume.affine @ volume_from_axes)
-    values, axes_from_grid = resample(values, np.asarray(spacing_mm) / axes_spacing)
+    values, axes_from_grid = resample(values, np.asarray(spec.spacing_mm) / axes_spacing)
     to_volume = volume_from_axes @ axes_from_grid
     to_world = volume.affine @ to_volume
     return Grid(
-        voxels=normalise(values, intensity),
+        voxels=normalise(values, spec.intensity),
         to_volume=to_volume,
         to_world=to_world,
-        spacing_mm=(float(spacing_mm[0]), float(spacing_mm[1]), float(spacing_mm[2])),
+        spacing_mm=spec.spacing_mm,
     )
 
 
-def orient(
-    array: np.ndarray, affine: Affine, orientation: str
-) -> tuple[np.ndarray, Affine]:
+def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndarray, Affine]:
     """View an array in other anatomical axes by permuting and flipping; nothing is copied.
 
     Args:
@@ -138,7 +112,9 @@ def assign_axes(affine: Affine) -> list[int]:
     """
     cosines = np.abs(affine[:3, :3] / spacing_of(affine))
     permutations = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    best = max(permutations, key=lambda axes: sum(np.sort([cosines[w, a] for a, w in enumerate(axes)])))
+    best = max(
+        permutations, key=lambda axes: sum(np.sort([cosines[w, a] for a, w in enumerate(axes)]))
+    )
     return list(best)
 
 
@@ -155,18 +131,20 @@ def resample(values: Voxels, step: Sequence[float] | np.ndarray) -> tuple[Voxels
     shape = [max(1, round(n / s)) for n, s in zip(values.shape, step, strict=True)]
     old_middle = [(n - 1) / 2 for n in values.shape]
     new_middle = [(n - 1) / 2 for n in shape]
-    old_from_new = translation(old_middle) @ scaling(list(step)) @ translation([-m for m in new_middle])
+    old_from_new = (
+        translation(old_middle) @ scaling(list(step)) @ translation([-m for m in new_middle])
+    )
     for axis in range(3):
         positions = step[axis] * np.arange(shape[axis]) + old_from_new[axis, 3]
         if shape[axis] == values.shape[axis] and step[axis] == 1.0:
             continue
-        values = apply_along(values, axis, resampling_matrix(values.shape[axis], positions, step[axis]))
+        values = apply_along(
+            values, axis, resampling_matrix(values.shape[axis], positions, step[axis])
+        )
     return values, old_from_new
 
 
-def resampling_matrix(
-    size: int, positions: np.ndarray, shrink: float
-) -> Float[Tensor, "new old"]:
+def resampling_matrix(size: int, positions: np.ndarray, shrink: float) -> Float[Tensor, "new old"]:
     """Build the matrix that samples a line of voxels at positions.
 
     Linear interpolation of the line smoothed by a Gaussian of sigma 0.5 sqrt(shrink^2 - 1) voxels:
@@ -208,7 +186,7 @@ def apply_along(values: Voxels, axis: int, matrix: Float[Tensor, "new old"]) -> 
     ).contiguous()
 
 
-def normalise(values: Voxels, intensity: Intensity) -> Voxels:
+def normalise(values: Voxels, intensity: IntensitySpec) -> Voxels:
     """Apply a model's intensity rule; a constant volume becomes zeros instead of dividing by zero."""
     match intensity.method:
         case "none":
@@ -226,5 +204,7 @@ def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, floa
     """Read two percentiles from at most PERCENTILE_SAMPLES evenly spaced voxels."""
     flat = values.flatten()
     sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
-    bounds = torch.quantile(sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100)
+    bounds = torch.quantile(
+        sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100
+    )
     return float(bounds[0]), float(bounds[1])

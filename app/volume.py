@@ -43,8 +43,11 @@ class VolumeLimits:
     axis: int = 4096
 
 
-def read_volume(content: bytes, limits: VolumeLimits | None = None, frame: int | None = None) -> Volume:
+def read_volume(
+    content: bytes, limits: VolumeLimits | None = None, frame: int | None = None
+) -> Volume:
     import gzip
+
     raw = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     image = nib.Nifti1Image.from_bytes(raw)
     return Volume(np.asarray(image.dataobj), image.affine, 0, "", ())

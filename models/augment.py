@@ -1,0 +1,198 @@
+"""Specimen -> posed sample: random rotation, size, place, mild elastic warp and intensities.
+
+A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness comes
+from one NumPy generator, so a seed names a training run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float64
+from scipy.spatial.transform import Rotation
+from torch import Tensor
+
+from app.frames import Affine, Points, scaling, translation
+from models.specimens import Specimen
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """How far a pose and its intensities may go.
+
+    Attributes:
+        rotation_deg: Largest rotation about a random axis; 180 is every rotation alike.
+        scale: Largest relative change of size of the whole.
+        stretch: Largest relative change of size of one axis.
+        shift_mm: Standard deviation of the place of the landmarks' middle, per axis.
+        elastic_mm: Standard deviation of the control points of the warp, per axis.
+        elastic_knots: Control points of the warp along each axis.
+        crop: Chance that a part of the image is blanked out, as if it lay outside the scan.
+    """
+
+    rotation_deg: float = 180.0
+    scale: float = 0.12
+    stretch: float = 0.06
+    shift_mm: float = 1.5
+    elastic_mm: float = 0.25
+    elastic_knots: int = 5
+    crop: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An image on a model grid with its landmarks.
+
+    Attributes:
+        image: Values, (1 i j k).
+        points: Landmarks in voxels of the image, NaN where there is none.
+        visible: False where a part of the scan was blanked out.
+    """
+
+    image: Float[Tensor, "1 i j k"]
+    points: Points
+    visible: Bool[Tensor, "i j k"]
+
+
+def pose(
+    specimen: Specimen,
+    shape: Sequence[int],
+    spacing_mm: Sequence[float],
+    augmentation: Augmentation,
+    rng: np.random.Generator,
+) -> Sample:
+    """Draw one random pose of a specimen.
+
+    Args:
+        specimen: The scan and its landmarks.
+        shape: Shape of the image in voxels.
+        spacing_mm: Spacing of the image.
+        augmentation: Bounds of the randomness.
+        rng: Source of the randomness.
+
+    Returns:
+        The posed image with its landmarks.
+    """
+    world_from_image = random_affine(specimen.points, shape, spacing_mm, augmentation, rng)
+    voxel_from_image = np.linalg.inv(specimen.to_world) @ world_from_image
+    knots = (
+        augmentation.elastic_mm
+        / np.asarray(spacing_mm)
+        * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
+    )
+    image_grid = image_coordinates(shape)
+    warped = image_grid + warp_at(image_grid, knots, shape)
+    image = sample_at(specimen.voxels, apply(voxel_from_image, warped))
+    points = (
+        np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
+    )
+    unwarped = invert_warp(points[:3].T, knots, shape)
+    visible = draw_visible(shape, augmentation, rng)
+    return Sample(image=jitter(image * visible, rng)[None], points=unwarped, visible=visible)
+
+
+def random_affine(
+    points: Points,
+    shape: Sequence[int],
+    spacing_mm: Sequence[float],
+    augmentation: Augmentation,
+    rng: np.random.Generator,
+) -> Affine:
+    """Draw the affine from image voxels to world mm that puts the landmarks near the middle."""
+    if augmentation.rotation_deg >= 180.0:
+        rotation = Rotation.random(random_state=rng)
+    else:
+        axis = rng.standard_normal(3)
+        angle = np.deg2rad(augmentation.rotation_deg) * rng.uniform(-1, 1)
+        rotation = Rotation.from_rotvec(axis / np.linalg.norm(axis) * angle)
+    turn = np.eye(4)
+    turn[:3, :3] = rotation.as_matrix()
+    size = (1 + augmentation.scale * rng.uniform(-1, 1)) * (
+        1 + augmentation.stretch * rng.uniform(-1, 1, 3)
+    )
+    middle = np.nanmean(points, axis=0)
+    shift = augmentation.shift_mm * rng.standard_normal(3)
+    image_middle = (np.asarray(shape) - 1) / 2
+    return np.asarray(
+        translation(middle)
+        @ turn
+        @ scaling(1 / size)
+        @ translation(shift)
+        @ scaling(spacing_mm)
+        @ translation(-image_middle)
+    )
+
+
+def image_coordinates(shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:
+    """List the index of every voxel."""
+    axes = [torch.arange(n, dtype=torch.float32) for n in shape]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+
+
+def apply(affine: Affine, grid: Float[Tensor, "i j k 3"]) -> Float[Tensor, "i j k 3"]:
+    """Map a grid of points by an affine."""
+    matrix = torch.from_numpy(affine).float()
+    return grid @ matrix[:3, :3].T + matrix[:3, 3]
+
+
+def sample_at(
+    voxels: Float[Tensor, "a b c"], index: Float[Tensor, "i j k 3"]
+) -> Float[Tensor, "i j k"]:
+    """Interpolate voxels linearly at fractional indices; outside the scan is 0."""
+    size = torch.tensor(voxels.shape, dtype=torch.float32)
+    unit = (2 * index + 1) / size - 1
+    # grid_sample wants the fastest axis first.
+    sampled = F.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
+    return sampled[0, 0]
+
+
+def warp_at(
+    index: Float[Tensor, "*n 3"], knots: Float64[np.ndarray, "a b c 3"], shape: Sequence[int]
+) -> Float[Tensor, "*n 3"]:
+    """Evaluate the elastic displacement, in voxels, at fractional image indices."""
+    unit = 2 * index / (torch.tensor(shape) - 1) - 1
+    field = torch.from_numpy(knots).float().permute(3, 0, 1, 2)[None]
+    flat = unit.flip(-1).reshape(1, 1, 1, -1, 3)
+    moved = F.grid_sample(field, flat, align_corners=True, padding_mode="border")
+    return moved[0].reshape(3, -1).T.reshape(index.shape)
+
+
+def invert_warp(
+    points: Points, knots: Float64[np.ndarray, "a b c 3"], shape: Sequence[int]
+) -> Points:
+    """Find where the warped image shows a point, by fixed-point iteration.
+
+    The displacement changes by far less than a voxel per voxel, so ten steps reach float precision.
+    """
+    target = torch.from_numpy(np.nan_to_num(points)).float()
+    found = target.clone()
+    for _ in range(10):
+        found = target - warp_at(found, knots, shape)
+    result = found.double().numpy()
+    result[~np.isfinite(points)] = np.nan
+    return np.asarray(result)
+
+
+def draw_visible(
+    shape: Sequence[int], augmentation: Augmentation, rng: np.random.Generator
+) -> Bool[Tensor, "i j k"]:
+    """Draw which part of the image is seen: sometimes a slab at one side is not, as if cut off."""
+    visible = torch.ones(tuple(shape), dtype=torch.bool)
+    if rng.random() < augmentation.crop:
+        axis, side = int(rng.integers(3)), int(rng.integers(2))
+        width = int(shape[axis] * rng.uniform(0.1, 0.45))
+        start = 0 if side == 0 else shape[axis] - width
+        visible.narrow(axis, start, width).fill_(False)
+    return visible
+
+
+def jitter(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
+    """Draw random contrast, brightness, gamma and noise for values that lie around [0, 1]."""
+    gamma = float(np.exp(rng.normal(0, 0.2)))
+    contrast = float(np.exp(rng.normal(0, 0.1)))
+    noise = float(rng.uniform(0, 0.05))
+    generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+    image = image.clamp_min(0.0).pow(gamma) * contrast + float(rng.normal(0, 0.02))
+    return image + noise * torch.randn(image.shape, generator=generator)

@@ -1,0 +1,109 @@
+"""Folders of scans and landmark files -> Specimens, ready to be posed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from app.frames import Affine, Points, Voxels, spacing_of, transform
+from app.grid import apply_along, normalise, resample, smoothing_matrix
+from app.manifest import IntensitySpec
+from app.volume import read_volume
+from models.landmark_files import landmark_stem, read_landmarks
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """One scan with its landmarks.
+
+    Attributes:
+        name: File name without endings.
+        voxels: Values normalised as the model wants them and smoothed for its spacing, but still at
+            the scan's own resolution, float32.
+        to_world: Voxel index -> mm, RAS.
+        points: Landmarks in mm, RAS; NaN where the file has none.
+    """
+
+    name: str
+    voxels: Voxels
+    to_world: Affine
+    points: Points
+
+
+def pair_files(scans: Path, landmarks: Path) -> list[tuple[str, Path, Path]]:
+    """Pair scans and landmark files by name.
+
+    Raises:
+        ValueError: A scan has no landmark file; a landmark file without a scan is no error.
+    """
+    by_stem = {landmark_stem(path): path for path in sorted(landmarks.iterdir()) if path.is_file()}
+    pairs = []
+    for scan in sorted(path for path in scans.iterdir() if path.name.endswith((".nii", ".nii.gz"))):
+        stem = scan.name.removesuffix(".gz").removesuffix(".nii")
+        if stem not in by_stem:
+            raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")
+        pairs.append((stem, scan, by_stem[stem]))
+    if not pairs:
+        raise ValueError("expected .nii or .nii.gz scans, found none")
+    return pairs
+
+
+def landmark_names(pairs: Sequence[tuple[str, Path, Path]]) -> list[str]:
+    """List all landmark names of the files, in order of first appearance."""
+    names: dict[str, None] = {}
+    for _, _, path in pairs:
+        names.update(dict.fromkeys(read_landmarks(path)))
+    return list(names)
+
+
+def load_specimen(
+    pair: tuple[str, Path, Path],
+    names: Sequence[str],
+    spacing_mm: Sequence[float],
+    intensity: IntensitySpec,
+) -> Specimen:
+    """Read one scan and its landmarks and prepare it for posing.
+
+    The percentiles come from the scan at the model's spacing, as in the service; the smoothing is
+    the service's too, so that a posed sample equals what the service would make of such a scan.
+    """
+    name, scan, landmarks = pair
+    volume = read_volume(scan.read_bytes())
+    values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
+    step = np.asarray(spacing_mm) / spacing_of(volume.affine)
+    coarse, _ = resample(values, step)
+    values = normalise_like(values, coarse, intensity)
+    for axis in range(3):
+        if step[axis] > 1.0:
+            sigma = 0.5 * np.sqrt(step[axis] ** 2 - 1)
+            matrix = torch.from_numpy(smoothing_matrix(values.shape[axis], sigma)).float()
+            values = apply_along(values, axis, matrix)
+    found = read_landmarks(landmarks)
+    missing = np.full(3, np.nan)
+    points = np.stack([found.get(label, missing) for label in names])
+    outside = outside_volume(points, volume.affine, values.shape)
+    if outside:
+        raise ValueError(
+            f"expected all landmarks of {name} inside its volume, got {outside} outside: "
+            "do the files share one frame (LPS or RAS)?"
+        )
+    return Specimen(name=name, voxels=values, to_world=volume.affine, points=points)
+
+
+def normalise_like(values: Voxels, coarse: Voxels, intensity: IntensitySpec) -> Voxels:
+    """Normalise fine values by the bounds that the rule finds in the coarse ones."""
+    if intensity.method != "percentile":
+        return normalise(values, intensity)
+    bounds = np.percentile(coarse.numpy(), [intensity.lower, intensity.upper])
+    return normalise(
+        values, IntensitySpec(method="window", lower=float(bounds[0]), upper=float(bounds[1]))
+    )
+
+
+def outside_volume(points: Points, affine: Affine, shape: Sequence[int]) -> int:
+    """Count points that lie outside a volume."""
+    index = transform(np.linalg.inv(affine), points)
+    inside = (index >= -0.5) & (index <= np.asarray(shape) - 0.5)
+    return int((~inside & np.isfinite(points)).any(axis=1).sum())
