@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64
 from scipy.spatial.transform import Rotation
 from torch import Tensor
+from torch.nn import functional
 
 from app.frames import Affine, Points, scaling, translation
 from models.specimens import Specimen
@@ -144,7 +144,7 @@ def sample_at(
     size = torch.tensor(voxels.shape, dtype=torch.float32)
     unit = (2 * index + 1) / size - 1
     # grid_sample wants the fastest axis first.
-    sampled = F.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
+    sampled = functional.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
     return sampled[0, 0]
 
 
@@ -155,7 +155,7 @@ def warp_at(
     unit = 2 * index / (torch.tensor(shape) - 1) - 1
     field = torch.from_numpy(knots).float().permute(3, 0, 1, 2)[None]
     flat = unit.flip(-1).reshape(1, 1, 1, -1, 3)
-    moved = F.grid_sample(field, flat, align_corners=True, padding_mode="border")
+    moved = functional.grid_sample(field, flat, align_corners=True, padding_mode="border")
     return moved[0].reshape(3, -1).T.reshape(index.shape)
 
 

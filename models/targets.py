@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from models.augment import Sample
 
@@ -98,7 +98,7 @@ def vote_loss(
     known = targets.known.to(field.dtype)
     votes = max(len(targets.index), 1)
     score = scores.flatten()[targets.index]
-    entropy = (F.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
+    entropy = (functional.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
     zeros = torch.zeros(images * landmarks, dtype=field.dtype, device=field.device)
     overlap = zeros.index_add(0, targets.owner, score.sigmoid())
     truth = zeros.index_add(0, targets.owner, torch.ones_like(score))
