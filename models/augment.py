@@ -1,7 +1,7 @@
 """Specimen -> posed sample: random rotation, size, place, mild elastic warp and intensities.
 
-A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness comes
-from one NumPy generator, so a seed names a training run.
+A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness
+comes from one NumPy generator, so a seed names a training run.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Samples + Field -> loss: what a network should say at every output voxel, and how far off it is."""
+"""Samples + Field -> loss: what a network should say at every voxel, and how far off it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Targets:
 
 
 def field_axis(size: int, stride: int) -> Float[Tensor, " u"]:
-    """List the centres of the field's voxels along an axis in image voxels: (u + 1/2) stride - 1/2."""
+    """List field voxel centres along an axis, in image voxels: (u + 1/2) stride - 1/2."""
     return (torch.arange(size // stride) + 0.5) * stride - 0.5
 
 
