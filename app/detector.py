@@ -133,9 +133,8 @@ class Detector:
         except RuntimeError as error:
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
         forward = time.perf_counter() - start
-        for case in dict.fromkeys(case for case, _ in tiles):
-            case.network_s += forward
         threshold = self.model.manifest.voting.threshold
+        cast: list[tuple[Case, Votes, float]] = []
         for (case, index), scores in zip(tiles, fields, strict=True):
             start = time.perf_counter()
             i, j, k = case.plan.origins[index]
@@ -146,8 +145,13 @@ class Detector:
                 origin=(int(i), int(j), int(k)),
                 importance=importance(case.plan, index, self.model.network.device),
             )
+            cast.append((case, votes, time.perf_counter() - start))
+        # Only now, so that a batch which fails can be run again without doubling a vote.
+        for case, votes, seconds in cast:
             case.votes.append(votes)
-            case.vote_s += time.perf_counter() - start
+            case.vote_s += seconds
+        for case in dict.fromkeys(case for case, _ in tiles):
+            case.network_s += forward
 
     def locate(self, case: Case) -> tuple[Landmark, ...]:
         """Read the landmarks off a case whose tiles have all been run."""
