@@ -1,5 +1,6 @@
 """request at the door -> admitted or refused, before its body is read."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,15 +24,21 @@ class Admission:
         max_bytes: Bytes of all their bodies together at most.
         max_body_bytes: Bytes of one body at most; also what a body of unknown length counts.
         open: False once the service is draining.
+        idle: Set while nothing is in flight.
     """
 
     max_requests: int
     max_bytes: int
     max_body_bytes: int
     open: bool = True
+    idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     requests: int = field(default=0, init=False)
     bytes: int = field(default=0, init=False)
     _cost_s: float = field(default=1.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with nothing in flight."""
+        self.idle.set()
 
     @contextmanager
     def admit(self, content_length: int | None) -> Iterator[None]:
@@ -63,11 +70,14 @@ class Admission:
             )
         self.requests += 1
         self.bytes += size
+        self.idle.clear()
         try:
             yield
         finally:
             self.requests -= 1
             self.bytes -= size
+            if not self.requests:
+                self.idle.set()
 
     def learn(self, busy_s: float) -> None:
         """Note the device time that an answered request took."""

@@ -5,7 +5,7 @@
     queue ─► prepare ─► scheduler ─► run ─► locate ─► answer
     bounded  └────────── the device's one thread ───────┘
 
-A full queue makes whoever brings a volume wait. One loop takes jobs out of it and lets the scheduler
+A full queue makes whoever brings a volume wait. One loop takes jobs out and lets the scheduler
 decide which tiles of all jobs form the next batch; between two batches the same thread prepares and
 locates, so a small scan is never behind a whole huge one. When nothing is left to do the loop waits
 at the queue: an idle service never wakes.

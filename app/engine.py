@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -102,7 +102,7 @@ class Engine:
         return Readiness(ready=reason == "ready", reason=reason, models=models)
 
     async def start(self) -> None:
-        """Load and check all models, then begin to answer; a bad model is recorded, never raised."""
+        """Load and check all models, then begin to answer; a bad model is only recorded."""
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         await self._device_loop.call(self.registry.load_all, self.device)
@@ -124,10 +124,9 @@ class Engine:
         """Refuse what comes, answer what was accepted (for at most ``drain_s``), and end."""
         self._state = "draining"
         self.admission.open = False
-        give_up = time.monotonic() + self._settings.drain_s
-        while self.in_flight and time.monotonic() < give_up:
-            # Answers are awaited by their own requests; there is no one event for all of them.
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                await self.admission.idle.wait()
         await self._device_loop.stop()
         self._decoders.shutdown(wait=False, cancel_futures=True)
 

@@ -59,7 +59,7 @@ class Sample:
 def pose(
     specimen: Specimen,
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Sample:
@@ -68,7 +68,7 @@ def pose(
     Args:
         specimen: The scan and its landmarks.
         shape: Shape of the image in voxels.
-        spacing_mm: Spacing of the image.
+        spacing_mm: Spacing of the image, isotropic.
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
 
@@ -96,7 +96,7 @@ def pose(
 def random_affine(
     points: Points,
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Affine:
@@ -120,7 +120,7 @@ def random_affine(
         @ turn
         @ scaling(1 / size)
         @ translation(shift)
-        @ scaling(spacing_mm)
+        @ scaling([spacing_mm] * 3)
         @ translation(-image_middle)
     )
 
