@@ -1,7 +1,8 @@
 """What happens in the service -> Prometheus metrics, one registry per application."""
 
 from collections.abc import Callable
-from typing import Final, Literal
+from dataclasses import asdict
+from typing import Final, Literal, cast
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -13,9 +14,9 @@ from prometheus_client import (
     generate_latest,
 )
 
-Stage = Literal[
-    "receive", "decode", "prepare", "queue", "network", "vote", "locate", "encode", "total"
-]
+from app.detector import StageTimes
+
+Stage = Literal["receive", "decode", "prepare", "queue", "network", "vote", "locate"]
 
 METRICS_MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
 # From a tile on a fast device to a whole body on a slow CPU, about three buckets per decade.
@@ -38,7 +39,7 @@ class Metrics:
         self._stages = self._histogram(
             "stage_seconds", "Time of one request in one stage.", SECONDS, "stage"
         )
-        self._batches = self._histogram("batch_tiles", "Tiles in a forward pass.", TILES, "model")
+        self._batches = self._histogram("batch_tiles", "Tiles in a forward pass.", TILES)
         self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
         self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
         self._ready = Gauge(
@@ -66,9 +67,14 @@ class Metrics:
         """Note the time that one request spent in one stage."""
         self._stages.labels(stage).observe(seconds)
 
-    def observe_batch(self, model: str, tiles: int) -> None:
-        """Note how many tiles one forward pass of a model took."""
-        self._batches.labels(model).observe(tiles)
+    def observe_stages(self, times: StageTimes) -> None:
+        """Note the time that one request spent in each of the engine's stages."""
+        for stage, milliseconds in asdict(times).items():
+            self.observe_stage(cast("Stage", stage), milliseconds / 1e3)
+
+    def observe_batch(self, size: int) -> None:
+        """Note how many tiles one forward pass took."""
+        self._batches.observe(size)
 
     def observe_volume(self, voxels: int) -> None:
         """Note the size of a decoded volume."""

@@ -44,16 +44,16 @@ class Settings(BaseSettings):
     models_dir: Path = Field(
         Path("models"), description="Folder whose subfolders with a model.toml are the models."
     )
+    default_model: str | None = Field(
+        None, description="Model of a request that names none; none: the only one there is."
+    )
     device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = Field(
         "auto", description="Where networks run: `auto` (CUDA if there is one), `cpu` or `cuda:N`."
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward pass; 0 lets torch choose."
     )
-    decode_threads: int = Field(
-        2, ge=1, le=64, description="Uploads that are inflated and checked at the same time."
-    )
-    max_batch: int = Field(
+    batch_size: int = Field(
         16, ge=1, le=1024, description="Tiles in one forward pass, at most; warm-up measures it."
     )
     max_body_bytes: ByteSize = Field(
@@ -64,7 +64,7 @@ class Settings(BaseSettings):
     )
     max_voxels: int = Field(768**3, ge=1, description="Voxels of one volume.")
     max_axis: int = Field(4096, ge=1, le=32767, description="Voxels along one axis of a volume.")
-    max_requests: int = Field(
+    max_in_flight: int = Field(
         64, ge=1, le=100_000, description="Requests accepted at the same time; more get 429."
     )
     max_queued_bytes: ByteSize = Field(
