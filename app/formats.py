@@ -59,17 +59,19 @@ def choose_format(name: str | None, accept: str | None) -> Format:
                 return form
         known = ", ".join(form.name for form in FORMATS)
         raise UnknownFormat(f"expected format one of {known}; got {name[:64]!r}")
-    for pattern in _preferred(accept or "*/*"):
-        for form in FORMATS:
-            if _matches(pattern, form.media_type):
-                return form
+    ranges = _ranges(accept or "*/*")
+    ranked = [(_rank(form.media_type, ranges), form) for form in FORMATS]
+    # Of equal rank, max takes the first.
+    (quality, _), best = max(ranked, key=lambda item: item[0])
+    if quality > 0:
+        return best
     known = ", ".join(dict.fromkeys(form.media_type for form in FORMATS))
     raise UnknownFormat(f"expected Accept to allow one of {known}; got {(accept or '')[:128]!r}")
 
 
-def _preferred(accept: str) -> list[str]:
-    """List the media ranges of an Accept header that are not refused, best first."""
-    ranked = []
+def _ranges(accept: str) -> list[tuple[str, float]]:
+    """Split an Accept header into its media ranges and their qualities."""
+    ranges = []
     for part in accept.split(","):
         pattern, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = 1.0
@@ -79,11 +81,15 @@ def _preferred(accept: str) -> list[str]:
                     quality = float(parameter[2:])
                 except ValueError:
                     quality = 0.0
-        if quality > 0:
-            ranked.append((-quality, pattern))
-    # Stable: of equal quality, the one named first.
-    return [pattern for _, pattern in sorted(ranked, key=lambda item: item[0])]
+        ranges.append((pattern, quality))
+    return ranges
 
 
-def _matches(pattern: str, media_type: str) -> bool:
-    return pattern in ("*/*", media_type, media_type.split("/", maxsplit=1)[0] + "/*")
+def _rank(media_type: str, ranges: list[tuple[str, float]]) -> tuple[float, int]:
+    """Rank a media type: its quality by the most specific range (RFC 9110, 12.5.1), then order."""
+    patterns = [pattern for pattern, _ in ranges]
+    for pattern in (media_type, media_type.split("/", maxsplit=1)[0] + "/*", "*/*"):
+        if pattern in patterns:
+            place = patterns.index(pattern)
+            return ranges[place][1], -place
+    return 0.0, 0

@@ -87,7 +87,7 @@ class ServiceProcess:
         """Wait for the next log line."""
         assert self._process.stderr is not None
         text = self._process.stderr.readline()
-        assert text, f"expected a log line, got the end (exit code {self._process.wait()})"
+        assert text, f"expected a log line, got the end (exit code {self.wait()})"
         line: dict[str, Any] = json.loads(text)
         return line
 
@@ -104,7 +104,7 @@ class ServiceProcess:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        _, _ = self._process.communicate(timeout=60)
+        self._process.communicate(timeout=60)
         return self._process.returncode
 
     def kill(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,6 @@ def test_answer_names_every_landmark_in_the_manifests_order(
 
 def test_framing_of_the_upload_does_not_change_the_answer(client: TestClient, scan: bytes) -> None:
     zipped = gzip.compress(scan)
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for start in range(0, len(scan), 10_000):
-            yield scan[start : start + 10_000]
 
     raw = client.post(URL, content=scan, headers=RAW)
     others = [
@@ -167,7 +163,11 @@ def test_refusal_is_a_problem_that_says_expected_and_got(
     ("body", "status", "words"),
     [
         (b"--b--\r\n", 422, "expected a form field 'volume', got none"),
-        (b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n', 422, "'file'"),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n',
+            422,
+            "'file'",
+        ),
         (b"--b\r\nX-Other: 1\r\n\r\nx\r\n--b--\r\n", 422, "without a name"),
         (
             b'--b\r\nContent-Disposition: form-data; name="volume"\r\n\r\nx\r\n'
@@ -336,7 +336,9 @@ def test_broken_model_is_listed_with_its_reason_and_the_other_serves(
     (models / "broken").mkdir()
     (models / "broken" / "model.toml").write_text("schema = 2")
     with running(toy_settings(models)) as client:
-        listed = {item["name"]: item["status"] for item in client.get("/v1/models").json()["models"]}
+        listed = {
+            item["name"]: item["status"] for item in client.get("/v1/models").json()["models"]
+        }
         assert "schema" in listed["broken"]
         problem = problem_of(client.get("/v1/models/broken"))
         assert "schema" in problem.detail
