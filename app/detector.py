@@ -157,12 +157,13 @@ class Detector:
         """Read the landmarks off a case whose tiles have all been run."""
         return locate(concat_votes(case.votes), case.grid, self.model.manifest, self.model.shape)
 
-    def detect(self, volume: Volume, batch_size: int = 1) -> Detection:
+    def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.
 
         Args:
             volume: The scan.
             batch_size: Tiles per forward pass.
+            decode_s: How long decoding took; passed through to the answer.
 
         Returns:
             The landmarks and what belongs to them.
@@ -176,7 +177,8 @@ class Detector:
             self.run([(case, index) for index in range(first, last)])
         start = time.perf_counter()
         landmarks = self.locate(case)
-        times = stage_times(case, locate_s=time.perf_counter() - start)
+        locate_s = time.perf_counter() - start
+        times = stage_times(case, locate_s=locate_s, decode_s=decode_s)
         return Detection(describe(volume), landmarks, volume.warnings, len(case.plan), times)
 
 
