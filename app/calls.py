@@ -69,7 +69,7 @@ NESTED: Final = frozenset(
     {"as_tensor", "as_optional_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"}
 )
 LISTS: Final = frozenset(f"{kind}s" for kind in NESTED)
-"""How the file writes arguments: as they are, as a name, one layer deeper, or as a list of these."""
+"""How a file writes arguments: as they are, as a name, one layer deeper, or as lists of these."""
 
 AtenName: Final = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 

@@ -1,8 +1,8 @@
 """model folder -> nn.Module: the network with its weights, as its manifest promises it.
 
-A folder brings either weights for an architecture that is installed here, or a whole program. Neither
-way runs code from the folder: architectures come from allow-listed modules, weights are safetensors,
-and ``app.program`` reads programs.
+A folder brings either weights for an architecture that is installed here, or a whole program.
+Neither way runs code from the folder: architectures come from allow-listed modules, weights are
+safetensors, and ``app.program`` reads programs.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from app.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a network says about one tile, or one array: a score and an offset per voxel and landmark.
+    """What a network says about one tile, or one array: scores and offsets per voxel and landmark.
 
     Attributes:
         scores: Scores or probabilities, any float type, any strides, (channels i j k). With
@@ -105,11 +105,12 @@ class Network:
 
     def _field(self, output: Float[Tensor, "channels u v w"]) -> Field:
         """View one tile's output as scores and offsets."""
-        scores, offsets = output.split(self._channels)
+        scores, offsets = output[: self._channels[0]], output[self._channels[0] :]
+        edges = output.shape[1:]
         if self._order == "axis":
-            offsets = offsets.unflatten(0, (3, -1))
+            offsets = offsets.view(3, -1, *edges)
         else:
-            offsets = offsets.unflatten(0, (-1, 3)).transpose(0, 1)
+            offsets = offsets.view(-1, 3, *edges).transpose(0, 1)
         return Field(
             scores=scores,
             offsets=offsets,
