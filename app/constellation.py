@@ -132,7 +132,9 @@ def fit_constellation(
     expected = fit.apply(shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
     nearest = distance.argmin(axis=1)
-    agrees = (np.take_along_axis(distance, nearest[:, None], axis=1)[:, 0] <= tolerance_mm) & present
+    agrees = (
+        np.take_along_axis(distance, nearest[:, None], axis=1)[:, 0] <= tolerance_mm
+    ) & present
     agreed = np.take_along_axis(weight, nearest[:, None], axis=1)[agrees].sum()
     if agrees.sum() < LEAST_LANDMARKS or agreed < AGREEMENT * weight.max(axis=1).sum():
         return None
@@ -160,7 +162,9 @@ def fit_similarity(
     source_mean = (share[..., None] * source).sum(axis=-2)
     target_mean = (share[..., None] * target).sum(axis=-2)
     centred = source - source_mean[..., None, :]
-    covariance = np.swapaxes(target - target_mean[..., None, :], -1, -2) @ (share[..., None] * centred)
+    covariance = np.swapaxes(target - target_mean[..., None, :], -1, -2) @ (
+        share[..., None] * centred
+    )
     u, singular, vt = np.linalg.svd(covariance)
     sign = np.ones_like(singular)
     sign[..., 2] = np.sign(np.linalg.det(u) * np.linalg.det(vt))
@@ -171,7 +175,9 @@ def fit_similarity(
     return Similarity(np.asarray(scale), rotation, target_mean - moved)
 
 
-def mean_shape(point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]]) -> Float64[np.ndarray, "landmarks 3"]:
+def mean_shape(
+    point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]],
+) -> Float64[np.ndarray, "landmarks 3"]:
     """Average constellations of different subjects in different poses: generalised Procrustes.
 
     Args:

@@ -160,7 +160,9 @@ def voters_around(
     ]
     di, dj = (
         np.where(
-            (column >= 0) & (column < size[axis]), (column - centres[:, axis, None]) * pitch[axis], np.inf
+            (column >= 0) & (column < size[axis]),
+            (column - centres[:, axis, None]) * pitch[axis],
+            np.inf,
         )
         for axis, column in enumerate(columns)
     )
@@ -176,7 +178,9 @@ def voters_around(
     return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))
 
 
-def _highest(values: Float[Tensor, "landmarks cells"]) -> tuple[Tensor, Int64[Tensor, " landmarks"]]:
+def _highest(
+    values: Float[Tensor, "landmarks cells"],
+) -> tuple[Tensor, Int64[Tensor, " landmarks"]]:
     index = values.argmax(1)
     return values.gather(1, index[:, None])[:, 0], index
 

@@ -18,7 +18,7 @@ from jaxtyping import Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from app.errors import ModelRefused, StartupError, UnknownModel
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.folder import check_hash, find_file, read_text
 from app.frames import Points
 from app.manifest import Manifest, parse_manifest
@@ -191,7 +191,8 @@ class Registry:
             The model.
 
         Raises:
-            UnknownModel: There is none of that name, or several and no default.
+            BadParameter: No name, no default, and not exactly one model.
+            UnknownModel: None of that name is loaded.
         """
         models = self._models
         wanted = name or self._default
@@ -199,10 +200,12 @@ class Registry:
         if wanted is None:
             if len(models) == 1:
                 return next(iter(models.values()))
-            raise UnknownModel(f"expected the name of a model, got none; loaded: {known}")
+            raise BadParameter(f"model: expected one of {known}; got none")
         if wanted in models:
             return models[wanted]
-        raise UnknownModel(f"expected a loaded model, got {wanted!r}; loaded: {known}")
+        why = self._refusals.get(wanted)
+        tail = f", which was refused: {why}" if why else ""
+        raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")
 
     def reload(self, name: str) -> LoadedModel:
         """Load a folder anew; the old model serves until the new one has passed its self-check.
