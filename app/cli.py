@@ -4,11 +4,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
-import uvicorn
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
@@ -18,7 +18,7 @@ from app.client import Client
 from app.errors import LandmarkdError, StartupError
 from app.formats import FORMATS, Format
 from app.schemas import LandmarksAnswer
-from app.settings import Settings, open_to_strangers, unknown_variables
+from app.settings import Settings
 
 SCANS: Final = (".nii", ".nii.gz")
 
@@ -53,26 +53,16 @@ def serve(
     demo: Annotated[bool, typer.Option(help="Once ready, answer a generated scan.")] = False,
 ) -> None:
     """Run the service; every other setting is an environment variable LANDMARKD_*."""
-    from app.main import create_app, server_config  # noqa: PLC0415 - pulls in torch
+    from app.server import serve as serve_until_stopped  # noqa: PLC0415 - pulls in torch
 
     settings = _settings(host=host, port=port)
-    for name in unknown_variables(os.environ):
-        console.print(f"[yellow]{name} is no setting of landmarkd and does nothing[/yellow]")
-    if open_to_strangers(settings):
-        console.print(
-            f"[yellow]{settings.host} is open to the network and LANDMARKD_API_KEYS is not set: "
-            "anyone who reaches it may use it[/yellow]"
-        )
     listener = _listen(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     if demo:
         from app.demo import start_demo  # noqa: PLC0415 - only a demo needs it
 
         start_demo(url, Console())
-    server = uvicorn.Server(server_config(create_app(settings), settings))
-    server.run(sockets=[listener])
-    if not server.started:
-        fail("the service did not start; see the log above")
+    raise typer.Exit(serve_until_stopped(settings, listener))
 
 
 def _settings(**given: object) -> Settings:
@@ -191,12 +181,12 @@ def check(
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
-    from app.registry import load_model  # noqa: PLC0415
+    from app.detector import load_checked  # noqa: PLC0415
     from app.selfcheck import write_selfcheck  # noqa: PLC0415
 
     if write:
         write_selfcheck(folder)
-    manifest = load_model(folder, choose_device(device)).manifest
+    manifest = load_checked(folder, choose_device(device)).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
@@ -207,19 +197,21 @@ def check(
 def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
     """List the models of a folder, and say of each whether it can be used."""
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.detector import load_checked  # noqa: PLC0415
     from app.registry import Registry  # noqa: PLC0415
 
-    registry = Registry(models_dir or _settings().models_dir, None)
-    registry.load_all(choose_device(device))
+    load = partial(load_checked, device=choose_device(device))
+    registry = Registry(models_dir or _settings().models_dir, load)
+    registry.load_all()
     table = Table("model", "version", "landmarks", "status", "description")
     for name, model in registry.models.items():
         manifest = model.manifest
         count = str(len(manifest.landmarks))
         table.add_row(name, manifest.version, count, "ready", manifest.description)
-    for name, reason in registry.refused.items():
+    for name, reason in registry.refusals.items():
         table.add_row(name, "", "", reason, "")
     Console().print(table)
-    if registry.refused:
+    if registry.refusals:
         raise typer.Exit(1)
 
 

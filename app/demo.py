@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.client import Client, ProblemError, Unreachable
-from app.phantom import Phantom, make_phantom, phantom_bytes
+from app.phantom import Phantom, make_phantom, scan_bytes
 from app.schemas import LandmarksAnswer
 
 MODEL: Final = "phantom"
@@ -38,7 +38,7 @@ def _demo(url: str, console: Console) -> None:
         try:
             _wait_until_ready(client)
             phantom = make_phantom(SEED)
-            answer = client.detect(phantom_bytes(phantom), model=MODEL)
+            answer = client.detect(scan_bytes(phantom), model=MODEL)
         except (ProblemError, Unreachable, TimeoutError) as error:
             console.print(f"[red]The phantom scan was not answered: {error}[/red]")
             return
