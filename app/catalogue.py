@@ -1,43 +1,10 @@
 """Engine -> what clients are told of its models."""
 
 from app.engine import Engine
-from app.errors import BadParameter, NotReady, UnknownModel
 from app.registry import LoadedModel
 from app.schemas import LandmarkInfo, ModelInfo, ModelRef, ModelsAnswer, ModelSummary
 
 READY = "ready"
-
-
-def find_model(engine: Engine, name: str | None, default: str | None) -> LoadedModel:
-    """Find the model that a request means.
-
-    Args:
-        engine: Whose models these are.
-        name: What the request says.
-        default: What the settings say; None for the only model there is.
-
-    Returns:
-        The model.
-
-    Raises:
-        BadParameter: Neither says, and there are several.
-        NotReady: No model is loaded.
-        UnknownModel: No model of that name is loaded.
-    """
-    models = engine.registry.models
-    wanted = name if name is not None else default
-    if wanted is None and len(models) == 1:
-        return next(iter(models.values()))
-    if not models:
-        raise NotReady("expected a loaded model, got none")
-    known = ", ".join(sorted(models))
-    if wanted is None:
-        raise BadParameter(f"query.model: expected one of {known}; got none")
-    if wanted in models:
-        return models[wanted]
-    refused = engine.registry.refused.get(wanted)
-    why = f", which was refused: {refused}" if refused else ""
-    raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{why}")
 
 
 def reference(model: LoadedModel) -> ModelRef:
@@ -51,12 +18,12 @@ def list_models(engine: Engine) -> ModelsAnswer:
     states = engine.readiness().models
     loaded = engine.registry.models
     summaries = []
-    for name in sorted({*states, *loaded, *engine.registry.refused}):
+    for name in sorted({*states, *loaded, *engine.registry.refusals}):
         model = loaded.get(name)
         summaries.append(
             ModelSummary(
                 name=name,
-                status=states.get(name) or engine.registry.refused.get(name, READY),
+                status=states.get(name) or engine.registry.refusals.get(name, READY),
                 version=model.manifest.version if model else None,
                 description=model.manifest.description if model else None,
                 digest=model.digest if model else None,
@@ -79,12 +46,7 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
     Raises:
         UnknownModel: No model of that name is loaded.
     """
-    model = engine.registry.models.get(name)
-    if model is None:
-        known = ", ".join(sorted(engine.registry.models)) or "none"
-        why = engine.registry.refused.get(name)
-        tail = f", which was refused: {why}" if why else ""
-        raise UnknownModel(f"expected one of the loaded models ({known}); got {name[:64]!r}{tail}")
+    model = engine.registry.get(name)
     manifest = model.manifest
     return ModelInfo(
         name=manifest.name,

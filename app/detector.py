@@ -9,14 +9,18 @@ All methods run on the one thread that owns the device.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import torch
 
+from app.constellation import Shape
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
-from app.frames import Affine, axis_codes, spacing_of
+from app.frames import Affine, Points, axis_codes, spacing_of
 from app.grid import Grid, make_grid
 from app.landmarks import Landmark, locate
-from app.registry import LoadedModel
+from app.phantom import make_phantom
+from app.registry import LoadedModel, load_model
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
@@ -90,6 +94,7 @@ class Detector:
     def __init__(self, model: LoadedModel) -> None:
         """Args: the loaded model."""
         self.model = model
+        self._shape = None if model.shape is None else Shape(model.shape)
 
     def prepare(self, volume: Volume) -> Case:
         """Bring a scan to the device and plan its tiles.
@@ -155,14 +160,15 @@ class Detector:
 
     def locate(self, case: Case) -> tuple[Landmark, ...]:
         """Read the landmarks off a case whose tiles have all been run."""
-        return locate(concat_votes(case.votes), case.grid, self.model.manifest, self.model.shape)
+        return locate(concat_votes(case.votes), case.grid, self.model.manifest, self._shape)
 
-    def detect(self, volume: Volume, batch_size: int = 1) -> Detection:
+    def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.
 
         Args:
             volume: The scan.
             batch_size: Tiles per forward pass.
+            decode_s: How long decoding took; passed through to the answer.
 
         Returns:
             The landmarks and what belongs to them.
@@ -176,8 +182,35 @@ class Detector:
             self.run([(case, index) for index in range(first, last)])
         start = time.perf_counter()
         landmarks = self.locate(case)
-        times = stage_times(case, locate_s=time.perf_counter() - start)
+        locate_s = time.perf_counter() - start
+        times = stage_times(case, locate_s=locate_s, decode_s=decode_s)
         return Detection(describe(volume), landmarks, volume.warnings, len(case.plan), times)
+
+
+def load_checked(folder: Path, device: torch.device) -> LoadedModel:
+    """Load a model folder; it must pass its self-check, by noise or by a whole phantom.
+
+    Args:
+        folder: The model folder.
+        device: Where the network shall run.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelRefused: The folder breaks the contract; the key and the reason are named.
+    """
+    return load_model(folder, device, _detect_phantom)
+
+
+def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:
+    """Find a phantom's landmarks; gives the points found and the true ones in mm, RAS."""
+    phantom = make_phantom(seed)
+    truth = dict(zip(phantom.names, phantom.points, strict=True))
+    missing = np.full(3, np.nan)
+    landmarks = Detector(model).detect(phantom.volume).landmarks
+    found = [missing if mark.ras_mm is None else mark.ras_mm for mark in landmarks]
+    return np.stack(found), np.stack([truth.get(mark.name, missing) for mark in landmarks])
 
 
 def stage_times(

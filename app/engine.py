@@ -12,12 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import torch
 
 from app.admission import Admission
-from app.detector import Detection, Detector
+from app.detector import Detection, Detector, load_checked
 from app.device import choose_device
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
@@ -59,7 +60,9 @@ class Engine:
             StartupError: The device asked for is not there.
         """
         self.device = choose_device(settings.device)
-        self.registry = Registry(settings.models_dir, settings.default_model)
+        self.registry = Registry(
+            settings.models_dir, partial(load_checked, device=self.device), settings.default_model
+        )
         self.admission = Admission(
             settings.max_in_flight, settings.max_queued_bytes, settings.max_body_bytes
         )
@@ -90,7 +93,7 @@ class Engine:
 
     def readiness(self) -> Readiness:
         """Say whether requests can be answered, and why not."""
-        models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refused)
+        models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refusals)
         if self._state == "loading":
             reason = "models are being loaded"
         elif self._state == "draining":
@@ -105,8 +108,8 @@ class Engine:
         """Load and check all models, then begin to answer; a bad model is only recorded."""
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
-        await self._device_loop.call(self.registry.load_all, self.device)
-        for name, reason in self.registry.refused.items():
+        await self._device_loop.call(self.registry.load_all)
+        for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
         self._device_loop.start()
         self._state = "running"
@@ -118,7 +121,7 @@ class Engine:
             UnknownModel: There is no such folder.
             ModelRefused: The folder breaks the contract; the model that was there stays.
         """
-        await self._device_loop.call(self.registry.reload, name, self.device)
+        await self._device_loop.call(self.registry.reload, name)
 
     async def stop(self) -> None:
         """Refuse what comes, answer what was accepted (for at most ``drain_s``), and end."""

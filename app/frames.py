@@ -49,14 +49,14 @@ def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
 
 
-def translation(offset: Sequence[float]) -> Affine:
+def translation(offset: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     """Make the affine that shifts by ``offset``."""
     affine = np.eye(4)
     affine[:3, 3] = offset
     return affine
 
 
-def scaling(factors: Sequence[float]) -> Affine:
+def scaling(factors: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     """Make the affine that multiplies each axis by its factor."""
     return np.diag([*factors, 1.0])
 
@@ -69,11 +69,11 @@ def assign_axes(affine: Affine) -> list[int]:
     """
     cosines = np.abs(affine[:3, :3] / spacing_of(affine))
 
-    def alignment(axes: tuple[int, ...]) -> float:
+    def alignment(axes: Sequence[int]) -> float:
         # Sorted, so that the sum rounds alike in whatever order the axes are stored.
         return sum(sorted(float(cosines[world, array]) for array, world in enumerate(axes)))
 
-    return list(max(permutations(range(3)), key=alignment))
+    return max((list(axes) for axes in permutations(range(3))), key=alignment)
 
 
 def axis_codes(affine: Affine) -> str:

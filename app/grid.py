@@ -101,7 +101,7 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
         if sign < 0:
             flips.append(view_axis)
             array_from_view[array_axis, 3] = array.shape[array_axis] - 1
-    return np.flip(array.transpose(order), flips), array_from_view
+    return np.flip(array.transpose(order), tuple(flips)), array_from_view
 
 
 def axis_of(code: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.answers import build_answer, timing_of
-from app.catalogue import describe_model, find_model, list_models, reference
+from app.catalogue import describe_model, list_models, reference
 from app.engine import Engine
 from app.errors import BadParameter, NotReady
 from app.formats import choose_format
@@ -105,7 +105,7 @@ async def find_landmarks(
     plan = plan_upload(request.headers, settings.max_body_bytes)
     with engine.admit(plan.length):
         _require_ready(engine)
-        model = find_model(engine, query.model, settings.default_model)
+        model = engine.registry.get(query.model)
         record.model = model.manifest.name
         upload = await read_upload(
             request,

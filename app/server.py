@@ -28,11 +28,12 @@ KEEP_ALIVE_S: Final = 5
 LAST_WORDS_S: Final = 5
 
 
-def serve(settings: Settings | None = None) -> int:
+def serve(settings: Settings | None = None, listener: socket.socket | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
         settings: All knobs; None reads them from the environment.
+        listener: Bound already; None binds to the host and port of the settings.
 
     Returns:
         The exit code: 0 after a stop that was asked for, else 1.
@@ -47,7 +48,7 @@ def serve(settings: Settings | None = None) -> int:
             extra={"host": chosen.host},
         )
     server = LandmarkdServer(chosen)
-    server.run()
+    server.run(None if listener is None else [listener])
     return 1 if server.failed or not server.started else 0
 
 

@@ -35,8 +35,8 @@ def read_landmarks(path: Path) -> dict[str, RasPoint]:
     elif name.endswith(".fcsv"):
         pairs = _fcsv(path.read_text(encoding="utf-8"))
     elif name.endswith((".csv", ".tsv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            pairs = _table(csv.DictReader(file, delimiter="\t" if name.endswith("tsv") else ","))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        pairs = _table(csv.DictReader(lines, delimiter="\t" if name.endswith("tsv") else ","))
     else:
         raise ValueError(f"expected a file ending in {', '.join(SUFFIXES)}, got {path.name}")
     points: dict[str, RasPoint] = {}

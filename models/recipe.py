@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 import numpy as np
 import torch
-from monai.networks.nets import DynUNet
 from torch import nn
 
 from app.frames import Points
 from app.manifest import IntensitySpec
+from app.module import find_architecture
 from models.augment import Augmentation
 
 ARCHITECTURE: Final = "monai.networks.nets:DynUNet"
@@ -68,7 +68,7 @@ class Recipe:
     @property
     def divisor(self) -> int:
         """Voxels that a tile's edges must be multiples of."""
-        return self.stride * 2 ** (len(self.filters) - 1)
+        return self.stride * (1 << (len(self.filters) - 1))
 
     def image_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """List the shapes of training images.
@@ -121,7 +121,10 @@ def network_arguments(recipe: Recipe, landmarks: int) -> dict[str, object]:
 
 def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
     """Build the network with fresh weights and low scores, as most voxels are no landmark."""
-    network = DynUNet(**network_arguments(recipe, landmarks))
+    architecture = find_architecture("training", ARCHITECTURE)
+    network = architecture(**network_arguments(recipe, landmarks))
     with torch.no_grad():
-        network.output_block.conv.conv.bias[:landmarks] = SCORE_BIAS
-    return network.to(memory_format=torch.channels_last_3d)
+        head = [module for module in network.modules() if isinstance(module, nn.Conv3d)][-1]
+        if head.bias is not None:
+            head.bias[:landmarks] = SCORE_BIAS
+    return network

@@ -135,12 +135,13 @@ def train(recipe: Recipe, data: Data, folder: Path, device: torch.device, consol
     """
     torch.manual_seed(recipe.seed)
     network = build_network(recipe, len(data.names)).to(device)
+    network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
     checkpoint = folder / "checkpoint.pt"
-    parts = {"network": network, "optimiser": optimiser, "schedule": schedule}
+    parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
     first = resume(checkpoint, parts)
     folder.mkdir(parents=True, exist_ok=True)
     losses: deque[tuple[float, float]] = deque(maxlen=REPORT_EVERY)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from app.registry import load_model
 from jaxtyping import Float64
 
-from app.detector import Detector
+from app.detector import Detector, load_checked
 from app.volume import read_volume
 from models.landmark_files import read_landmarks
 
@@ -55,7 +54,7 @@ def validate(folder: Path, pairs: Sequence[tuple[str, Path, Path]], device: torc
     Returns:
         The errors, by scan and landmark.
     """
-    detector = Detector(load_model(folder, device))
+    detector = Detector(load_checked(folder, device))
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
     mm = np.full((len(pairs), len(names)), np.nan)
     found = np.zeros(mm.shape, dtype=bool)
