@@ -226,3 +226,7 @@ def phantom(
     if not output.name.endswith(SCANS):
         fail(f"expected a name ending in {' or '.join(SCANS)}, got {output.name}")
     write_phantom(make_phantom(seed), output)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,14 +19,15 @@ from app.errors import NotAVolume, RequestError, SlowUpload, TooLarge, Unsupport
 from app.multipart import MultipartFile
 
 MULTIPART: Final = "multipart/form-data"
-# A missing Content-Type is taken as raw. curl --data-binary sends x-www-form-urlencoded unless told
-# otherwise; taking that as raw would turn a forgotten @ into a puzzling error.
+# A missing Content-Type is taken as raw, and so is x-www-form-urlencoded: curl --data-binary sends
+# it unless told otherwise. The bytes decide in any case.
 RAW_TYPES: Final = (
     "application/octet-stream",
     "application/gzip",
     "application/x-gzip",
     "application/x-nifti",
     "application/nifti",
+    "application/x-www-form-urlencoded",
 )
 # gzip as Content-Encoding is the same bytes as a .nii.gz; the decoder tells by their magic number.
 ENCODINGS: Final = ("identity", "gzip", "x-gzip")
