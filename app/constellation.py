@@ -6,8 +6,8 @@ of all landmarks together does not. The mean shape is fitted to the modes by a r
 the fit. The shape selects and flags; it never moves a point.
 
 Similarity: S. Umeyama, "Least-squares estimation of transformation parameters between two point
-patterns", IEEE PAMI 13 (1991). Robust start: fits to three landmarks each (RANSAC), drawn by a fixed
-seed. Refinement: iteratively reweighted least squares with the Geman-McClure weight.
+patterns", IEEE PAMI 13 (1991). Robust start: fits to three landmarks each (RANSAC), drawn by a
+fixed seed. Refinement: iteratively reweighted least squares with the Geman-McClure weight.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,9 @@ def fit_constellation(
     expected = fit.apply(shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
     nearest = distance.argmin(axis=1)
-    agrees = (np.take_along_axis(distance, nearest[:, None], axis=1)[:, 0] <= tolerance_mm) & present
+    agrees = (
+        np.take_along_axis(distance, nearest[:, None], axis=1)[:, 0] <= tolerance_mm
+    ) & present
     agreed = np.take_along_axis(weight, nearest[:, None], axis=1)[agrees].sum()
     if agrees.sum() < LEAST_LANDMARKS or agreed < AGREEMENT * weight.max(axis=1).sum():
         return None
@@ -160,7 +162,9 @@ def fit_similarity(
     source_mean = (share[..., None] * source).sum(axis=-2)
     target_mean = (share[..., None] * target).sum(axis=-2)
     centred = source - source_mean[..., None, :]
-    covariance = np.swapaxes(target - target_mean[..., None, :], -1, -2) @ (share[..., None] * centred)
+    covariance = np.swapaxes(target - target_mean[..., None, :], -1, -2) @ (
+        share[..., None] * centred
+    )
     u, singular, vt = np.linalg.svd(covariance)
     sign = np.ones_like(singular)
     sign[..., 2] = np.sign(np.linalg.det(u) * np.linalg.det(vt))
@@ -171,7 +175,9 @@ def fit_similarity(
     return Similarity(np.asarray(scale), rotation, target_mean - moved)
 
 
-def mean_shape(point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]]) -> Float64[np.ndarray, "landmarks 3"]:
+def mean_shape(
+    point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]],
+) -> Float64[np.ndarray, "landmarks 3"]:
     """Average constellations of different subjects in different poses: generalised Procrustes.
 
     Args:
@@ -204,7 +210,7 @@ def _draw(
     mean: Float64[np.ndarray, "n 3"],
     tolerance_mm: float,
 ) -> Similarity:
-    """Fit triples of modes, strong ones more often, and keep the fits that most modes agree with."""
+    """Fit triples of modes, strong ones more often; keep the fits that most modes agree with."""
     random = np.random.default_rng(0)
     with np.errstate(divide="ignore"):
         log_weight = np.log(weight)
