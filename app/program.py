@@ -25,6 +25,9 @@ from app.errors import ModelRefused
 SCHEMA_MAJOR: Final = 8
 """Major version of torch's file schema that is read here; torch 2.9 to 2.13 write it."""
 
+SOURCE_LIMIT: Final = 1 << 24
+"""Bytes of a source file in TorchScript: a hundred times what large networks have."""
+
 ScriptCall: Final = re.compile(r"\btorch\.(save|from_file)\b|\bops\.(?!aten\.|prim\.)\w+\.\w+")
 
 
@@ -89,11 +92,14 @@ def read_script(data: bytes) -> nn.Module:
         ModelRefused: It is no TorchScript, or calls operators that are refused.
     """
     with _open(data) as archive:
-        for name in archive.namelist():
-            if "/code/" in name and name.endswith(".py"):
-                found = ScriptCall.search(archive.read(name).decode("utf-8", "replace"))
-                if found:
-                    raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
+        for item in archive.infolist():
+            if "/code/" not in item.filename or not item.filename.endswith(".py"):
+                continue
+            if item.file_size > SOURCE_LIMIT:
+                raise ModelRefused(f"expected source up to {SOURCE_LIMIT} B, got {item.file_size}")
+            found = ScriptCall.search(archive.read(item).decode("utf-8", "replace"))
+            if found:
+                raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
     with warnings.catch_warnings():
         # torch calls TorchScript deprecated; so does models/README.md, and old files keep working.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -120,6 +126,8 @@ def read_program(data: bytes) -> Program:
     """
     try:
         with _open(data) as archive:
+            if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+                raise ModelRefused("expected an archive without compression, as torch writes it")
             root = archive.namelist()[0].split("/")[0]
             model = json.loads(_member(archive, f"{root}/models/model.json"))
             payload = _payload(archive, root, "weights") | _payload(archive, root, "constants")
@@ -137,9 +145,6 @@ def _open(data: bytes) -> zipfile.ZipFile:
         raise ModelRefused(
             "expected a zip archive as torch writes it, got something else"
         ) from None
-    if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
-        archive.close()
-        raise ModelRefused("expected an archive without compression, as torch writes it")
     return archive
 
 

@@ -91,10 +91,8 @@ def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
     for index, landmark in enumerate(manifest.landmarks):
         key = f"{manifest.name}: selfcheck.input: landmark {landmark.name!r}"
         if present[index] != answered[index]:
-            words = ["absent", "present"]
-            raise ModelRefused(
-                f"{key}: expected {words[present[index]]}, got {words[answered[index]]}"
-            )
+            wanted, got = ("present", "absent") if present[index] else ("absent", "present")
+            raise ModelRefused(f"{key}: expected {wanted}, got {got}")
         if present[index] and not distance[index] <= tolerance:
             raise ModelRefused(
                 f"{key}: expected within {tolerance:g} mm, got {distance[index]:.3g} mm"
@@ -270,9 +268,12 @@ def _load_samples(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     if stored.keys() != wanted:
         raise ModelRefused(f"{key}: expected {sorted(wanted)}, got {sorted(stored)}")
     for kind in ("scores", "offsets"):
-        counts = [stored[kind].numel(), stored[f"{kind}_index"].numel()]
-        if counts != [SAMPLES, SAMPLES]:
-            raise ModelRefused(f"{key}: expected {SAMPLES} {kind} and their places, got {counts}")
+        for name, dtype in ((kind, torch.float32), (f"{kind}_index", torch.int64)):
+            if stored[name].shape != (SAMPLES,) or stored[name].dtype != dtype:
+                raise ModelRefused(
+                    f"{key}: expected {name} of {SAMPLES} {dtype}, got "
+                    f"{list(stored[name].shape)} {stored[name].dtype}"
+                )
     return stored
 
 
@@ -284,10 +285,13 @@ def _check_noise(name: str, manifest: Manifest, expected: dict[str, Tensor], fie
             f"{key}: expected scores of shape {expected['field_shape'].tolist()}, got "
             f"{list(field.scores.shape)}; write the self-check again with landmarkd check --write"
         )
-    try:
-        got = _sample(field, expected)
-    except (IndexError, RuntimeError, ValueError) as error:
-        raise ModelRefused(f"{key}.expected: expected places inside the Field: {error}") from None
+    for kind, values in (("scores", field.scores), ("offsets", field.offsets)):
+        places = expected[f"{kind}_index"]
+        if int(places.min()) < 0 or int(places.max()) >= values.numel():
+            raise ModelRefused(
+                f"{key}.expected: expected {kind}_index inside {values.numel()} {kind}"
+            )
+    got = _sample(field, expected)
     tolerance = manifest.selfcheck.tolerance
     for kind in ("scores", "offsets"):
         norm = float(torch.linalg.vector_norm(expected[kind]))
