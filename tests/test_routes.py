@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Scope
 
 from app.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer, Problem
+from app.uploads import CURL_TYPE
 from tests.services import MODEL, RAW, SHAPE, running, toy_models, toy_scan, toy_settings
 
 LIMIT = 100_000
@@ -76,6 +77,7 @@ def test_framing_of_the_upload_does_not_change_the_answer(client: TestClient, sc
         client.post(URL, content=zipped, headers=RAW | {"Content-Encoding": "gzip"}),
         client.post(URL, content=iter([scan[:7], scan[7:]]), headers=RAW),
         client.post(URL, content=scan),
+        client.post(URL, content=scan, headers={"Content-Type": CURL_TYPE}),
         client.post(URL, files={"volume": ("patient name.nii", scan)}),
         client.post(URL, files={"volume": ("patient name.nii.gz", zipped, "application/gzip")}),
     ]
