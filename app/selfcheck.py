@@ -1,9 +1,9 @@
 """Network -> a verdict: does it answer what it answered when its folder was made?
 
 Hashes prove that the files are the same; the self-check proves that this machine, this precision
-and this torch compute the same from them. Seeded noise goes through the network, and samples of its
-Field are compared with those that ``landmarkd check --write`` stored. A model may instead be checked
-by landmarks that it must find in a phantom.
+and this torch compute the same from them. Seeded noise goes through the network, and samples of
+its Field are compared with those that ``landmarkd check --write`` stored. A model may instead be
+checked by landmarks that it must find in a phantom.
 """
 
 import re
