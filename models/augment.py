@@ -1,7 +1,7 @@
 """Specimen -> posed sample: random rotation, size, place, mild elastic warp and intensities.
 
-A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness comes
-from one NumPy generator, so a seed names a training run.
+A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness
+comes from one NumPy generator, so a seed names a training run.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from typing import Final, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64
 from scipy.spatial.transform import Rotation
 from torch import Tensor
+from torch.nn import functional
 
 from app.frames import Affine, Points, scaling, transform, translation
 from models.specimens import Specimen
@@ -66,7 +66,7 @@ class Sample:
 def pose(
     specimen: Specimen,
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Sample:
@@ -75,7 +75,7 @@ def pose(
     Args:
         specimen: The scan and its landmarks.
         shape: Shape of the image in voxels.
-        spacing_mm: Spacing of the image.
+        spacing_mm: Spacing of the image, isotropic.
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
 
@@ -126,7 +126,7 @@ def draw_middle(
 def random_affine(
     middle: Float64[np.ndarray, " 3"],
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Affine:
@@ -149,7 +149,7 @@ def random_affine(
         @ turn
         @ scaling(1 / size)
         @ translation(shift)
-        @ scaling(spacing_mm)
+        @ scaling([spacing_mm] * 3)
         @ translation(-image_middle)
     )
 
@@ -173,7 +173,7 @@ def sample_at(
     size = torch.tensor(voxels.shape, dtype=torch.float32)
     unit = (2 * index + 1) / size - 1
     # grid_sample wants the fastest axis first.
-    sampled = F.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
+    sampled = functional.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
     return sampled[0, 0]
 
 
@@ -184,7 +184,7 @@ def warp_at(
     unit = 2 * index / (torch.tensor(shape) - 1) - 1
     field = torch.from_numpy(knots).float().permute(3, 0, 1, 2)[None]
     flat = unit.flip(-1).reshape(1, 1, 1, -1, 3)
-    moved = F.grid_sample(field, flat, align_corners=True, padding_mode="border")
+    moved = functional.grid_sample(field, flat, align_corners=True, padding_mode="border")
     return moved[0].reshape(3, -1).T.reshape(index.shape)
 
 
