@@ -7,12 +7,12 @@ from typing import Final
 
 import tomlkit
 import torch
-from app.constellation import mean_shape
-from app.selfcheck import write_selfcheck
 from safetensors.torch import save_file
 from torch import nn
 
+from app.constellation import mean_shape
 from app.frames import Points
+from app.selfcheck import write_selfcheck
 from models.recipe import ARCHITECTURE, Recipe, network_arguments
 
 SHAPE_TOLERANCE_RADII: Final = 0.6
