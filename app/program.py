@@ -12,9 +12,11 @@ import json
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor, nn
@@ -92,14 +94,7 @@ def read_script(data: bytes) -> nn.Module:
         ModelRefused: It is no TorchScript, or calls operators that are refused.
     """
     with _open(data) as archive:
-        for item in archive.infolist():
-            if "/code/" not in item.filename or not item.filename.endswith(".py"):
-                continue
-            if item.file_size > SOURCE_LIMIT:
-                raise ModelRefused(f"expected source up to {SOURCE_LIMIT} B, got {item.file_size}")
-            found = ScriptCall.search(archive.read(item).decode("utf-8", "replace"))
-            if found:
-                raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
+        _check_source(archive)
     with warnings.catch_warnings():
         # torch calls TorchScript deprecated; so does models/README.md, and old files keep working.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -132,16 +127,31 @@ def read_program(data: bytes) -> Program:
             model = json.loads(_member(archive, f"{root}/models/model.json"))
             payload = _payload(archive, root, "weights") | _payload(archive, root, "constants")
         return _program(model, payload)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, BadZipFile) as error:
         raise ModelRefused(
             f"expected a program written by torch.export.save, got {type(error).__name__}: {error}"
         ) from error
 
 
+def _check_source(archive: zipfile.ZipFile) -> None:
+    """Refuse TorchScript whose source calls operators that reach outside their tensors."""
+    for item in archive.infolist():
+        if "/code/" not in item.filename or not item.filename.endswith(".py"):
+            continue
+        if item.file_size > SOURCE_LIMIT:
+            raise ModelRefused(f"expected source up to {SOURCE_LIMIT} bytes, got {item.file_size}")
+        try:
+            source = archive.read(item).decode("utf-8", "replace")
+        except (BadZipFile, zlib.error, RuntimeError) as error:
+            raise ModelRefused(f"expected an undamaged archive, got {error}") from None
+        if found := ScriptCall.search(source):
+            raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
+
+
 def _open(data: bytes) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except zipfile.BadZipFile:
+    except BadZipFile:
         raise ModelRefused(
             "expected a zip archive as torch writes it, got something else"
         ) from None

@@ -48,7 +48,7 @@ class Shapes(nn.Module):
         self.twin = self.tied
 
     def forward(self, tiles: Tensor) -> Tensor:
-        first, second = tiles.split([16, tiles.shape[2] - 16], dim=2)
+        first, second = torch.split(tiles, [16, tiles.shape[2] - 16], dim=2)
         rows = tiles.flatten(1).shape[1] // tiles.shape[3]
         flat = tiles.reshape(tiles.shape[0], rows, tiles.shape[3]).clamp(min=-float("inf"))
         mask = torch.zeros(tiles.shape[0], 1, 1, 1, 1, device=tiles.device, dtype=tiles.dtype)
@@ -250,7 +250,6 @@ def test_archive_of_another_kind_is_refused() -> None:
         read_program(saved({"weight": torch.zeros(2)}))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_answers_what_its_module_answers() -> None:
     read = read_script(scripted(toy()))
     tiles = torch.rand(3, 1, *TILE)
@@ -268,7 +267,7 @@ class Writes(nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_that_writes_files_is_refused() -> None:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(Writes()), buffer)  # type: ignore[no-untyped-call]
+    torch.jit.save(torch.jit.script(Writes()), buffer)
     with pytest.raises(ModelRefused, match=r"expected plain tensor operators, got torch.save"):
         read_script(buffer.getvalue())
 

@@ -1,5 +1,6 @@
 """The registry: good folders serve, bad ones say why, and a reload never leaves a gap."""
 
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,22 @@ def test_phantom_check_is_given_the_loaded_model(tmp_path: Path) -> None:
 
     load(folder, detect=detect)
     assert given == [("toy", 5)]
+
+
+def test_card_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "README.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelRefused, match=r"toy: README.md: expected UTF-8"):
+        load(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file_is_refused_without_its_path(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").chmod(0)
+    with pytest.raises(ModelRefused) as refusal:
+        load(folder)
+    assert str(refusal.value) == "toy: expected files to read, got Permission denied"
 
 
 @pytest.fixture
