@@ -99,7 +99,7 @@ def read_script(data: bytes) -> nn.Module:
         # torch calls TorchScript deprecated; so does models/README.md, and old files keep working.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            module: nn.Module = torch.jit.load(io.BytesIO(data), map_location="cpu")  # type: ignore[no-untyped-call]
+            module: nn.Module = torch.jit.load(io.BytesIO(data), map_location="cpu")
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise ModelRefused(f"expected a TorchScript file, got {first:.200}") from None

@@ -172,7 +172,7 @@ def scripted(network: nn.Module) -> bytes:
     with warnings.catch_warnings():
         # Tracing is deprecated, and warns of every size that it takes for a constant.
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(network, torch.rand(2, 1, *TILE))  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(network, torch.rand(2, 1, *TILE))
         torch.jit.save(traced, buffer)
     return buffer.getvalue()
 
