@@ -39,13 +39,13 @@ class Augmentation:
     """
 
     rotation_deg: float = 180.0
-    scale: float = 0.12
-    stretch: float = 0.06
+    scale: float = 0.1
+    stretch: float = 0.03
     shift_mm: float = 1.5
     place: Literal["middle", "anywhere"] = "middle"
-    elastic_mm: float = 0.25
+    elastic_mm: float = 0.15
     elastic_knots: int = 5
-    crop: float = 0.1
+    crop: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +219,9 @@ def draw_visible(
 
 def jitter(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
     """Draw random contrast, brightness, gamma and noise for values that lie around [0, 1]."""
-    gamma = float(np.exp(rng.normal(0, 0.2)))
+    gamma = float(np.exp(rng.normal(0, 0.15)))
     contrast = float(np.exp(rng.normal(0, 0.1)))
-    noise = float(rng.uniform(0, 0.05))
+    noise = float(rng.uniform(0, 0.03))
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
     image = image.clamp_min(0.0).pow(gamma) * contrast + float(rng.normal(0, 0.02))
     return image + noise * torch.randn(image.shape, generator=generator)
