@@ -5,7 +5,7 @@
     LandmarkdError
     ├── RequestError              the client's doing; the answer says expected and got
     │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
-    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt, or inflates past its header
+    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownFormat         406 unknown-format
@@ -20,8 +20,8 @@
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   └── DoesNotFit            507 does-not-fit         one tile needs more memory than the device has
-    ├── NetworkFailed             500 network-failed       the model's network raised or gave NaN
+    │   └── DoesNotFit            507 does-not-fit         needs more memory than the device has
+    ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              a model folder that breaks the contract: key and reason
     └── StartupError              settings or device that cannot work
 
@@ -37,8 +37,8 @@ from typing import ClassVar
 class LandmarkdError(Exception):
     """Base of all errors that the service raises on purpose.
 
-    ``str(error)`` is the problem's ``detail``: it says what was expected and what came, and holds no
-    path, patient data or stack trace.
+    ``str(error)`` is the problem's ``detail``: it says what was expected and what came, and
+    holds no path, patient data or stack trace.
     """
 
     status: ClassVar[int] = 500

@@ -1,12 +1,14 @@
 """Name the frames of a coordinate and map points between them.
 
 Two kinds of frame exist here. **Voxel** frames count along the axes ``i j k`` of an array; an index
-is the centre of its voxel. **World** frames measure ``x y z`` in mm: RAS (x to the patient's right,
-y anterior, z superior), which is what NIfTI affines map to, and LPS (left, posterior, superior),
-which 3D Slicer and DICOM write. All geometry is float64 NumPy; only voxel *values* live on a device.
+is the centre of its voxel. **World** frames measure ``x y z`` in mm: RAS (x to the patient's
+right, y anterior, z superior), which is what NIfTI affines map to, and LPS (left, posterior,
+superior), which 3D Slicer and DICOM write. All geometry is float64 NumPy; only voxel *values* live
+on a device.
 """
 
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -47,13 +49,36 @@ def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
 
 
-def translation(offset: Sequence[float]) -> Affine:
+def translation(offset: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     """Make the affine that shifts by ``offset``."""
     affine = np.eye(4)
     affine[:3, 3] = offset
     return affine
 
 
-def scaling(factors: Sequence[float]) -> Affine:
+def scaling(factors: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     """Make the affine that multiplies each axis by its factor."""
     return np.diag([*factors, 1.0])
+
+
+def assign_axes(affine: Affine) -> list[int]:
+    """Assign to every array axis the world axis it runs along most.
+
+    The assignment of all three together maximises the summed |cosine|, so every world axis is used
+    once whatever the obliqueness, and it does not depend on the order in which the axes are stored.
+    """
+    cosines = np.abs(affine[:3, :3] / spacing_of(affine))
+
+    def alignment(axes: Sequence[int]) -> float:
+        # Sorted, so that the sum rounds alike in whatever order the axes are stored.
+        return sum(sorted(float(cosines[world, array]) for array, world in enumerate(axes)))
+
+    return max((list(axes) for axes in permutations(range(3))), key=alignment)
+
+
+def axis_codes(affine: Affine) -> str:
+    """Name the RAS direction that each array axis comes nearest to, such as ``LPS``."""
+    return "".join(
+        AXIS_CODES[world][int(affine[world, array] > 0)]
+        for array, world in enumerate(assign_axes(affine))
+    )

@@ -15,12 +15,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.frames import AXIS_CODES, Affine, Voxels, scaling, spacing_of, translation
+from app.frames import (
+    AXIS_CODES,
+    Affine,
+    Voxels,
+    assign_axes,
+    scaling,
+    spacing_of,
+    translation,
+)
 from app.manifest import InputSpec, IntensitySpec
 from app.volume import Volume
 
 PERCENTILE_SAMPLES: Final = 1 << 20
-"""Percentiles are read from at most this many evenly spaced voxels: their error is far below noise."""
+"""Percentiles are read from at most twice this many evenly spaced voxels."""
 
 KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
@@ -93,29 +101,15 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
         if sign < 0:
             flips.append(view_axis)
             array_from_view[array_axis, 3] = array.shape[array_axis] - 1
-    return np.flip(array.transpose(order), flips), array_from_view
+    return np.flip(array.transpose(order), tuple(flips)), array_from_view
 
 
 def axis_of(code: str) -> tuple[int, int]:
-    """Read an axis letter: the world axis it lies on, and +1 if it points along it in RAS, else -1."""
+    """Read an axis letter: its world axis, and +1 if it points along it in RAS, else -1."""
     for world_axis, ends in enumerate(AXIS_CODES):
         if code in ends:
             return world_axis, 1 if ends[1] == code else -1
     raise ValueError(f"expected an axis letter of L R P A I S, got {code!r}")
-
-
-def assign_axes(affine: Affine) -> list[int]:
-    """Assign to every array axis the world axis it runs along most.
-
-    The assignment of all three together maximises the summed |cosine|, so every world axis is used
-    once whatever the obliqueness, and it does not depend on the order in which the axes are stored.
-    """
-    cosines = np.abs(affine[:3, :3] / spacing_of(affine))
-    permutations = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    best = max(
-        permutations, key=lambda axes: sum(np.sort([cosines[w, a] for a, w in enumerate(axes)]))
-    )
-    return list(best)
 
 
 def resample(values: Voxels, step: Sequence[float] | np.ndarray) -> tuple[Voxels, Affine]:
@@ -172,7 +166,7 @@ def resampling_matrix(size: int, positions: np.ndarray, shrink: float) -> Float[
 
 
 def smoothing_matrix(size: int, sigma: float) -> np.ndarray:
-    """Build the Gaussian that smooths a line of ``size`` voxels; rows sum to 1, also at its ends."""
+    """Build the Gaussian that smooths a line of voxels; rows sum to 1, also at its ends."""
     distance = np.arange(size)[:, None] - np.arange(size)[None, :]
     weights = np.exp(-0.5 * (distance / sigma) ** 2)
     weights[np.abs(distance) > KERNEL_RADIUS_SIGMAS * sigma + 1] = 0.0
@@ -187,7 +181,7 @@ def apply_along(values: Voxels, axis: int, matrix: Float[Tensor, "new old"]) -> 
 
 
 def normalise(values: Voxels, intensity: IntensitySpec) -> Voxels:
-    """Apply a model's intensity rule; a constant volume becomes zeros instead of dividing by zero."""
+    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN."""
     match intensity.method:
         case "none":
             return values

@@ -1,16 +1,21 @@
 """model.toml -> Manifest: what a model folder promises, key by key.
 
-The contract is versioned by ``schema``. Unknown keys are refused, so a typing error never becomes a
-silent default.
+The contract is versioned by ``schema`` and explained to users in ``models/README.md``. Unknown keys
+are refused, so a typing error never becomes a silent default; so are values of another type ("0.3"
+is no number), and a key that is refused is named with what was expected and what came.
 """
 
+import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from app.errors import ModelRefused
+from app.folder import read_text
 
 SCHEMA: Final = 1
 WHOLE: Final = "whole"
@@ -19,10 +24,13 @@ Spacing = Annotated[float, Field(gt=0.0, le=100.0)]
 TileEdge = Annotated[int, Field(ge=8, le=1024)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+
+ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class IntensitySpec(_Section):
@@ -36,15 +44,20 @@ class IntensitySpec(_Section):
     def _check_bounds(self) -> Self:
         if self.method in ("percentile", "window") and not self.lower < self.upper:
             raise ValueError(f"expected lower < upper, got {self.lower} and {self.upper}")
-        if self.method == "percentile" and not (0 <= self.lower and self.upper <= 100):
+        if self.method == "percentile" and (self.lower < 0 or self.upper > 100):
             raise ValueError(f"expected percentiles in [0, 100], got {self.lower} and {self.upper}")
         return self
 
 
 class InputSpec(_Section):
-    """The grid that the network was trained on, and how it slides over one."""
+    """The grid that the network was trained on, and how it slides over one.
 
-    orientation: str
+    The edges of a tile are multiples of ``divisor`` and of the network's output stride. With
+    ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
+    ``max_voxels``; ``tile_overlap`` then says nothing.
+    """
+
+    orientation: Annotated[str, Field(min_length=3, max_length=3)]
     spacing_mm: tuple[Spacing, Spacing, Spacing]
     tile_shape: Literal["whole"] | tuple[TileEdge, TileEdge, TileEdge]
     tile_overlap: Annotated[float, Field(ge=0.0, le=0.9)] = 0.25
@@ -55,12 +68,12 @@ class InputSpec(_Section):
     @model_validator(mode="after")
     def _check_orientation(self) -> Self:
         axes = sorted(
-            "LR PA IS".split().index(pair)
+            ["LR", "PA", "IS"].index(pair)
             for code in self.orientation
             for pair in ("LR", "PA", "IS")
             if code in pair
         )
-        if len(self.orientation) != 3 or axes != [0, 1, 2]:
+        if axes != [0, 1, 2]:
             raise ValueError(f"expected one letter of each of LR, PA, IS, got {self.orientation!r}")
         return self
 
@@ -68,8 +81,8 @@ class InputSpec(_Section):
 class NetworkSpec(_Section):
     """The network, its weights, and how to read its output."""
 
-    architecture: str | None = None
-    arguments: dict[str, object] = {}
+    architecture: Annotated[str, Field(pattern=ARCHITECTURE)] | None = None
+    arguments: dict[str, JsonValue] = {}
     program: FileName | None = None
     weights: FileName | None = None
     sha256: Sha256
@@ -84,6 +97,8 @@ class NetworkSpec(_Section):
             raise ValueError("expected exactly one of architecture and program")
         if (self.architecture is None) != (self.weights is None):
             raise ValueError("expected weights with architecture, and no weights with program")
+        if self.program is not None and self.arguments:
+            raise ValueError("expected no arguments with program: it carries its own")
         return self
 
 
@@ -107,7 +122,7 @@ class ShapeSpec(_Section):
 class LandmarkSpec(_Section):
     """One landmark; the order of the sections is the order of the network's channels."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128)]
+    name: Label
     description: str = ""
     mirror: str = ""
     presence_threshold: Annotated[float, Field(ge=0.0)] = 0.25
@@ -149,13 +164,42 @@ class Manifest(_Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        names = [landmark.name for landmark in self.landmarks]
-        if len(set(names)) != len(names):
+        partners = {landmark.name: landmark.mirror for landmark in self.landmarks}
+        if len(partners) != len(self.landmarks):
             raise ValueError("expected every landmark name once")
-        for landmark in self.landmarks:
-            if landmark.mirror and landmark.mirror not in names:
-                raise ValueError(f"mirror of {landmark.name!r} is no landmark: {landmark.mirror!r}")
+        for name, mirror in partners.items():
+            if mirror and partners.get(mirror) != name:
+                raise ValueError(
+                    f"mirror of landmark {name!r}: expected a landmark whose mirror it is, "
+                    f"got {mirror!r}"
+                )
         return self
+
+    @model_validator(mode="after")
+    def _check_tile(self) -> Self:
+        if self.input.tile_shape != WHOLE:
+            if any(edge % self.tile_step for edge in self.input.tile_shape):
+                raise ValueError(
+                    f"input.tile_shape: expected multiples of {self.tile_step} (input.divisor and "
+                    f"network.output_stride), got {list(self.input.tile_shape)}"
+                )
+        elif self.tile_step**3 > self.input.max_voxels:
+            raise ValueError(
+                f"input.max_voxels: expected room for one block of {self.tile_step}^3 voxels, "
+                f"got {self.input.max_voxels}"
+            )
+        return self
+
+    @property
+    def tile_step(self) -> int:
+        """What every edge of a tile is a multiple of, in voxels: divisor and output stride."""
+        return math.lcm(self.input.divisor, self.network.output_stride)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """How many channels of the network's output are scores, and how many are offsets."""
+        background = self.network.activation == "softmax"
+        return len(self.landmarks) + background, 3 * len(self.landmarks)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -170,23 +214,44 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         ModelRefused: The file is missing or breaks the contract; every broken key is named.
     """
-    path = folder / "model.toml"
+    return parse_manifest(folder.name, read_text(folder, "model.toml"))
+
+
+def parse_manifest(name: str, text: str) -> Manifest:
+    """Validate the text of a ``model.toml``.
+
+    Args:
+        name: Name of its folder.
+        text: What the file says.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ModelRefused: The text breaks the contract; every broken key is named.
+    """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelRefused(f"{folder.name}: expected a file model.toml, found none") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
+        # Through JSON, because only there does pydantic's strict mode take a list for a tuple.
+        table = json.dumps(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ModelRefused(f"{name}: model.toml is not TOML: {error}") from None
+    except TypeError:
+        raise ModelRefused(f"{name}: model.toml: expected no dates or times, got one") from None
     try:
-        manifest = Manifest.model_validate(table)
+        manifest = Manifest.model_validate_json(table, strict=True)
     except ValidationError as error:
-        reasons = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'model.toml'}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise ModelRefused(f"{folder.name}: {reasons}") from None
-    if manifest.name != folder.name:
-        raise ModelRefused(
-            f"{folder.name}: name: expected the folder's name, got {manifest.name!r}"
-        )
+        reasons = "; ".join(_reason(item) for item in error.errors(include_url=False))
+        raise ModelRefused(f"{name}: {reasons}") from None
+    if manifest.name != name:
+        raise ModelRefused(f"{name}: name: expected the folder's name, got {manifest.name!r}")
     return manifest
+
+
+def _reason(item: ErrorDetails) -> str:
+    """Say which key is wrong, why, and what it holds."""
+    # Brackets mark the branch of a union that pydantic tried, which is no key.
+    key = ".".join(str(part) for part in item["loc"] if "[" not in str(part)) or "model.toml"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in ("missing", "value_error"):
+        return f"{key}: {message}"
+    return f"{key}: {message}, got {item['input']!r:.80}"

@@ -12,16 +12,16 @@ from typing import Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor
+from torch.nn import functional
 
 from app.errors import TooLarge
 from app.frames import Origins, Voxels
 from app.manifest import WHOLE, InputSpec
 
 PROFILE_SIGMA: Final = 0.25
-"""Width of a tile's importance profile, in tile lengths. A tile's border counts exp(-2) of its middle."""
+"""Width of the importance profile in tile lengths: a border counts exp(-2) of the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ def cut(voxels: Voxels, plan: TilePlan, index: int) -> Float[Tensor, "1 i j k"]:
     tile = voxels[i : i + a, j : j + b, k : k + c]
     missing = [edge - size for edge, size in zip(plan.tile_shape, tile.shape, strict=True)]
     padding = [0, missing[2], 0, missing[1], 0, missing[0]]
-    return F.pad(tile, padding)[None] if any(missing) else tile[None]
+    return functional.pad(tile, padding)[None] if any(missing) else tile[None]
 
 
 def importance(
     plan: TilePlan, index: int, device: torch.device
 ) -> tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]:
-    """Give a tile's importance profile along each axis; a field voxel's importance is their product."""
+    """Give a tile's importance along each axis; a field voxel's is the product of its three."""
     i, j, k = (
         torch.from_numpy(profile[place]).float().to(device)
         for profile, place in zip(plan.profiles, plan.places[index], strict=True)
@@ -115,7 +115,7 @@ def importance(
 
 
 def _starts(size: int, edge: int, overlap: float, stride: int) -> Origins:
-    """Spread the fewest tiles that overlap enough evenly over an axis, on multiples of the stride."""
+    """Spread the fewest tiles that overlap enough over an axis, on multiples of the stride."""
     if size <= edge:
         return np.zeros(1, dtype=np.int64)
     step = max(stride, int(edge * (1 - overlap)) // stride * stride)
@@ -125,7 +125,7 @@ def _starts(size: int, edge: int, overlap: float, stride: int) -> Origins:
 
 
 def _profiles(starts: Origins, edge: int, stride: int) -> Float64[np.ndarray, "place u"]:
-    """Make the importance of each tile along an axis: a Gaussian over the sum of all that cover it."""
+    """Make each tile's importance along an axis: its Gaussian over the sum of all there."""
     size = edge // stride
     inside = (np.arange(size) + 0.5) / size - 0.5
     shape = np.exp(-0.5 * (inside / PROFILE_SIGMA) ** 2)

@@ -1,0 +1,1 @@
+"""Trained models, and the tools that train them."""

@@ -1,21 +1,25 @@
 """Specimen -> posed sample: random rotation, size, place, mild elastic warp and intensities.
 
-A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness comes
-from one NumPy generator, so a seed names a training run.
+A sample is an image on a model grid and the landmarks' positions in its voxels. All randomness
+comes from one NumPy generator, so a seed names a training run.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64
 from scipy.spatial.transform import Rotation
 from torch import Tensor
+from torch.nn import functional
 
-from app.frames import Affine, Points, scaling, translation
+from app.frames import Affine, Points, scaling, transform, translation
 from models.specimens import Specimen
+
+NEAR_LANDMARK: Final = 0.75
+"""Share of the images placed anywhere that show a chosen landmark; few others show one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,9 @@ class Augmentation:
         rotation_deg: Largest rotation about a random axis; 180 is every rotation alike.
         scale: Largest relative change of size of the whole.
         stretch: Largest relative change of size of one axis.
-        shift_mm: Standard deviation of the place of the landmarks' middle, per axis.
+        shift_mm: Standard deviation of the place of the image's middle, per axis.
+        place: Where the image's middle lies before it is shifted: in the middle of the landmarks,
+            for a network that sees scans whole, or anywhere in the scan, for one that sees tiles.
         elastic_mm: Standard deviation of the control points of the warp, per axis.
         elastic_knots: Control points of the warp along each axis.
         crop: Chance that a part of the image is blanked out, as if it lay outside the scan.
@@ -36,6 +42,7 @@ class Augmentation:
     scale: float = 0.12
     stretch: float = 0.06
     shift_mm: float = 1.5
+    place: Literal["middle", "anywhere"] = "middle"
     elastic_mm: float = 0.25
     elastic_knots: int = 5
     crop: float = 0.1
@@ -59,7 +66,7 @@ class Sample:
 def pose(
     specimen: Specimen,
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Sample:
@@ -68,14 +75,16 @@ def pose(
     Args:
         specimen: The scan and its landmarks.
         shape: Shape of the image in voxels.
-        spacing_mm: Spacing of the image.
+        spacing_mm: Spacing of the image, isotropic.
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
 
     Returns:
         The posed image with its landmarks.
     """
-    world_from_image = random_affine(specimen.points, shape, spacing_mm, augmentation, rng)
+    extent_mm = np.asarray(shape) * np.asarray(spacing_mm)
+    middle = draw_middle(specimen, extent_mm, augmentation, rng)
+    world_from_image = random_affine(middle, shape, spacing_mm, augmentation, rng)
     voxel_from_image = np.linalg.inv(specimen.to_world) @ world_from_image
     knots = (
         augmentation.elastic_mm
@@ -93,14 +102,35 @@ def pose(
     return Sample(image=jitter(image * visible, rng)[None], points=unwarped, visible=visible)
 
 
+def draw_middle(
+    specimen: Specimen,
+    extent_mm: Float64[np.ndarray, " 3"],
+    augmentation: Augmentation,
+    rng: np.random.Generator,
+) -> Float64[np.ndarray, " 3"]:
+    """Draw which place of the scan the image shows in its middle, in mm, RAS.
+
+    Anywhere: mostly so that one of the landmarks is as likely at the image's border, where it is
+    cut, as in its middle; else any voxel of the scan alike.
+    """
+    if augmentation.place == "middle":
+        return np.asarray(np.nanmean(specimen.points, axis=0))
+    present = specimen.points[np.isfinite(specimen.points).all(axis=1)]
+    if len(present) and rng.random() < NEAR_LANDMARK:
+        # The image will be turned at random, so its own axes serve as well as any others here.
+        return np.asarray(rng.choice(present) + rng.uniform(-0.5, 0.5, 3) * extent_mm)
+    index = rng.uniform(0, np.asarray(specimen.voxels.shape) - 1)
+    return transform(specimen.to_world, index)
+
+
 def random_affine(
-    points: Points,
+    middle: Float64[np.ndarray, " 3"],
     shape: Sequence[int],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Affine:
-    """Draw the affine from image voxels to world mm that puts the landmarks near the middle."""
+    """Draw the affine from image voxels to world mm that puts a place near the image's middle."""
     if augmentation.rotation_deg >= 180.0:
         rotation = Rotation.random(random_state=rng)
     else:
@@ -112,7 +142,6 @@ def random_affine(
     size = (1 + augmentation.scale * rng.uniform(-1, 1)) * (
         1 + augmentation.stretch * rng.uniform(-1, 1, 3)
     )
-    middle = np.nanmean(points, axis=0)
     shift = augmentation.shift_mm * rng.standard_normal(3)
     image_middle = (np.asarray(shape) - 1) / 2
     return np.asarray(
@@ -120,7 +149,7 @@ def random_affine(
         @ turn
         @ scaling(1 / size)
         @ translation(shift)
-        @ scaling(spacing_mm)
+        @ scaling([spacing_mm] * 3)
         @ translation(-image_middle)
     )
 
@@ -144,7 +173,7 @@ def sample_at(
     size = torch.tensor(voxels.shape, dtype=torch.float32)
     unit = (2 * index + 1) / size - 1
     # grid_sample wants the fastest axis first.
-    sampled = F.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
+    sampled = functional.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
     return sampled[0, 0]
 
 
@@ -155,7 +184,7 @@ def warp_at(
     unit = 2 * index / (torch.tensor(shape) - 1) - 1
     field = torch.from_numpy(knots).float().permute(3, 0, 1, 2)[None]
     flat = unit.flip(-1).reshape(1, 1, 1, -1, 3)
-    moved = F.grid_sample(field, flat, align_corners=True, padding_mode="border")
+    moved = functional.grid_sample(field, flat, align_corners=True, padding_mode="border")
     return moved[0].reshape(3, -1).T.reshape(index.shape)
 
 

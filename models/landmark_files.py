@@ -19,7 +19,7 @@ def read_landmarks(path: Path) -> dict[str, RasPoint]:
     """Read the defined points of a landmark file.
 
     Args:
-        path: A 3D Slicer Markups file (``.mrk.json``), a Slicer fiducial list (``.fcsv``) or a table
+        path: A 3D Slicer Markups file (``.mrk.json``), a Slicer list (``.fcsv``) or a table
             (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm) or ``name,x,y,z`` (RAS mm).
 
     Returns:
@@ -35,8 +35,8 @@ def read_landmarks(path: Path) -> dict[str, RasPoint]:
     elif name.endswith(".fcsv"):
         pairs = _fcsv(path.read_text(encoding="utf-8"))
     elif name.endswith((".csv", ".tsv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            pairs = _table(csv.DictReader(file, delimiter="\t" if name.endswith("tsv") else ","))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        pairs = _table(csv.DictReader(lines, delimiter="\t" if name.endswith("tsv") else ","))
     else:
         raise ValueError(f"expected a file ending in {', '.join(SUFFIXES)}, got {path.name}")
     points: dict[str, RasPoint] = {}
@@ -63,7 +63,7 @@ def _markups(document: Mapping[str, list[dict[str, object]]]) -> Iterable[tuple[
         sign = LPS_SIGN if system in ("LPS", "1") else np.ones(3)
         points = markup["controlPoints"]
         if not isinstance(points, list):
-            raise ValueError(f"expected a list of controlPoints, got {type(points).__name__}")
+            raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
         for point in points:
             if point.get("positionStatus", "defined") == "defined":
                 yield str(point["label"]), sign * np.asarray(point["position"], dtype=np.float64)

@@ -58,10 +58,17 @@ def landmark_names(pairs: Sequence[tuple[str, Path, Path]]) -> list[str]:
     return list(names)
 
 
+def read_points(pair: tuple[str, Path, Path], names: Sequence[str]) -> Points:
+    """Read the landmarks of one scan in the order of names, in mm, RAS; NaN where it has none."""
+    found = read_landmarks(pair[2])
+    missing = np.full(3, np.nan)
+    return np.stack([found.get(label, missing) for label in names])
+
+
 def load_specimen(
     pair: tuple[str, Path, Path],
     names: Sequence[str],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     intensity: IntensitySpec,
 ) -> Specimen:
     """Read one scan and its landmarks and prepare it for posing.
@@ -69,10 +76,10 @@ def load_specimen(
     The percentiles come from the scan at the model's spacing, as in the service; the smoothing is
     the service's too, so that a posed sample equals what the service would make of such a scan.
     """
-    name, scan, landmarks = pair
+    name, scan, _ = pair
     volume = read_volume(scan.read_bytes())
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
-    step = np.asarray(spacing_mm) / spacing_of(volume.affine)
+    step = spacing_mm / spacing_of(volume.affine)
     coarse, _ = resample(values, step)
     values = normalise_like(values, coarse, intensity)
     for axis in range(3):
@@ -80,9 +87,7 @@ def load_specimen(
             sigma = 0.5 * np.sqrt(step[axis] ** 2 - 1)
             matrix = torch.from_numpy(smoothing_matrix(values.shape[axis], sigma)).float()
             values = apply_along(values, axis, matrix)
-    found = read_landmarks(landmarks)
-    missing = np.full(3, np.nan)
-    points = np.stack([found.get(label, missing) for label in names])
+    points = read_points(pair, names)
     outside = outside_volume(points, volume.affine, values.shape)
     if outside:
         raise ValueError(

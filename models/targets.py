@@ -1,13 +1,13 @@
-"""Samples + Field -> loss: what a network should say at every output voxel, and how far off it is."""
+"""Samples + Field -> loss: what a network should say at every voxel, and how far off it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from models.augment import Sample
 
@@ -29,15 +29,24 @@ class Targets:
     offsets: Float[Tensor, "votes 3"]
     known: Bool[Tensor, "n c"]
 
+    def to(self, device: torch.device) -> "Targets":
+        """Bring the targets to a device."""
+        return Targets(
+            self.index.to(device),
+            self.owner.to(device),
+            self.offsets.to(device),
+            self.known.to(device),
+        )
+
 
 def field_axis(size: int, stride: int) -> Float[Tensor, " u"]:
-    """List the centres of the field's voxels along an axis in image voxels: (u + 1/2) stride - 1/2."""
+    """List field voxel centres along an axis, in image voxels: (u + 1/2) stride - 1/2."""
     return (torch.arange(size // stride) + 0.5) * stride - 0.5
 
 
 def make_targets(
     samples: Sequence[Sample],
-    spacing_mm: Sequence[float],
+    spacing_mm: float,
     stride: int,
     radius_mm: float,
     missing_is_absent: bool,
@@ -46,7 +55,7 @@ def make_targets(
 
     Args:
         samples: Images with landmarks, all of one shape.
-        spacing_mm: Spacing of the images.
+        spacing_mm: Spacing of the images, isotropic.
         stride: Image voxels per field voxel.
         radius_mm: Distance up to which a voxel votes.
         missing_is_absent: Whether a landmark without a position is absent (its score shall be low
@@ -58,7 +67,7 @@ def make_targets(
     shape = samples[0].image.shape[1:]
     points = torch.from_numpy(np.stack([sample.points for sample in samples])).float()
     offsets = [points[:, :, axis, None] - field_axis(shape[axis], stride) for axis in range(3)]
-    square = [(offset * mm).square() for offset, mm in zip(offsets, spacing_mm, strict=True)]
+    square = [(offset * spacing_mm).square() for offset in offsets]
     distance = (
         square[0][..., :, None, None]
         + square[1][..., None, :, None]
@@ -98,7 +107,7 @@ def vote_loss(
     known = targets.known.to(field.dtype)
     votes = max(len(targets.index), 1)
     score = scores.flatten()[targets.index]
-    entropy = (F.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
+    entropy = (functional.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
     zeros = torch.zeros(images * landmarks, dtype=field.dtype, device=field.device)
     overlap = zeros.index_add(0, targets.owner, score.sigmoid())
     truth = zeros.index_add(0, targets.owner, torch.ones_like(score))

@@ -1,173 +1,260 @@
-"""Train a landmark network: a folder of scans and a folder of landmark files in, a model folder out.
+"""Train a landmark network: folders of scans and landmark files in, a servable model folder out.
 
     python -m models.train SCANS LANDMARKS -o models/NAME
 
-See the README chapter on training for what the options mean.
+The README's chapter on training says how to prepare the data; ``--help`` lists every option.
 """
 
 import argparse
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from monai.networks.nets import DynUNet
-from torch import Tensor, nn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 
-from app.manifest import IntensitySpec
+from app.device import choose_device
 from models.augment import Augmentation, Sample, pose
-from models.specimens import Specimen, landmark_names, load_specimen, pair_files
-from models.targets import field_axis, make_targets, vote_loss
+from models.export import write_model_folder
+from models.recipe import Recipe, build_network, suggest_spacing
+from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
+from models.targets import make_targets, vote_loss
+from models.validate import validate
 
-SHAPES = ((64, 64, 64), (80, 64, 48), (48, 80, 64), (64, 48, 80), (80, 80, 48), (48, 64, 80))
+OFFSET_WEIGHT: Final = 2.0
+"""Offsets count twice: they decide the last tenths of a millimetre."""
+
+RADIUS_VOXELS: Final = 5.0
+"""Default voting radius in voxels of the grid."""
+
+VALIDATE_EVERY: Final = 500
+REPORT_EVERY: Final = 50
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state."""
+
+    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - as in torch
+        """Take the state back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    spacing_mm: float = 0.42
-    radius_mm: float = 2.1
-    stride: int = 2
-    filters: tuple[int, ...] = (24, 48, 96, 128)
-    steps: int = 3600
-    batch: int = 2
-    rate: float = 2e-3
-    seed: int = 1
+class Data:
+    """What a run learns from, and what it is judged by."""
+
+    names: tuple[str, ...]
+    train: tuple[Specimen, ...]
+    held_out: tuple[tuple[str, Path, Path], ...]
 
 
-def build(recipe: Recipe, landmarks: int) -> nn.Module:
-    depth = len(recipe.filters)
-    net = DynUNet(
-        3,
-        1,
-        4 * landmarks,
-        kernel_size=[3] * depth,
-        strides=[2] * depth,
-        upsample_kernel_size=[2] * (depth - 1),
-        filters=list(recipe.filters),
-        norm_name=("INSTANCE", {"affine": True}),
-    )
-    with torch.no_grad():
-        net.output_block.conv.conv.bias[:landmarks] = -6.0
-    return net.to(memory_format=torch.channels_last_3d)
-
-
-def peak_error(field: Tensor, samples: Sequence[Sample], recipe: Recipe) -> np.ndarray:
-    c = len(samples[0].points)
-    centres = torch.stack(
-        torch.meshgrid(
-            *[field_axis(n, recipe.stride) for n in samples[0].image.shape[1:]], indexing="ij"
-        ),
-        -1,
-    ).reshape(-1, 3)
-    out = []
-    for f, s in zip(field, samples, strict=True):
-        best = f[:c].flatten(1).argmax(1)
-        offs = f[c:].unflatten(0, (3, c)).flatten(2)
-        found = centres[best] + offs[:, torch.arange(c), best].T
-        out.append(np.linalg.norm(found.numpy() - s.points, axis=1) * recipe.spacing_mm)
-    return np.concatenate(out)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("scans", type=Path)
-    parser.add_argument("landmarks", type=Path)
-    parser.add_argument("-o", type=Path, required=True)
-    parser.add_argument("--validate", default="")
-    parser.add_argument("--steps", type=int, default=3600)
-    parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args()
-    recipe = Recipe(steps=args.steps)
-    spacing = [recipe.spacing_mm] * 3
-    pairs = pair_files(args.scans, args.landmarks)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = make_parser().parse_args(arguments)
+    console = Console()
+    pairs = pair_files(options.scans, options.landmarks)
+    held = set(options.validate)
+    unknown = held - {pair[0] for pair in pairs}
+    if unknown:
+        raise SystemExit(f"expected scans to validate on, found none named {sorted(unknown)}")
     names = landmark_names(pairs)
-    held = set(args.validate.split(","))
-    everyone = [
-        load_specimen(p, names, spacing, IntensitySpec(method="percentile", lower=1.0, upper=99.5))
-        for p in pairs
-    ]
-    train = [s for s in everyone if s.name not in held]
-    val = [s for s in everyone if s.name in held]
-    print(len(train), len(val), recipe, flush=True)
+    trained = [pair for pair in pairs if pair[0] not in held]
+    recipe = make_recipe(options, [read_points(pair, names) for pair in trained])
+    console.print(recipe)
+    specimens = tuple(
+        load_specimen(pair, names, recipe.spacing_mm, recipe.intensity) for pair in trained
+    )
+    data = Data(tuple(names), specimens, tuple(pair for pair in pairs if pair[0] in held))
+    train(recipe, data, options.output, choose_device(options.device), console)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Describe the options."""
+    parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
+    add = parser.add_argument
+    add("scans", type=Path, help="folder of .nii and .nii.gz files")
+    add("landmarks", type=Path, help="folder of .mrk.json, .fcsv or .csv files of the same names")
+    add("-o", "--output", type=Path, required=True, help="model folder to write")
+    add("--validate", nargs="*", default=[], metavar="NAME", help="scans to hold out")
+    add("--spacing", type=float, help="grid spacing in mm; default: from the landmarks' extent")
+    add("--radius", type=float, help="voting radius in mm; default: 5 voxels")
+    add("--tile", type=int, metavar="N", help="slide over scans in tiles of N³ voxels")
+    add("--filters", type=int, nargs="+", default=[24, 48, 96, 128], help="channels per level")
+    add("--stride", type=int, choices=(1, 2), default=2, help="grid voxels per output voxel")
+    add("--steps", type=int, default=4500)
+    add("--batch", type=int, default=2, help="images per step")
+    add("--rate", type=float, default=2e-3, help="peak learning rate")
+    add("--seed", type=int, default=1)
+    add("--rotation", type=float, default=180.0, help="largest random rotation in degrees")
+    add("--missing", choices=("unknown", "absent"), default="unknown",
+        help="what a landmark without a position is")  # fmt: skip
+    add("--device", default="auto", help="auto, cpu or cuda:N")
+    return parser
+
+
+def make_recipe(options: argparse.Namespace, point_sets: Sequence[np.ndarray]) -> Recipe:
+    """Fill in what the options leave open from the data."""
+    spacing = options.spacing or suggest_spacing(point_sets)
+    tile = options.tile or 64
+    return Recipe(
+        spacing_mm=spacing,
+        radius_mm=options.radius or RADIUS_VOXELS * spacing,
+        tile_shape=(tile, tile, tile),
+        slides=options.tile is not None,
+        stride=options.stride,
+        filters=tuple(options.filters),
+        steps=options.steps,
+        batch=options.batch,
+        rate=options.rate,
+        seed=options.seed,
+        missing=options.missing,
+        augmentation=Augmentation(
+            rotation_deg=options.rotation,
+            place="anywhere" if options.tile else "middle",
+        ),
+    )
+
+
+def train(recipe: Recipe, data: Data, folder: Path, device: torch.device, console: Console) -> None:
+    """Train, writing a servable folder at every validation; resumes from its checkpoint.
+
+    Args:
+        recipe: The choices.
+        data: Specimens to learn from and scans to be judged by.
+        folder: The model folder.
+        device: Where to train: fp32 on a CPU (bf16 gave non-finite gradients there), bf16 on CUDA.
+        console: Where to report.
+    """
     torch.manual_seed(recipe.seed)
-    rng = np.random.default_rng(recipe.seed)
-    net = build(recipe, len(names))
-    opt = torch.optim.AdamW(net.parameters(), lr=recipe.rate, weight_decay=1e-2)
-    sched = torch.optim.lr_scheduler.OneCycleLR(opt, recipe.rate, recipe.steps, pct_start=0.15)
-    start = 0
-    ck = args.o / "checkpoint.pt"
-    if args.resume and ck.exists():
-        c = torch.load(ck)
-        net.load_state_dict(c["net"])
-        opt.load_state_dict(c["opt"])
-        sched.load_state_dict(c["sched"])
-        start = c["step"]
-        rng.bit_generator.state = c["rng"]
-    args.o.mkdir(parents=True, exist_ok=True)
-    aug = Augmentation()
-    vrng = np.random.default_rng(7)
-    vsamples = [
-        pose(s, SHAPES[0], spacing, Augmentation(crop=0, elastic_mm=0, scale=0, stretch=0), vrng)
-        for s in val
-        for _ in range(2)
-    ]
-    t0 = time.time()
-    run = []
-    for step in range(start, recipe.steps):
-        shape = SHAPES[int(rng.integers(len(SHAPES)))]
-        samples = [
-            pose(train[int(rng.integers(len(train)))], shape, spacing, aug, rng)
+    network = build_network(recipe, len(data.names)).to(device)
+    network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, recipe.rate, recipe.steps, pct_start=0.15
+    )
+    checkpoint = folder / "checkpoint.pt"
+    parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
+    first = resume(checkpoint, parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    losses: deque[tuple[float, float]] = deque(maxlen=REPORT_EVERY)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=recipe.steps, completed=first)
+        for step, samples in batches(recipe, data.train, first):
+            losses.append(one_step(network, samples, recipe, device))
+            take_step(network, optimiser, schedule)
+            if (step + 1) % REPORT_EVERY == 0:
+                score, offset = np.mean(losses, axis=0)
+                progress.update(task, description=f"score {score:.3f} offset {offset:.3f}")
+            progress.update(task, completed=step + 1)
+            if (step + 1) % VALIDATE_EVERY == 0 or step + 1 == recipe.steps:
+                save(checkpoint, parts, step + 1)
+                console.print(f"step {step + 1}: {report(network, recipe, data, folder, device)}")
+
+
+def batches(
+    recipe: Recipe, specimens: Sequence[Specimen], first: int
+) -> Iterator[tuple[int, list[Sample]]]:
+    """Draw a run's batches, a few ahead in threads; each depends on seed and step alone."""
+
+    def draw(step: int) -> list[Sample]:
+        rng = np.random.default_rng([recipe.seed, step])
+        shapes = recipe.image_shapes()
+        shape = shapes[int(rng.integers(len(shapes)))]
+        return [
+            pose(
+                specimens[int(rng.integers(len(specimens)))],
+                shape,
+                recipe.spacing_mm,
+                recipe.augmentation,
+                rng,
+            )
             for _ in range(recipe.batch)
         ]
-        x = torch.stack([s.image for s in samples]).contiguous(memory_format=torch.channels_last_3d)
-        targets = make_targets(samples, spacing, recipe.stride, recipe.radius_mm, False)
-        field = net(x)
-        a, b = vote_loss(field, targets, recipe.radius_mm / recipe.spacing_mm)
-        opt.zero_grad()
-        (a + 2 * b).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        opt.step()
-        sched.step()
-        run.append((a.item(), b.item()))
-        if step % 50 == 49:
-            m = np.mean(run, 0)
-            run = []
-            print(
-                f"{step + 1} {time.time() - t0:.0f}s score {m[0]:.3f} offset {m[1]:.4f} lr {sched.get_last_lr()[0]:.2e}",
-                flush=True,
-            )
-        if step % 300 == 299 or step + 1 == recipe.steps:
-            net.eval()
-            with torch.no_grad():
-                e = np.concatenate(
-                    [
-                        peak_error(
-                            net(s.image[None].contiguous(memory_format=torch.channels_last_3d)),
-                            [s],
-                            recipe,
-                        )
-                        for s in vsamples
-                    ]
-                )
-            net.train()
-            print(
-                f"  VAL mean {np.nanmean(e):.3f} median {np.nanmedian(e):.3f} >1mm {np.nanmean(e > 1):.3f}",
-                flush=True,
-            )
-            torch.save(
-                {
-                    "net": net.state_dict(),
-                    "opt": opt.state_dict(),
-                    "sched": sched.state_dict(),
-                    "step": step + 1,
-                    "rng": rng.bit_generator.state,
-                    "names": names,
-                    "recipe": asdict(recipe),
-                },
-                ck,
-            )
+
+    threads = 2
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[list[Sample]]] = deque()
+        for step in range(first, recipe.steps):
+            while len(ahead) < threads and step + len(ahead) < recipe.steps:
+                ahead.append(pool.submit(draw, step + len(ahead)))
+            yield step, ahead.popleft().result()
+
+
+def one_step(
+    network: nn.Module, samples: Sequence[Sample], recipe: Recipe, device: torch.device
+) -> tuple[float, float]:
+    """Run a batch forward and back; returns its score loss and offset loss."""
+    targets = make_targets(
+        samples,
+        recipe.spacing_mm,
+        recipe.stride,
+        recipe.radius_mm,
+        missing_is_absent=recipe.missing == "absent",
+    )
+    images = torch.stack([sample.image for sample in samples]).to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        field = network(images.contiguous(memory_format=torch.channels_last_3d))
+    score, offset = vote_loss(
+        field.float(), targets.to(device), recipe.radius_mm / recipe.spacing_mm
+    )
+    torch.autograd.backward([score + OFFSET_WEIGHT * offset])
+    return score.item(), offset.item()
+
+
+def take_step(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    """Move the weights along the gradients that the batch has left."""
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimiser.step()
+    schedule.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+def report(
+    network: nn.Module, recipe: Recipe, data: Data, folder: Path, device: torch.device
+) -> str:
+    """Write the model folder and say how it does on the scans held out."""
+    network.eval()
+    points = [specimen.points for specimen in data.train]
+    write_model_folder(folder, network, recipe, data.names, points)
+    network.train()
+    if not data.held_out:
+        return "saved (no scans held out, so no error)"
+    return validate(folder, data.held_out, device).summary()
+
+
+def save(path: Path, parts: Mapping[str, Stateful], step: int) -> None:
+    """Write a checkpoint; the old one stays until the new one is whole."""
+    partial = path.with_suffix(".partial")
+    torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, partial)
+    partial.replace(path)
+
+
+def resume(path: Path, parts: Mapping[str, Stateful]) -> int:
+    """Load a checkpoint if there is one; returns the step to go on with."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    return int(state["step"])
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Tests of landmarkd; each module of the package has one of the same name here."""
+"""Tests of landmarkd; they mirror ``app/``."""

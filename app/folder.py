@@ -1,0 +1,106 @@
+"""model folder -> its files: inside the folder, never elsewhere, and their hashes."""
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from app.errors import ModelRefused
+
+
+def find_file(folder: Path, key: str, name: str) -> Path:
+    """Find a file that a manifest names; it must lie in the folder itself, also through links.
+
+    Args:
+        folder: The model folder.
+        key: The manifest's key, for the message.
+        name: The file's name.
+
+    Returns:
+        Its path, links resolved.
+
+    Raises:
+        ModelRefused: There is no such file, or it leaves the folder.
+    """
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ModelRefused(
+            f"{folder.name}: {key}: expected a file in the folder, {name!r} leaves it"
+        )
+    if not path.is_file():
+        raise ModelRefused(f"{folder.name}: {key}: expected a file {name!r}, found none")
+    return path
+
+
+def read_text(folder: Path, name: str) -> str:
+    """Read a text file of a model folder.
+
+    Raises:
+        ModelRefused: There is no such file, it leaves the folder, or it is not UTF-8.
+    """
+    try:
+        return find_file(folder, name, name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelRefused(f"{folder.name}: {name}: expected UTF-8, got {error.reason}") from None
+
+
+def hash_file(path: Path) -> str:
+    """Compute the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_hash(folder: Path, key: str, path: Path, expected: str) -> None:
+    """Compare a file with the hash that the manifest promises.
+
+    Raises:
+        ModelRefused: They differ.
+    """
+    found = hash_file(path)
+    if found != expected:
+        raise ModelRefused(f"{folder.name}: {key}: expected {expected}, {path.name} has {found}")
+
+
+def update_hashes(folder: Path, text: str) -> str:
+    """Put the true hashes into the text of a ``model.toml``; all else stays as it is.
+
+    Args:
+        folder: The model folder.
+        text: The text.
+
+    Returns:
+        The new text.
+
+    Raises:
+        ModelRefused: The text is not TOML, or names a file that is not there.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
+    for section, keys in (("network", ("weights", "program")), ("shape", ("mean",))):
+        found = table.get(section)
+        for key in keys:
+            if isinstance(found, dict) and isinstance(found.get(key), str):
+                path = find_file(folder, f"{section}.{key}", found[key])
+                text = _set_hash(folder.name, text, section, key, hash_file(path))
+    return text
+
+
+def _set_hash(name: str, text: str, section: str, key: str, value: str) -> str:
+    """Replace the line ``sha256 = ...`` of a section, or add one after ``key``."""
+    lines = text.splitlines(keepends=True)
+    headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)]
+    start = next((i for i in headers if re.match(rf"\s*\[\s*{section}\s*\]", lines[i])), None)
+    if start is None:
+        raise ModelRefused(f"{name}: expected a line [{section}] to write its sha256 under")
+    end = next((i for i in headers if i > start), len(lines))
+    for index in range(start, end):
+        changed, count = re.subn(
+            r"""^(\s*sha256\s*=\s*)(?:"[^"]*"|'[^']*')""", rf'\g<1>"{value}"', lines[index]
+        )
+        if count:
+            return "".join([*lines[:index], changed, *lines[index + 1 :]])
+    after = next(i for i in range(start, end) if re.match(rf"\s*{key}\s*=", lines[i])) + 1
+    return "".join([*lines[:after], f'sha256 = "{value}"\n', *lines[after:]])

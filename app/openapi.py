@@ -1,0 +1,116 @@
+"""What /docs says beyond the types: bodies, examples, and which errors a call may answer."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from app.formats import FORMATS
+from app.multipart import FIELD
+from app.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
+from app.schemas import Problem
+from app.uploads import MULTIPART, RAW_TYPES
+
+DESCRIPTION: Final = """
+Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.
+
+```sh
+curl --data-binary @scan.nii.gz http://127.0.0.1:8000/v1/landmarks
+```
+
+Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.
+Every error is an RFC 9457 problem; its `code` is stable.
+"""
+
+_BINARY: Final = {"type": "string", "format": "binary"}
+
+UPLOAD_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "description": "The file as it is (fastest), or as the form field `volume`.",
+        "content": {
+            **{media_type: {"schema": _BINARY} for media_type in RAW_TYPES},
+            MULTIPART: {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {FIELD: _BINARY},
+                }
+            },
+        },
+    }
+}
+
+EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
+    "name": "nasion",
+    "description": "Where the frontal and nasal bones meet",
+    "status": "detected",
+    "ijk": [41.5, 77.25, 60.0],
+    "ras_mm": [-1.5, 32.0, 8.25],
+    "lps_mm": [1.5, -32.0, 8.25],
+    "confidence": 0.94,
+    "mass": 0.81,
+    "coherence": 0.97,
+    "spread_mm": 0.31,
+    "region95_mm": 0.6,
+    "disagreement_mm": 0.12,
+    "expected_ras_mm": None,
+    "candidates": None,
+}
+
+EXAMPLE_ANSWER: Final[dict[str, Any]] = {
+    "request_id": "5a2e8b9c1d3f4a6e8b0c2d4f6a8e0b1c",
+    "model": {"name": "mouse-skull", "version": "1.0.0", "digest": "9f86d081884c7d65"},
+    "volume": {
+        "shape": [96, 160, 128],
+        "spacing_mm": [0.28, 0.28, 0.28],
+        "orientation": "RAS",
+        "affine": [[0.28, 0, 0, -13], [0, 0.28, 0, 10], [0, 0, 0.28, -8.5], [0, 0, 0, 1]],
+        "digest": "60303ae22b998861bce3b28f33eec1be",
+    },
+    "landmarks": [EXAMPLE_LANDMARK],
+    "warnings": [],
+    "timing_ms": {
+        "receive": 4.1,
+        "decode": 22.5,
+        "prepare": 9.8,
+        "queue": 1.2,
+        "network": 140.0,
+        "vote": 6.3,
+        "locate": 3.9,
+        "total": 188.2,
+    },
+}
+
+LANDMARKS_CONTENT: Final[dict[str, Any]] = {
+    form.media_type: {"example": EXAMPLE_ANSWER} if form.name == "json" else {"schema": _BINARY}
+    for form in FORMATS
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Document the errors that a call may answer.
+
+    Args:
+        statuses: HTTP statuses.
+
+    Returns:
+        For the ``responses`` of a route.
+    """
+    return {status: _problem(HTTPStatus(status)) for status in statuses}
+
+
+def _problem(status: HTTPStatus) -> dict[str, Any]:
+    code = status.phrase.lower().replace(" ", "-")
+    example = {
+        "type": TYPE_PREFIX + code,
+        "title": status.phrase,
+        "status": status.value,
+        "detail": "expected this, got that",
+        "code": code,
+        "request_id": EXAMPLE_ANSWER["request_id"],
+    }
+    return {
+        "description": status.phrase,
+        "content": {
+            PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}
+        },
+    }

@@ -1,0 +1,222 @@
+"""HTTP request -> HTTP answer: what may be called, and what each call does."""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.answers import build_answer, timing_of
+from app.catalogue import describe_model, list_models, reference
+from app.engine import Engine
+from app.errors import BadParameter, NotReady
+from app.formats import choose_format
+from app.keys import check_admin_key, check_api_key
+from app.logs import record_of
+from app.metrics import METRICS_MEDIA_TYPE, Metrics
+from app.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.schemas import (
+    AliveAnswer,
+    LandmarksAnswer,
+    ModelInfo,
+    ModelsAnswer,
+    ReadinessAnswer,
+    TimingAnswer,
+)
+from app.settings import Settings
+from app.uploads import plan_upload, read_upload, while_connected
+
+JSON: Final = "application/json"
+router: Final = APIRouter()
+bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all routes of one application share."""
+
+    settings: Settings
+    metrics: Metrics
+    engine: Engine
+
+
+async def shared_by(request: Request) -> Shared:
+    """Return what the routes of the request's application share."""
+    return cast("Shared", request.app.state.shared)
+
+
+SharedDep = Annotated[Shared, Depends(shared_by)]
+KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+
+
+async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
+    """Refuse a call without a key, if keys are set."""
+    check_api_key(key.credentials if key else None, shared.settings)
+
+
+async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
+    """Refuse a call without the admin key."""
+    check_admin_key(key.credentials if key else None, shared.settings)
+
+
+class LandmarksQuery(BaseModel):
+    """Query of ``POST /v1/landmarks``; an unknown name is refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="Which model; may be left out if there is one.")
+    format: str | None = Field(
+        None, description="json, mrk.json, csv, tsv, fcsv or long; wins over Accept."
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
+    )
+    frame: int | None = Field(None, ge=0, description="Which frame of a 4D file, from 0.")
+    candidates: bool = Field(False, description="List all modes of each landmark.")
+
+
+@router.post(
+    "/v1/landmarks",
+    summary="Find the landmarks of a scan",
+    tags=["landmarks"],
+    dependencies=[Depends(require_api_key)],
+    response_model=LandmarksAnswer,
+    responses={
+        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
+        **problems(400, 401, 404, 406, 408, 413, 415, 422, 429, 500, 503, 504, 507),
+    },
+    openapi_extra=UPLOAD_BODY,
+)
+async def find_landmarks(
+    request: Request, shared: SharedDep, query: Annotated[LandmarksQuery, Query()]
+) -> Response:
+    """Upload a volume (NIfTI-1 or NIfTI-2, gzipped or not) and get its landmarks.
+
+    All that the head of the request tells is checked before its body is read. A client that
+    leaves takes its work with it.
+    """
+    start = time.perf_counter()
+    record = record_of(request.scope)
+    settings, engine = shared.settings, shared.engine
+    form = choose_format(query.format, request.headers.get("accept"))
+    timeout_s = _timeout(query.timeout_s, settings)
+    plan = plan_upload(request.headers, settings.max_body_bytes)
+    with engine.admit(plan.length):
+        _require_ready(engine)
+        model = engine.registry.get(query.model)
+        record.model = model.manifest.name
+        upload = await read_upload(
+            request,
+            plan,
+            max_bytes=settings.max_body_bytes,
+            timeout_s=settings.body_timeout_s,
+        )
+        record.bytes = len(upload.content)
+        shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+        work = engine.detect(upload.content, model, frame=query.frame, timeout_s=timeout_s)
+        detection = await while_connected(request.receive, work)
+    record.shape = detection.volume.shape
+    total_ms = 1e3 * (time.perf_counter() - start)
+    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+    answer = build_answer(
+        detection,
+        model=reference(model),
+        request_id=record.request_id,
+        timing=timing,
+        candidates=query.candidates,
+    )
+    headers = {"Server-Timing": _server_timing(timing)}
+    return Response(form.write(answer), headers=headers, media_type=form.media_type)
+
+
+@router.get(
+    "/v1/models",
+    summary="List the models",
+    tags=["models"],
+    dependencies=[Depends(require_api_key)],
+    responses=problems(401),
+)
+async def get_models(shared: SharedDep) -> ModelsAnswer:
+    """List all model folders, those that were refused with the reason."""
+    return list_models(shared.engine)
+
+
+@router.get(
+    "/v1/models/{name}",
+    summary="Describe a model",
+    tags=["models"],
+    dependencies=[Depends(require_api_key)],
+    responses=problems(401, 404),
+)
+async def get_model(name: str, shared: SharedDep) -> ModelInfo:
+    """Say what a model finds, on which grid, and how well."""
+    return describe_model(shared.engine, name)
+
+
+@router.post(
+    "/v1/models/{name}/reload",
+    summary="Load a model again",
+    tags=["models"],
+    dependencies=[Depends(require_admin_key)],
+    responses=problems(401, 404, 500),
+)
+async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
+    """Read a model's folder again; if it is refused, the model that was loaded stays."""
+    await shared.engine.reload(name)
+    return describe_model(shared.engine, name)
+
+
+@router.get("/livez", summary="Is the process alive?", tags=["probes"])
+async def get_livez() -> AliveAnswer:
+    """Answer, which is all that there is to say."""
+    return AliveAnswer(alive=True)
+
+
+@router.get(
+    "/readyz",
+    summary="May requests be sent here?",
+    tags=["probes"],
+    response_model=ReadinessAnswer,
+    responses={503: {"model": ReadinessAnswer, "description": "Not ready; the reason says why"}},
+)
+async def get_readyz(shared: SharedDep) -> Response:
+    """Say whether requests can be answered, and if not, why not."""
+    state = shared.engine.readiness()
+    answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
+    return Response(answer.model_dump_json(), 200 if state.ready else 503, media_type=JSON)
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    tags=["probes"],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def get_metrics(shared: SharedDep) -> Response:
+    """Write all metrics in the Prometheus text format."""
+    return Response(shared.metrics.render(), media_type=METRICS_MEDIA_TYPE)
+
+
+def _timeout(asked: float | None, settings: Settings) -> float:
+    if asked is None:
+        return settings.timeout_s
+    if asked > settings.max_timeout_s:
+        raise BadParameter(
+            f"query.timeout_s: expected at most {settings.max_timeout_s:g}, got {asked:g}"
+        )
+    return asked
+
+
+def _require_ready(engine: Engine) -> None:
+    """Refuse before the body is read, rather than after."""
+    state = engine.readiness()
+    if not state.ready:
+        raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
+
+
+def _server_timing(timing: TimingAnswer) -> str:
+    stages: dict[str, Any] = timing.model_dump()
+    return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())

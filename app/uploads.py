@@ -1,0 +1,202 @@
+"""Request -> bytes of the uploaded file, bounded and timed; and word of a client that leaves.
+
+The media type decides how the body is framed (raw or multipart), never what is in it: that is told
+by the bytes.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from app.errors import NotAVolume, RequestError, SlowUpload, TooLarge, UnsupportedMediaType
+from app.multipart import MultipartFile
+
+MULTIPART: Final = "multipart/form-data"
+# A missing Content-Type is taken as raw, too.
+RAW_TYPES: Final = (
+    "application/octet-stream",
+    "application/gzip",
+    "application/x-gzip",
+    "application/x-nifti",
+    "application/nifti",
+)
+# What curl --data-binary says unless it is told otherwise.
+CURL_TYPE: Final = "application/x-www-form-urlencoded"
+# gzip as Content-Encoding is the same bytes as a .nii.gz; the decoder tells by their magic number.
+ENCODINGS: Final = ("identity", "gzip", "x-gzip")
+
+T = TypeVar("T")
+
+
+class ClientLeft(RequestError):  # noqa: N818 - named like its siblings in app.errors
+    """The client closed the connection before its answer; nobody reads this status (nginx's)."""
+
+    status = 499
+    code = "client-left"
+    title = "Client left"
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPlan:
+    """How to read a body, as far as its head tells.
+
+    Attributes:
+        length: Content-Length, None if the body is chunked.
+        boundary: Of the multipart parts, None if the body is the file itself.
+    """
+
+    length: int | None
+    boundary: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that has arrived.
+
+    Attributes:
+        content: Its bytes.
+        receive_ms: Time it took.
+    """
+
+    content: bytes
+    receive_ms: float
+
+
+def plan_upload(headers: Headers, max_bytes: int) -> UploadPlan:
+    """Decide from a request's head how to read its body, before any of it is read.
+
+    Args:
+        headers: The request's.
+        max_bytes: Size that a body may have.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UnsupportedMediaType: The media type or content encoding is none of those accepted.
+        TooLarge: Content-Length is over the limit.
+    """
+    length = headers.get("content-length")
+    if length is not None and not (length.isascii() and length.isdigit()):
+        raise RequestError(f"expected Content-Length to be a number, got {length[:32]!r}")
+    if length is not None and int(length) > max_bytes:
+        raise TooLarge(f"expected a body of at most {max_bytes} bytes, got {int(length)}")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        raise UnsupportedMediaType(f"expected Content-Encoding gzip or none, got {encoding[:64]!r}")
+    return UploadPlan(None if length is None else int(length), _boundary(headers))
+
+
+def _boundary(headers: Headers) -> bytes | None:
+    given = headers.get("content-type")
+    if given is None:
+        return None
+    kind, options = parse_options_header(given)
+    media_type = kind.decode("latin-1").strip().lower()
+    if media_type == MULTIPART:
+        if not options.get(b"boundary"):
+            raise UnsupportedMediaType("expected a boundary in Content-Type, got none")
+        return options[b"boundary"]
+    if media_type in (*RAW_TYPES, CURL_TYPE):
+        return None
+    raise UnsupportedMediaType(
+        f"expected Content-Type {RAW_TYPES[0]}, {RAW_TYPES[1]} or {MULTIPART}; "
+        f"got {media_type[:64]!r}"
+    )
+
+
+async def read_upload(
+    request: Request, plan: UploadPlan, *, max_bytes: int, timeout_s: float
+) -> Upload:
+    """Read a request's body, at most so many bytes for at most so long.
+
+    Args:
+        request: Whose body has not been touched.
+        plan: Made from its head.
+        max_bytes: Size that the body may have, framing included.
+        timeout_s: Seconds for all of it to arrive.
+
+    Returns:
+        The uploaded file.
+
+    Raises:
+        TooLarge: The body is over the limit.
+        SlowUpload: It did not arrive in time.
+        BadParameter: A multipart body has another field than ``volume``, or none.
+        NotAVolume: The file is empty.
+        RequestError: A multipart body is malformed.
+        ClientLeft: The client closed the connection.
+    """
+    start = time.perf_counter()
+    sink = _RawFile() if plan.boundary is None else MultipartFile(plan.boundary)
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise TooLarge(
+                        f"expected a body of at most {max_bytes} bytes, got {size} and more"
+                    )
+                sink.write(chunk)
+    except TimeoutError:
+        raise SlowUpload(
+            f"expected the whole body within {timeout_s:g} s, got {size} bytes"
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeft(f"expected a whole body, got {size} bytes") from None
+    content = sink.close()
+    if not content:
+        raise NotAVolume("expected a NIfTI file, got 0 bytes")
+    return Upload(content, 1e3 * (time.perf_counter() - start))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do some work for as long as the client waits for it.
+
+    Args:
+        receive: Of the request, whose body has been read to its end.
+        work: Is cancelled, and its end awaited, when the client leaves.
+
+    Returns:
+        What the work returns.
+
+    Raises:
+        ClientLeft: The client closed the connection before the work was done.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientLeft("expected the client to wait for its answer, but it left")
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _RawFile:
+    """A body that is the file."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def write(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+
+    def close(self) -> bytes:
+        return b"".join(self._chunks)

@@ -1,0 +1,130 @@
+"""What a training run is made of: every number that shapes a model, with its unit and reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from app.frames import Points
+from app.manifest import IntensitySpec
+from app.module import find_architecture
+from models.augment import Augmentation
+
+ARCHITECTURE: Final = "monai.networks.nets:DynUNet"
+
+SCORE_BIAS: Final = -6.0
+"""Initial score: about one voxel in 400 lies within the radius of a landmark."""
+
+WHOLE_EDGE: Final = 64
+"""Edge of a training image in voxels for a network that sees the whole grid."""
+
+VIEW_MARGIN: Final = 1.03
+"""The training image is this much longer than the diagonal of the landmarks' bounding box."""
+
+
+PERCENTILES: Final = IntensitySpec(method="percentile", lower=1.0, upper=99.5)
+"""Holds for scans of any modality; a CT model may prefer a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All choices of a training run.
+
+    Attributes:
+        spacing_mm: Spacing of the model's grid, isotropic.
+        radius_mm: Distance up to which a voxel votes for a landmark.
+        tile_shape: Shape of a training image in voxels; also the model's tile if it slides.
+        slides: Whether the model slides over a scan in tiles; otherwise it sees the grid whole.
+        stride: Grid voxels per output voxel.
+        filters: Channels per level; every level halves the resolution, the first by ``stride``.
+        steps: Optimiser steps.
+        batch: Images per step.
+        rate: Peak learning rate of the one-cycle schedule.
+        seed: Of everything random.
+        missing: What a landmark without a position is.
+        intensity: The rule for voxel values.
+        augmentation: Bounds of the random poses.
+        threshold: Least probability of a vote.
+    """
+
+    spacing_mm: float
+    radius_mm: float
+    tile_shape: tuple[int, int, int] = (WHOLE_EDGE, WHOLE_EDGE, WHOLE_EDGE)
+    slides: bool = False
+    stride: Literal[1, 2] = 2
+    filters: tuple[int, ...] = (24, 48, 96, 128)
+    steps: int = 4500
+    batch: int = 2
+    rate: float = 2e-3
+    seed: int = 1
+    missing: Literal["unknown", "absent"] = "unknown"
+    intensity: IntensitySpec = PERCENTILES
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    threshold: float = 0.3
+
+    @property
+    def divisor(self) -> int:
+        """Voxels that a tile's edges must be multiples of."""
+        return self.stride * (1 << (len(self.filters) - 1))
+
+    def image_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """List the shapes of training images.
+
+        A network that sees grids whole meets all shapes in service, so it is trained on several of
+        about one size; otherwise its normalisation would get used to one share of background.
+        """
+        i, j, k = self.tile_shape
+        if self.slides:
+            return (self.tile_shape,)
+        d = self.divisor
+        longer = [(i + d, j, k - d), (i - d, j + d, k), (i, j - d, k + d)]
+        flat = [(i + d, j + d, k - d), (i - d, j, k + d)]
+        return (self.tile_shape, *longer, *flat)
+
+
+def suggest_spacing(point_sets: Sequence[Points]) -> float:
+    """Suggest a spacing at which the landmarks of any specimen fit a whole-grid image in any pose.
+
+    Args:
+        point_sets: Landmarks of every specimen, in mm, NaN where missing.
+
+    Returns:
+        The median diagonal of the landmarks' bounding boxes over the image's edge, in mm, rounded
+        to two significant digits.
+    """
+    diagonals = [
+        np.linalg.norm(np.nanmax(points, axis=0) - np.nanmin(points, axis=0))
+        for points in point_sets
+    ]
+    spacing = VIEW_MARGIN * float(np.median(diagonals)) / WHOLE_EDGE
+    return float(f"{spacing:.2g}")
+
+
+def network_arguments(recipe: Recipe, landmarks: int) -> dict[str, object]:
+    """List the arguments of the network: a U-Net whose stem takes the stride."""
+    levels = len(recipe.filters)
+    strides = [recipe.stride] + [2] * (levels - 1)
+    return {
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": 4 * landmarks,
+        "kernel_size": [3] * levels,
+        "strides": strides,
+        "upsample_kernel_size": strides[1:],
+        "filters": list(recipe.filters),
+        "norm_name": ["INSTANCE", {"affine": True}],
+    }
+
+
+def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
+    """Build the network with fresh weights and low scores, as most voxels are no landmark."""
+    architecture = find_architecture("training", ARCHITECTURE)
+    network = architecture(**network_arguments(recipe, landmarks))
+    with torch.no_grad():
+        head = [module for module in network.modules() if isinstance(module, nn.Conv3d)][-1]
+        if head.bias is not None:
+            head.bias[:landmarks] = SCORE_BIAS
+    return network

@@ -1,0 +1,142 @@
+"""A folder -> a running service with one toy model, in this process or in one of its own."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.types import Scope
+
+from app.main import create_app
+from app.schemas import Problem
+from app.settings import PREFIX, Settings
+from tests.model_folders import make_model_folder
+
+MODEL = "toy"
+SHAPE = (20, 18, 24)
+RAW = {"Content-Type": "application/octet-stream"}
+
+
+def toy_scan(shape: tuple[int, ...] = SHAPE) -> bytes:
+    """Make a NIfTI file of seeded noise with an oblique-free, anisotropic affine in mm."""
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, shape).astype(np.float32)
+    image = nib.Nifti1Image(voxels, np.diag([1.0, 1.25, 0.8, 1.0]))
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+def toy_models(folder: Path) -> Path:
+    """Make a models folder with one toy model in it."""
+    models = folder / "models"
+    models.mkdir(exist_ok=True)
+    make_model_folder(models, MODEL)
+    return models
+
+
+def toy_settings(models: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any setting's value
+    """Make settings for a small machine, some of them changed."""
+    values: dict[str, Any] = {"models_dir": models, "device": "cpu", "threads": 1, "drain_s": 5}
+    return Settings(**(values | changes))
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[TestClient]:
+    """Run an application in this process until the block ends; its models are loaded."""
+    app = create_app(settings)
+    with TestClient(app) as client:
+        assert client.portal is not None
+        client.portal.call(_loaded, app)
+        yield client
+
+
+async def _loaded(app: FastAPI) -> None:
+    await asyncio.shield(app.state.starting)
+
+
+def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+    """Read the problem that a response is."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert problem.status == response.status_code
+    assert problem.request_id == response.headers["x-request-id"]
+    return problem
+
+
+def scope_of(path: str) -> Scope:
+    """Make the ASGI scope of a POST, for tests that play the client themselves."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 1),
+    }
+
+
+class ServiceProcess:
+    """The service as users run it, on a free port; its log lines are how tests wait for things."""
+
+    def __init__(self, models: Path, **environment: str) -> None:
+        """Start it, and wait until its models are loaded."""
+        chosen = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": "0"}
+        chosen |= {"LOG_LEVEL": "debug"} | environment
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from app.server import serve; raise SystemExit(serve())"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={PREFIX + name: value for name, value in chosen.items()},
+        )
+        port = None
+        started = False
+        while port is None or not started:
+            line = self.next_line()
+            port = line["port"] if line["message"] == "listening" else port
+            started = started or line["message"] == "started"
+        self.port = int(port)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next log line."""
+        assert self._process.stderr is not None
+        text = self._process.stderr.readline()
+        assert text, f"expected a log line, got the end (exit code {self.wait()})"
+        line: dict[str, Any] = json.loads(text)
+        return line
+
+    def wait_for(self, **fields: object) -> dict[str, Any]:
+        """Wait for a log line with these fields."""
+        while True:
+            line = self.next_line()
+            if all(line.get(name) == value for name, value in fields.items()):
+                return line
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        self._process.communicate(timeout=60)
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """End it, however it is."""
+        self._process.kill()
+        self._process.communicate()
