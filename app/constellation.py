@@ -246,7 +246,7 @@ def _refine(
         source = np.broadcast_to(mean, (*nearest.shape, 3))
         fits = fit_similarity(source, cloud[rows, nearest], robust, SCALE_BOUNDS)
     score = _score(fits, cloud, weight, mean, tolerance_mm)
-    return _take(fits, score.argmax())
+    return _take(fits, np.asarray(score.argmax()))
 
 
 def _score(
@@ -267,5 +267,6 @@ def _square_distance(
     return np.asarray(((cloud - fits.apply(mean)[:, :, None]) ** 2).sum(axis=-1))
 
 
-def _take(fits: Similarity, index: Int64[np.ndarray, " m"] | np.int64) -> Similarity:
-    return Similarity(fits.scale[index], fits.rotation[index], fits.translation[index])
+def _take(fits: Similarity, index: Int64[np.ndarray, "*m"]) -> Similarity:
+    scale = np.asarray(fits.scale[index])
+    return Similarity(scale, fits.rotation[index], fits.translation[index])

@@ -118,7 +118,7 @@ def find_peaks(
     peaks = torch.full((len(values), count, 3), math.nan, dtype=torch.float64, device=values.device)
     first = torch.tensor(heatmaps.first, device=values.device)
     for mode in range(count):
-        height, index = _highest(values)
+        height, index = _highest(values, shape[2])
         cells = torch.stack(torch.unravel_index(index, tuple(shape)), dim=1)
         centre = first + cells * heatmaps.cell + (heatmaps.cell - 1) / 2
         peaks[:, mode] = torch.where((height > 0)[:, None], centre.double(), math.nan)
@@ -130,10 +130,13 @@ def find_peaks(
 
 
 def _highest(
-    values: Float[Tensor, "landmarks cells"],
-) -> tuple[Tensor, Int64[Tensor, " landmarks"]]:
-    index = values.argmax(1)
-    return values.gather(1, index[:, None])[:, 0], index
+    values: Float[Tensor, "landmarks cells"], width: int
+) -> tuple[Float[Tensor, " landmarks"], Int64[Tensor, " landmarks"]]:
+    """Find the highest cell: first the row, by a maximum that is several times faster than argmax."""
+    rows = values.view(len(values), -1, width)
+    row = rows.amax(2).argmax(1)
+    height, column = rows[torch.arange(len(values), device=row.device), row].max(1)
+    return height, row * width + column
 
 
 def _ball(cell: int, readout: Readout) -> Int64[Tensor, "n 3"]:

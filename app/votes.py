@@ -189,7 +189,8 @@ def _survivors(field: Field, first: int, last: int, threshold: float) -> _Found 
     rows, landmarks = torch.nonzero((scores < limit).logical_not_(), as_tuple=True)
     probabilities = scores[rows, landmarks]
     if field.activation == "sigmoid":
-        probabilities = torch.sigmoid(probabilities)
+        # float32 sigmoid differs by a bit between the vectors of a block and what is left over.
+        probabilities = torch.sigmoid(probabilities.double()).float()
     voxels[:, 0] += first
     return voxels[rows], landmarks, probabilities
 

@@ -1,0 +1,171 @@
+"""Votes -> Heatmaps."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.heatmaps import (
+    FIXED_ONE,
+    HEATMAP_BYTES,
+    cell_index,
+    choose_cell,
+    heatmap_volume,
+    make_heatmaps,
+    shift_and_sum,
+    splat,
+    to_float,
+)
+from app.readout import Readout
+from app.votes import Votes, empty_votes, filter_votes
+from tests import oracle
+from tests.synthetic import random_field, shuffled, votes_at
+
+SHAPE = (9, 11, 13)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+
+
+def noise(seed: int = 0) -> Votes:
+    """Make votes everywhere, some of them outside the grid."""
+    return filter_votes(random_field(SHAPE, 3, "softmax", seed), 0.3)
+
+
+def dense(votes: Votes, shape: tuple[int, ...]) -> np.ndarray:
+    """Sum votes by the oracle."""
+    return oracle.heatmaps(
+        votes.landmark.numpy(),
+        votes.position.double().numpy(),
+        votes.weight.double().numpy(),
+        (3, *shape),
+    )
+
+
+def test_splat_is_the_oracles_sum() -> None:
+    """Votes outside the grid are left out, not clamped to its border."""
+    votes = noise()
+    heatmap = to_float(splat(votes, 3, SHAPE)).numpy()
+    np.testing.assert_allclose(heatmap, dense(votes, SHAPE), atol=1e-5)
+    assert heatmap.sum() < votes.weight.sum() - 1
+
+
+@given(seed=st.integers(0, 2**16))
+@settings(max_examples=10, deadline=None)
+def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
+    """Fixed-point sums commute."""
+    votes = noise()
+    again = shuffled(votes, seed)
+    assert torch.equal(splat(votes, 3, SHAPE), splat(again, 3, SHAPE))
+    assert torch.equal(make_heatmaps(votes, READOUT).values, make_heatmaps(again, READOUT).values)
+
+
+def test_positions_on_a_half_round_up() -> None:
+    """floor(v + 0.5): -0.5 is the first voxel, 8.5 is past the last of nine."""
+    largest = float(np.nextafter(np.float32(0.5), np.float32(0)))
+    lines = [[-0.5, 0, 0], [0.5, 0, 0], [largest, 0, 0], [8.5, 0, 0], [-0.5000001, 0, 0]]
+    index, inside = cell_index(torch.tensor(lines), SHAPE)
+    assert inside.tolist() == [True, True, True, False, False]
+    assert index[inside].tolist() == [0, 11 * 13, 0]
+
+
+def test_flat_indices_pass_two_to_the_31() -> None:
+    """300^3 voxels and 80 landmarks."""
+    shape = (2_000, 1_500, 1_000)
+    index, inside = cell_index(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
+    assert inside.tolist() == [True]
+    assert index.tolist() == [3_000_000_000 - 1]
+
+
+def test_all_votes_in_one_voxel_do_not_overflow() -> None:
+    """Three million unit votes: far past the 2,048 at which int32 would."""
+    place = torch.tensor([[4.0, 5.0, 6.0]]).expand(3_000_000, 3)
+    one = torch.ones(1).expand(3_000_000)
+    votes = Votes(torch.zeros(1).long().expand(3_000_000), place, place, one, one)
+    heatmap = splat(votes, 1, SHAPE)
+    assert int(heatmap[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE
+    assert int(heatmap.sum()) == 3_000_000 * FIXED_ONE
+
+
+def test_cells_are_sums_of_voxels() -> None:
+    """A heatmap in cells of 4 voxels from (-4, -4, -4) on is the fine one summed by blocks."""
+    votes = noise()
+    fine = splat(votes, 3, (20, 20, 24), (-4, -4, -4))
+    coarse = splat(votes, 3, (5, 5, 6), (-4, -4, -4), 4)
+    assert torch.equal(coarse, fine.view(3, 5, 4, 5, 4, 6, 4).sum((2, 4, 6)))
+
+
+def test_heatmap_volume_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
+    """In mm: the grid is anisotropic, the Gaussian in voxels is not round."""
+    votes = noise()
+    volume = heatmap_volume(votes, [2, 0], READOUT)
+    sigmas = (0.6 / 0.5, 0.6 / 0.75, 0.6 / 1.25)
+    expected = dense(votes, SHAPE)
+    assert volume.shape == (2, *SHAPE)
+    for row, landmark in enumerate([2, 0]):
+        smoothed = oracle.smooth(expected[landmark], sigmas)
+        np.testing.assert_allclose(volume[row].numpy(), smoothed, atol=1e-5)
+
+
+def test_no_votes_make_an_empty_heatmap() -> None:
+    """Zeros, not an error."""
+    none = empty_votes(torch.device("cpu"))
+    assert not heatmap_volume(none, [1], READOUT).any()
+    assert not make_heatmaps(none, READOUT).values.any()
+
+
+def test_a_vote_just_outside_the_grid_has_its_place_in_the_margin() -> None:
+    """The grid's border is not the end of the box that modes are looked for in."""
+    heatmaps = make_heatmaps(votes_at([[-4.0, 5.0, 14.0]]), READOUT, cell=1)
+    place = np.unravel_index(int(heatmaps.values[0].argmax()), heatmaps.values.shape[1:])
+    assert (np.array(place) + heatmaps.first).tolist() == [-4, 5, 14]
+
+
+@pytest.mark.parametrize(
+    ("shape", "landmarks", "radius", "cell"),
+    [
+        ((70, 71, 72), 3, 1.0, 1),
+        ((300, 301, 302), 3, 12.0, 4),
+        ((300, 301, 302), 45, 2.0, 4),
+        ((64, 65, 66), 45, 7.0, 2),
+    ],
+)
+def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
+    shape: tuple[int, int, int], landmarks: int, radius: float, cell: int
+) -> None:
+    """Worked cases, at a spacing of 1 mm."""
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
+    assert choose_cell(readout) == cell
+    assert landmarks * np.prod([n / cell for n in shape]) * 8 < HEATMAP_BYTES
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_shift_and_sum_is_the_known_case_p3(step: int) -> None:
+    """Against the oracle, a transposed convolution and scatter_add_, to 1e-5."""
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 7, 5, 11, generator=random)
+    mask = (torch.rand(5, 11, generator=random) > 0.5).float()
+    summed = shift_and_sum(x, mask, step)
+    expected = oracle.shift_and_sum(x.double().numpy(), mask.double().numpy(), step)
+    np.testing.assert_allclose(summed.numpy(), expected, atol=1e-5)
+
+    wide = 11 + 6 * step
+    kernel = torch.zeros(7, 1, 1, 6 * step + 1)
+    kernel[torch.arange(7), 0, 0, torch.arange(7) * step] = 1.0
+    by_convolution = torch.nn.functional.conv_transpose2d(x * mask, kernel)
+    columns = torch.arange(11) + torch.arange(7)[:, None, None] * step
+    by_scatter = torch.zeros(2, 5, wide)
+    for row in range(2):
+        index = torch.arange(5)[:, None] * wide + columns
+        by_scatter[row].view(-1).scatter_add_(0, index.flatten(), (x[row] * mask).flatten())
+    torch.testing.assert_close(summed, by_convolution, rtol=0, atol=1e-5)
+    torch.testing.assert_close(summed[:, 0], by_scatter, rtol=0, atol=1e-5)
+
+
+def test_shift_and_sum_is_voting_with_one_offset_per_channel() -> None:
+    """The same sums, bit by bit, as those of votes whose offset is the shift."""
+    x = torch.rand(1, 4, 6, 8, generator=torch.Generator().manual_seed(4))
+    channel, h, w = torch.nonzero(torch.ones(4, 6, 8), as_tuple=True)
+    position = torch.stack([torch.zeros_like(h), h, w + 3 * channel], 1)
+    votes = votes_at(position.numpy(), probability=x.flatten().tolist())
+    heatmap = to_float(splat(votes, 1, (1, 6, 8 + 9)))
+    assert torch.equal(shift_and_sum(x, torch.ones(1), 3)[0], heatmap[0])
