@@ -1,5 +1,1 @@
-"""Tests of landmarkd, one file per module."""
-
-from tests.array_types import checked
-
-__all__ = ["checked"]
+"""Tests of landmarkd; they mirror ``app/``."""
