@@ -156,7 +156,8 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
     """Say how sure a landmark's presence is, in [0, 1]; see 'Presence'."""
     if mass <= 0.0:
         return 0.0
-    return min(mass**2 / (mass**2 + threshold**2), coherence)
+    doubt = threshold / mass
+    return min(1 / (1 + doubt * doubt), coherence)
 
 
 def _inside(votes: Votes, readout: Readout) -> Votes:

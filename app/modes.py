@@ -132,7 +132,7 @@ def find_peaks(
 def _highest(
     values: Float[Tensor, "landmarks cells"], width: int
 ) -> tuple[Float[Tensor, " landmarks"], Int64[Tensor, " landmarks"]]:
-    """Find the highest cell: first the row, by a maximum that is several times faster than argmax."""
+    """Find the highest cell, first its row: amax is several times faster than argmax."""
     rows = values.view(len(values), -1, width)
     row = rows.amax(2).argmax(1)
     height, column = rows[torch.arange(len(values), device=row.device), row].max(1)

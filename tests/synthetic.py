@@ -8,8 +8,18 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from app.constellation import Shape
+from app.frames import Affine
+from app.grid import Grid
+from app.landmarks import Landmark, locate
+from app.manifest import Manifest
 from app.network import Field
-from app.votes import Votes
+from app.votes import Votes, select_votes
+
+SCAN_SHAPE = (40, 36, 44)
+"""Shape of the made-up scan that ``find`` looks at; its indices are mm."""
+SCAN_RADIUS = 6.0
+"""Its voxels vote within this distance of a landmark."""
 
 
 def random_field(
@@ -32,16 +42,15 @@ def ball_votes(
     *,
     landmark: int = 0,
     noise: float = 1.0,
-    probability: float = 0.8,
     seed: int = 0,
 ) -> Votes:
-    """Let every voxel of a grid within a radius of a place vote for it, with noise, all in voxels."""
+    """Let all voxels within a radius of a place vote for it with noise and probability 0.8."""
     random = np.random.default_rng(seed)
     voxels = np.stack(np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), axis=-1)
     source = voxels.reshape(-1, 3)
     source = source[np.linalg.norm(source - np.asarray(centre), axis=1) <= radius]
     position = np.asarray(centre) + noise * random.standard_normal(source.shape)
-    return votes_at(position, landmark=landmark, probability=probability, source=source)
+    return votes_at(position, landmark=landmark, probability=0.8, source=source)
 
 
 def votes_at(
@@ -75,4 +84,72 @@ def moved(votes: Votes, by: Float[Tensor, " 3"]) -> Votes:
     """Translate votes and the voxels that cast them."""
     return Votes(
         votes.landmark, votes.source + by, votes.position + by, votes.probability, votes.weight
+    )
+
+
+def make_manifest(
+    landmarks: int = 1, *, shape: bool = False, stride: int = 1, spacing: float = 1.0
+) -> Manifest:
+    """Make a manifest whose landmarks vote within 6 voxels, presence threshold 0.25."""
+    table: dict[str, object] = {
+        "schema": 1,
+        "name": "made-up",
+        "version": "1.0.0",
+        "description": "",
+        "license": "none",
+        "input": {
+            "orientation": "RAS",
+            "spacing_mm": [spacing] * 3,
+            "tile_shape": [12, 12, 12],
+            "intensity": {"method": "none"},
+        },
+        "network": {
+            "program": "network.pt2",
+            "sha256": "0" * 64,
+            "activation": "sigmoid",
+            "output_stride": stride,
+        },
+        "voting": {"threshold": 0.3, "radius_mm": SCAN_RADIUS * spacing, "smooth_mm": spacing},
+        "landmarks": [{"name": str(c), "region95_mm": 0.6} for c in range(landmarks)],
+        "selfcheck": {"input": "phantom:7", "tolerance_mm": 0.5},
+    }
+    if shape:
+        table["shape"] = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 2.0}
+    return Manifest.model_validate(table)
+
+
+def make_grid(
+    to_world: Affine | None = None, spacing: float = 1.0, shape: tuple[int, int, int] = SCAN_SHAPE
+) -> Grid:
+    """Make an empty grid; by default its indices are mm."""
+    affine = np.eye(4) if to_world is None else to_world
+    return Grid(torch.zeros(shape), np.eye(4), affine, (spacing, spacing, spacing))
+
+
+def find(
+    votes: Votes, *, truth: NDArray[np.float64] | None = None, landmarks: int = 1
+) -> tuple[Landmark, ...]:
+    """Locate landmarks on the default grid, with a shape if the true constellation is given."""
+    manifest = make_manifest(landmarks, shape=truth is not None)
+    return locate(votes, make_grid(), manifest, None if truth is None else Shape(truth))
+
+
+def thinned(votes: Votes, share: float) -> Votes:
+    """Keep a share of the votes."""
+    kept = torch.rand(len(votes), generator=torch.Generator().manual_seed(1)) < share
+    return select_votes(votes, kept)
+
+
+def scattered(votes: Votes, share: float, seed: int = 0) -> Votes:
+    """Let a share of the votes point anywhere in the grid."""
+    random = np.random.default_rng(seed)
+    position = votes.position.numpy().copy()
+    wild = random.random(len(votes)) < share
+    position[wild] = random.uniform(0, SCAN_SHAPE, (wild.sum(), 3))
+    return Votes(
+        votes.landmark,
+        votes.source,
+        torch.from_numpy(position),
+        votes.probability,
+        votes.weight,
     )

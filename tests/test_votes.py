@@ -136,7 +136,7 @@ def test_offsets_are_scaled_to_grid_voxels_and_sources_are_centres_of_field_voxe
     """Stride 2 at origin (4, 8, 2): field voxel u has its centre at o + 2 u + 0.5."""
     scores = torch.full((1, 2, 3, 4), -9.0)
     scores[0, 1, 2, 3] = 9.0
-    field = Field(scores, torch.ones(3, 1, 2, 3, 4), "sigmoid", False, (2.0, -1.0, 0.5))  # noqa: FBT003
+    field = Field(scores, torch.ones(3, 1, 2, 3, 4), "sigmoid", False, (2.0, -1.0, 0.5))
     votes = filter_votes(field, 0.5, stride=2, origin=(4, 8, 2))
     assert votes.source.tolist() == [[6.5, 12.5, 8.5]]
     assert votes.position.tolist() == [[8.5, 11.5, 9.0]]
