@@ -30,6 +30,8 @@ PERCENTILES: Final = IntensitySpec(method="percentile", lower=1.0, upper=99.5)
 
 
 NORM_GROUPS: Final = 4
+LEAST_LEVELS: Final = 3
+"""Bounds that the architecture sets to ``filters``: so many, and multiples of the groups."""
 
 
 @dataclass(frozen=True, slots=True)

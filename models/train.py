@@ -23,7 +23,7 @@ from torch import nn
 from app.device import choose_device
 from models.augment import Augmentation, Sample, pose
 from models.export import write_model_folder
-from models.recipe import Recipe, build_network, suggest_spacing
+from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network, suggest_spacing
 from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
 from models.targets import make_targets, vote_loss
 from models.validate import validate
@@ -109,6 +109,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def make_recipe(options: argparse.Namespace, point_sets: Sequence[np.ndarray]) -> Recipe:
     """Fill in what the options leave open from the data."""
+    filters = options.filters
+    if len(filters) < LEAST_LEVELS or any(width % NORM_GROUPS for width in filters):
+        raise SystemExit(
+            f"--filters: expected at least {LEAST_LEVELS} multiples of {NORM_GROUPS}, got {filters}"
+        )
     spacing = options.spacing or suggest_spacing(point_sets)
     tile = options.tile or 64
     return Recipe(
@@ -117,7 +122,7 @@ def make_recipe(options: argparse.Namespace, point_sets: Sequence[np.ndarray]) -
         tile_shape=(tile, tile, tile),
         slides=options.tile is not None,
         stride=options.stride,
-        filters=tuple(options.filters),
+        filters=tuple(filters),
         steps=options.steps,
         batch=options.batch,
         rate=options.rate,
