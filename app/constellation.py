@@ -6,8 +6,8 @@ of all landmarks together does not. The mean shape is fitted to the modes by a r
 the fit. The shape selects and flags; it never moves a point.
 
 Similarity: S. Umeyama, "Least-squares estimation of transformation parameters between two point
-patterns", IEEE PAMI 13 (1991). Robust start: fits to three landmarks each (RANSAC), drawn by a fixed
-seed. Refinement: iteratively reweighted least squares with the Geman-McClure weight.
+patterns", IEEE PAMI 13 (1991). Robust start: fits to three landmarks each (RANSAC), drawn by a
+fixed seed. Refinement: iteratively reweighted least squares with the Geman-McClure weight.
 """
 
 from collections.abc import Sequence
@@ -210,7 +210,7 @@ def _draw(
     mean: Float64[np.ndarray, "n 3"],
     tolerance_mm: float,
 ) -> Similarity:
-    """Fit triples of modes, strong ones more often, and keep the fits that most modes agree with."""
+    """Fit triples of modes, strong ones more often; keep the fits that most modes agree with."""
     random = np.random.default_rng(0)
     with np.errstate(divide="ignore"):
         log_weight = np.log(weight)

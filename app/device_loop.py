@@ -162,6 +162,7 @@ class DeviceLoop:
         with _errors_to([]) as failure:
             await self.call(_run_tiles, tiles)
         if failure:
+            self._metrics.count_fault("batch")
             await self._run_one_by_one(tiles)
         for job, _ in tiles:
             job.tiles_left -= 1

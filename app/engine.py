@@ -23,7 +23,7 @@ from app.device import choose_device
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
 from app.metrics import Metrics
-from app.registry import Registry
+from app.registry import LoadedModel, Registry
 from app.settings import Settings
 from app.volume import VolumeLimits, read_volume
 
@@ -134,7 +134,7 @@ class Engine:
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
     async def detect(
-        self, content: bytes, model: str | None, *, frame: int | None, timeout_s: float | None
+        self, content: bytes, model: LoadedModel, *, frame: int | None, timeout_s: float | None
     ) -> Detection:
         """Find the landmarks in an uploaded file.
 
@@ -142,7 +142,7 @@ class Engine:
 
         Args:
             content: The file.
-            model: Name of the model; None for the default one.
+            model: Of ``registry``; it answers even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
             timeout_s: Seconds after which nobody waits for the answer; None for the default.
 
@@ -154,11 +154,10 @@ class Engine:
         """
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
-        detector = Detector(self.registry.get(model))
         limit = min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
         try:
             async with asyncio.timeout(limit):
-                return await self._detect(content, detector, frame, limit)
+                return await self._detect(content, Detector(model), frame, limit)
         except TimeoutError:
             raise DeadlineExceeded(f"expected an answer within {limit:g} s, got none") from None
 
@@ -171,6 +170,7 @@ class Engine:
             self._decoders, read_volume, content, self._limits, frame
         )
         decode_s = time.perf_counter() - start
+        self._metrics.observe_volume(volume.voxels.size)
         detection = await self._device_loop.detect(
             detector, volume, deadline=deadline, decode_s=decode_s
         )

@@ -5,7 +5,7 @@
     LandmarkdError
     ├── RequestError              the client's doing; the answer says expected and got
     │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
-    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or longer than declared
+    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownFormat         406 unknown-format

@@ -1,7 +1,10 @@
-"""model folder -> its files: inside the folder, hashed, never elsewhere."""
+"""model folder -> its files: inside the folder, never elsewhere, and their hashes."""
 
 import hashlib
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from app.errors import ModelRefused
 
@@ -57,3 +60,47 @@ def check_hash(folder: Path, key: str, path: Path, expected: str) -> None:
     found = hash_file(path)
     if found != expected:
         raise ModelRefused(f"{folder.name}: {key}: expected {expected}, {path.name} has {found}")
+
+
+def update_hashes(folder: Path, text: str) -> str:
+    """Put the true hashes into the text of a ``model.toml``; all else stays as it is.
+
+    Args:
+        folder: The model folder.
+        text: The text.
+
+    Returns:
+        The new text.
+
+    Raises:
+        ModelRefused: The text is not TOML, or names a file that is not there.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
+    for section, keys in (("network", ("weights", "program")), ("shape", ("mean",))):
+        found = table.get(section)
+        for key in keys:
+            if isinstance(found, dict) and isinstance(found.get(key), str):
+                path = find_file(folder, f"{section}.{key}", found[key])
+                text = _set_hash(folder.name, text, section, key, hash_file(path))
+    return text
+
+
+def _set_hash(name: str, text: str, section: str, key: str, value: str) -> str:
+    """Replace the line ``sha256 = ...`` of a section, or add one after ``key``."""
+    lines = text.splitlines(keepends=True)
+    headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)]
+    start = next((i for i in headers if re.match(rf"\s*\[\s*{section}\s*\]", lines[i])), None)
+    if start is None:
+        raise ModelRefused(f"{name}: expected a line [{section}] to write its sha256 under")
+    end = next((i for i in headers if i > start), len(lines))
+    for index in range(start, end):
+        changed, count = re.subn(
+            r"""^(\s*sha256\s*=\s*)(?:"[^"]*"|'[^']*')""", rf'\g<1>"{value}"', lines[index]
+        )
+        if count:
+            return "".join([*lines[:index], changed, *lines[index + 1 :]])
+    after = next(i for i in range(start, end) if re.match(rf"\s*{key}\s*=", lines[i])) + 1
+    return "".join([*lines[:after], f'sha256 = "{value}"\n', *lines[after:]])

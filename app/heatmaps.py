@@ -17,13 +17,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from app.readout import Readout
 from app.votes import Votes, select_votes
 
 FIXED_ONE: Final = 1 << 24
 """Fixed-point units per 1.0: float32's own resolution near 1; int64 then holds 2^39 unit votes."""
-
-REACH: Final = 0.6
-"""Votes are read out within this share of the radius in which voxels vote (measured optimum)."""
 
 HEATMAP_BYTES: Final = 192 << 20
 """Most bytes that the fixed-point heatmaps of all landmarks may take."""
@@ -36,32 +34,6 @@ KERNEL_SIGMAS: Final = 3.0
 
 COARSE_SIGMA: Final = 0.7
 """Least smoothing of coarse cells, in cells: joins a peak that eight cells share at a corner."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readout:
-    """Where and how votes are counted.
-
-    Attributes:
-        landmarks: How many landmarks there are.
-        shape: Shape of the grid in voxels.
-        spacing_mm: Spacing of the grid along its axes.
-        radius_mm: The network votes from voxels within this distance of a landmark.
-        smooth_mm: Sigma of the Gaussian that smooths heatmaps.
-        stride: Grid voxels per field voxel.
-    """
-
-    landmarks: int
-    shape: tuple[int, int, int]
-    spacing_mm: tuple[float, float, float]
-    radius_mm: float
-    smooth_mm: float
-    stride: int = 1
-
-    @property
-    def reach_mm(self) -> float:
-        """Distance from a mode within which votes count for it."""
-        return REACH * self.radius_mm
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +143,7 @@ def cell_index(
 
 
 def accumulate(total: Int64[Tensor, " cells"], index: Int64[Tensor, " n"], terms: Tensor) -> None:
-    """Add fixed-point terms to the cells they name, in place: the one sum that all of voting uses."""
+    """Add fixed-point terms to the cells they name, in place: the one sum of all voting."""
     total.index_add_(0, index, terms)
 
 
@@ -264,7 +236,7 @@ def shift_and_sum(
 
 
 def _box(readout: Readout, cell: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Lay cells over the grid and a margin of the voting radius: first voxel, and shape in cells."""
+    """Lay cells over the grid and a margin of the radius: first voxel, and shape in cells."""
     margins = [cell * math.ceil(readout.radius_mm / (s * cell)) for s in readout.spacing_mm]
     a, b, c = (
         -(-(size + 2 * margin) // cell) for size, margin in zip(readout.shape, margins, strict=True)

@@ -1,10 +1,57 @@
-"""Heatmaps + Votes -> Landmarks: where they are, whether they are there, and how sure that is."""
+"""Modes -> Landmarks: where they are, whether they are there, and how sure that is.
 
+Presence
+--------
+``mass`` is the vote weight within reach (0.6 of the voting radius) of an estimate, divided by the
+number of field voxels within the voting radius of it that lie in the volume; ``coherence`` is the
+share of the landmark's whole vote weight that lies within reach. A landmark that is there has a
+mass near the network's mean probability, whether or not the border cuts its sphere.
+
+The answer is the heaviest mode. If the model has a shape that at least four landmarks can be fitted
+to, it is the mode nearest to where the fitted shape expects it (within the shape's tolerance); that
+mode *agrees*. In order, with t the landmark's presence threshold:
+
+- ``not_found``: there is no mode, or its mass is under a quarter of t.
+- ``out_of_field``: the answer lies outside the volume, has a mass of at least t, and is *believed*.
+- ``not_found``: it lies outside the volume otherwise; or the shape was fitted, expects it
+  elsewhere, and its mass is under t.
+- ``detected``: its mass is at least t, and it is believed.
+- ``low_confidence``: everything else.
+
+An answer is believed if it agrees with the fitted shape; where no shape has a say (the model has
+none, or it does not know this landmark) if its coherence is at least a half. Where a shape has a
+say and could not be fitted, nothing is believed: all landmarks together made no sense.
+
+Confidence is ``min(m^2 / (m^2 + t^2), c)``, with mass m and coherence c, so 0.5 at the presence
+threshold and never more than the share of votes that agree. c is 1 for an answer that agrees with
+the shape, which settles what the votes left open; an answer that the shape does not support has
+half the confidence, so detected means at least 0.5 and low_confidence with a shape means less.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from jaxtyping import Float64
 import numpy as np
+from jaxtyping import Float64
+
+from app.constellation import LEAST_LANDMARKS, Constellation, Shape, fit_constellation
+from app.frames import Points, transform
+from app.grid import Grid
+from app.heatmaps import make_heatmaps
+from app.manifest import LandmarkSpec, Manifest
+from app.modes import Modes, find_modes
+from app.readout import Readout, readout_of
+from app.votes import Votes, select_votes
+
+FAINT: Final = 0.25
+"""A mode with less than this share of the presence threshold is no candidate and no answer."""
+
+COHERENT: Final = 0.5
+"""Least coherence of an answer that no shape supports: most votes are for this mode."""
+
+MODES: Final = 4
+"""Modes per landmark where the model's shape does not say how many."""
 
 Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]
 Point = Float64[np.ndarray, " 3"]
@@ -17,7 +64,7 @@ class Candidate:
     Attributes:
         ijk: In voxels of the uploaded array.
         ras_mm: In mm, RAS.
-        mass: Vote weight within the read-out radius, per voxel that could have voted.
+        mass: As of a landmark.
     """
 
     ijk: Point
@@ -27,7 +74,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """One landmark of one scan. Fields that cannot be known are None; a missing landmark has no place.
+    """One landmark of one scan. What cannot be known is None; a missing landmark has no place.
 
     Attributes:
         name: As in the manifest.
@@ -36,15 +83,16 @@ class Landmark:
         ijk: In voxels of the uploaded array; None unless detected or low_confidence.
         ras_mm: In mm, RAS; likewise.
         confidence: In [0, 1]: 0.5 at the presence threshold, monotone in mass and coherence.
-        mass: See 'Presence' in ``app.landmarks``.
-        coherence: Share of the landmark's vote weight that lies within the read-out radius.
-        spread_mm: Root mean square distance of the votes within the radius from the estimate. Spread,
+        mass: See 'Presence' in ``app.landmarks``; of the heaviest mode where there is no answer.
+        coherence: Share of the landmark's vote weight that lies within reach; likewise.
+        spread_mm: Root mean square distance of the votes within reach from the estimate. Spread,
             not an error bar.
         region95_mm: Radius that held 95 % of held-out errors; None if the model is uncalibrated.
         disagreement_mm: Distance between the estimate and the centroid of the probabilities.
-        expected_ras_mm: Where the fitted constellation expects it, when that differs from the answer
-            by more than its tolerance or no mode agrees; None otherwise.
-        candidates: All modes, best first.
+        expected_ras_mm: Where the fitted constellation expects it, when that differs from the
+            answer by more than its tolerance or no mode agrees; None otherwise.
+        candidates: Modes inside the volume that are not faint, the answer first, then by mass;
+            empty where there is no answer.
     """
 
     name: str
@@ -60,3 +108,180 @@ class Landmark:
     disagreement_mm: float | None
     expected_ras_mm: Point | None
     candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What all landmarks together say about one of them.
+
+    Attributes:
+        mode: The mode that answers; -1 if there is none.
+        has_say: Whether the model's shape knows this landmark.
+        expected_mm: Where the fitted shape expects it; None without a fit.
+        agrees: Whether the mode is where the shape expects it.
+    """
+
+    mode: int
+    has_say: bool
+    expected_mm: Point | None
+    agrees: bool
+
+
+def locate(
+    votes: Votes, grid: Grid, manifest: Manifest, shape: Shape | None
+) -> tuple[Landmark, ...]:
+    """Read the landmarks of a scan from its votes.
+
+    Args:
+        votes: All votes of all tiles of the scan, in any order.
+        grid: The scan as the network saw it.
+        manifest: The model: names, thresholds, voting radius.
+        shape: The model's mean shape, rows in the manifest's order; None if it has none.
+
+    Returns:
+        One landmark per section of the manifest, in its order.
+    """
+    readout = readout_of(grid, manifest)
+    votes = _inside(votes, readout)
+    count = manifest.shape.modes if manifest.shape else MODES
+    modes = find_modes(votes, make_heatmaps(votes, readout), readout, count)
+    verdicts = _judge(modes, grid, manifest, shape)
+    return tuple(
+        _describe(spec, modes, index, verdict, (grid, manifest))
+        for index, (spec, verdict) in enumerate(zip(manifest.landmarks, verdicts, strict=True))
+    )
+
+
+def confidence_of(mass: float, coherence: float, threshold: float) -> float:
+    """Say how sure a landmark's presence is, in [0, 1]; see 'Presence'."""
+    if mass <= 0.0:
+        return 0.0
+    return min(mass**2 / (mass**2 + threshold**2), coherence)
+
+
+def _inside(votes: Votes, readout: Readout) -> Votes:
+    """Drop the votes of voxels that only pad a tile: there is no scan where they are."""
+    end = votes.source.new_tensor(readout.shape) - 0.5
+    inside = (votes.source <= end).all(1)
+    return votes if bool(inside.all()) else select_votes(votes, inside)
+
+
+def _judge(modes: Modes, grid: Grid, manifest: Manifest, shape: Shape | None) -> list[_Verdict]:
+    """Choose the mode of every landmark: the one that fits the shape, else the heaviest."""
+    heaviest = np.where(modes.weight[:, 0] > 0, 0, -1)
+    knows = np.zeros(len(heaviest), dtype=bool) if shape is None else shape.knows()
+    if shape is None or manifest.shape is None or knows.sum() < LEAST_LANDMARKS:
+        return [_Verdict(int(mode), False, None, False) for mode in heaviest]
+    thresholds = np.array([spec.presence_threshold for spec in manifest.landmarks])
+    fit = fit_constellation(
+        transform(grid.to_world, modes.position),
+        np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0),
+        shape,
+        manifest.shape.tolerance_mm,
+    )
+    return [_verdict(int(mode), bool(knows[c]), fit, c) for c, mode in enumerate(heaviest)]
+
+
+def _verdict(heaviest: int, knows: bool, fit: Constellation | None, index: int) -> _Verdict:
+    if not knows or fit is None:
+        return _Verdict(heaviest, knows, None, False)
+    choice = int(fit.choice[index])
+    mode = choice if choice >= 0 else heaviest
+    return _Verdict(mode, True, fit.expected_mm[index], choice >= 0)
+
+
+def _describe(
+    spec: LandmarkSpec,
+    modes: Modes,
+    index: int,
+    verdict: _Verdict,
+    scan: tuple[Grid, Manifest],
+) -> Landmark:
+    """Say everything about one landmark."""
+    grid, manifest = scan
+    mode = verdict.mode
+    mass, coherence = float(modes.mass[index, mode]), float(modes.coherence[index, mode])
+    mass, coherence = (mass, coherence) if mode >= 0 else (0.0, 0.0)
+    inside = _is_inside(modes.position[index], grid)
+    status = _status(spec, verdict, mass, coherence, inside=bool(inside[mode]))
+    placed = status in ("detected", "low_confidence")
+    place = modes.position[index, mode] if placed else None
+    confidence = confidence_of(mass, 1.0 if verdict.agrees else coherence, spec.presence_threshold)
+    if verdict.has_say and not verdict.agrees:
+        confidence /= 2
+    ras_mm = None if place is None else transform(grid.to_world, place)
+    return Landmark(
+        name=spec.name,
+        description=spec.description,
+        status=status,
+        ijk=None if place is None else transform(grid.to_volume, place),
+        ras_mm=ras_mm,
+        confidence=confidence,
+        mass=mass,
+        coherence=coherence,
+        spread_mm=float(np.sqrt(np.trace(modes.covariance_mm2[index, mode]))) if placed else None,
+        region95_mm=spec.region95_mm if status == "detected" else None,
+        disagreement_mm=_distance_mm(place, modes.source[index, mode], grid),
+        expected_ras_mm=_expected(verdict, ras_mm, manifest),
+        candidates=_candidates(spec, modes, index, mode, (grid, inside)) if placed else (),
+    )
+
+
+def _status(
+    spec: LandmarkSpec, verdict: _Verdict, mass: float, coherence: float, *, inside: bool
+) -> Status:
+    """Apply the rules of 'Presence'."""
+    strong = mass >= spec.presence_threshold
+    believed = verdict.agrees if verdict.has_say else coherence >= COHERENT
+    if verdict.mode < 0 or mass < FAINT * spec.presence_threshold:
+        return "not_found"
+    if not inside:
+        return "out_of_field" if strong and believed else "not_found"
+    if strong and believed:
+        return "detected"
+    elsewhere = verdict.expected_mm is not None and not verdict.agrees
+    return "not_found" if elsewhere and not strong else "low_confidence"
+
+
+def _expected(verdict: _Verdict, ras_mm: Point | None, manifest: Manifest) -> Point | None:
+    """Give the place the shape expects, unless the answer agrees with it."""
+    if verdict.expected_mm is None or manifest.shape is None:
+        return None
+    if ras_mm is not None and (
+        np.linalg.norm(ras_mm - verdict.expected_mm) <= manifest.shape.tolerance_mm
+    ):
+        return None
+    return verdict.expected_mm
+
+
+def _candidates(
+    spec: LandmarkSpec,
+    modes: Modes,
+    index: int,
+    answer: int,
+    place: tuple[Grid, Sequence[bool] | np.ndarray],
+) -> tuple[Candidate, ...]:
+    """List the modes that may be the landmark, the answer first, then by mass."""
+    grid, inside = place
+    mass = modes.mass[index]
+    order = sorted(range(len(mass)), key=lambda mode: (mode != answer, -mass[mode]))
+    return tuple(
+        Candidate(
+            ijk=transform(grid.to_volume, modes.position[index, mode]),
+            ras_mm=transform(grid.to_world, modes.position[index, mode]),
+            mass=float(mass[mode]),
+        )
+        for mode in order
+        if inside[mode] and mass[mode] >= max(FAINT * spec.presence_threshold, 1e-9)
+    )
+
+
+def _is_inside(positions: Points, grid: Grid) -> np.ndarray:
+    """Say which places lie in the volume; a place that does not exist lies nowhere."""
+    end = np.array(grid.voxels.shape) - 0.5
+    return np.asarray(((positions >= -0.5) & (positions <= end)).all(axis=-1))
+
+
+def _distance_mm(a: Point | None, b: Point, grid: Grid) -> float | None:
+    """Measure the distance of two places of the grid."""
+    return None if a is None else float(np.linalg.norm((a - b) * np.array(grid.spacing_mm)))

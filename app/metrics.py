@@ -81,7 +81,7 @@ class Metrics:
         self._voxels.observe(voxels)
 
     def count_fault(self, kind: str) -> None:
-        """Count a fault that the engine survived, such as ``out-of-memory`` or ``poison``."""
+        """Count a fault that the engine survived, such as ``batch``: a batch that failed."""
         self._faults.labels(kind).inc()
 
     def watch(

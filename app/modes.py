@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.heatmaps import Heatmaps, Readout, accumulate, in_blocks, to_fixed
+from app.heatmaps import FIXED_ONE, Heatmaps, accumulate, in_blocks, to_fixed
+from app.readout import Readout, voters_around
 from app.votes import Votes
 
 SHIFTS: Final = 4
@@ -25,8 +26,6 @@ SHIFTS: Final = 4
 GATHER: Final = 3.0
 """Votes within this many reaches of a peak may join its mode: it would have to wander two reaches
 before it missed one."""
-
-FIXED_ONE: Final = float(1 << 24)
 
 _SECOND: Final = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 """Which products of coordinates make a symmetric 3 x 3 matrix."""
@@ -128,54 +127,6 @@ def find_peaks(
         flat = (hidden[..., 0] * shape[1] + hidden[..., 1]) * shape[2] + hidden[..., 2]
         values.scatter_(1, torch.where(inside, flat, index[:, None]), 0.0)
     return peaks
-
-
-def voters_around(
-    points: Float64[np.ndarray, "*n 3"], readout: Readout
-) -> Float64[np.ndarray, "*n"]:
-    """Count the field voxels that could have voted for a place.
-
-    These are the field voxels with a centre within the voting radius of the place and inside the
-    grid. Around a place outside the grid at least an eighth of a whole ball is counted: no place
-    inside a grid larger than the radius sees less, and a handful of voxels proves nothing.
-
-    Args:
-        points: Places in grid voxels; NaN counts 1.
-        readout: The grid, its field's stride and the voting radius.
-
-    Returns:
-        Counts, at least 1.
-    """
-    pitch = np.array(readout.spacing_mm) * readout.stride
-    size = -(-np.array(readout.shape) // readout.stride)
-    # The last field voxel of an axis may have its centre past the grid's end.
-    size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
-    flat = points.reshape(-1, 3)
-    centres = (flat + 0.5) / readout.stride - 0.5
-    near = readout.radius_mm / pitch
-    columns = [
-        np.floor(np.nan_to_num(centres[:, axis, None]))
-        + np.arange(-math.floor(near[axis]), math.floor(near[axis]) + 2)
-        for axis in (0, 1)
-    ]
-    di, dj = (
-        np.where(
-            (column >= 0) & (column < size[axis]),
-            (column - centres[:, axis, None]) * pitch[axis],
-            np.inf,
-        )
-        for axis, column in enumerate(columns)
-    )
-    square = readout.radius_mm**2 - di[:, :, None] ** 2 - dj[:, None, :] ** 2
-    half = np.sqrt(np.maximum(square, 0.0)) / pitch[2]
-    k = centres[:, 2, None, None]
-    high = np.minimum(np.floor(k + half), size[2] - 1)
-    low = np.maximum(np.ceil(k - half), 0)
-    counts = np.where(square >= 0, np.maximum(high - low + 1, 0), 0).sum((1, 2))
-    outside = ((flat < -0.5) | (flat > np.array(readout.shape) - 0.5)).any(1)
-    octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
-    least = np.where(outside, max(1.0, octant), 1.0)
-    return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))
 
 
 def _highest(

@@ -49,8 +49,9 @@ def load_module(folder: Path, manifest: Manifest) -> nn.Module:
         ModelRefused: A file is missing or is not what the manifest promises; the key is named.
     """
     module = _load_program(folder, manifest) or _load_architecture(folder, manifest)
-    # A parsed TorchScript archive has eval() and requires_grad_() like any module.
-    return module.eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return module.eval()
 
 
 def _load_program(folder: Path, manifest: Manifest) -> nn.Module | None:
@@ -107,6 +108,7 @@ def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
         state = load_file(path)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: network.weights: not safetensors: {error}") from None
+    state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))
     if reasons:
         raise ModelRefused(f"{folder.name}: network.weights: {'; '.join(reasons)}")
@@ -188,6 +190,22 @@ def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
             yield from _flatten(item, key)
     else:
         yield key, value
+
+
+def _with_aliases(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the names that a file may leave out because they are other names of tensors it has.
+
+    Some networks (DynUNet) register each layer twice; safetensors stores shared tensors once.
+    """
+    groups: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in expected.items():
+        groups.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    filled = dict(got)
+    for names in groups.values():
+        stored = [name for name in names if name in got]
+        if stored and expected[stored[0]].numel():
+            filled |= {name: got[stored[0]] for name in names if name not in got}
+    return filled
 
 
 def _mismatches(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> Iterator[str]:

@@ -5,10 +5,10 @@ import uuid
 from functools import partial
 from pathlib import Path
 
+from app.answers import build_answer, timing_of
 from app.catalogue import reference
 from app.detector import Detector, load_checked
 from app.device import choose_device
-from app.answers import build_answer, timing_of
 from app.errors import BadParameter
 from app.registry import LoadedModel, Registry, scan_models
 from app.schemas import LandmarksAnswer

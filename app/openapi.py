@@ -13,8 +13,7 @@ DESCRIPTION: Final = """
 Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.
 
 ```sh
-curl --data-binary @scan.nii.gz -H 'Content-Type: application/octet-stream' \\
-     http://127.0.0.1:8000/v1/landmarks
+curl --data-binary @scan.nii.gz http://127.0.0.1:8000/v1/landmarks
 ```
 
 Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.

@@ -12,9 +12,11 @@ import json
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,9 @@ from app.errors import ModelRefused
 
 SCHEMA_MAJOR: Final = 8
 """Major version of torch's file schema that is read here; torch 2.9 to 2.13 write it."""
+
+SOURCE_LIMIT: Final = 1 << 24
+"""Bytes of a source file in TorchScript: a hundred times what large networks have."""
 
 ScriptCall: Final = re.compile(r"\btorch\.(save|from_file)\b|\bops\.(?!aten\.|prim\.)\w+\.\w+")
 
@@ -89,16 +94,12 @@ def read_script(data: bytes) -> nn.Module:
         ModelRefused: It is no TorchScript, or calls operators that are refused.
     """
     with _open(data) as archive:
-        for name in archive.namelist():
-            if "/code/" in name and name.endswith(".py"):
-                found = ScriptCall.search(archive.read(name).decode("utf-8", "replace"))
-                if found:
-                    raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
+        _check_source(archive)
     with warnings.catch_warnings():
         # torch calls TorchScript deprecated; so does models/README.md, and old files keep working.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            module: nn.Module = torch.jit.load(io.BytesIO(data), map_location="cpu")  # type: ignore[no-untyped-call]
+            module: nn.Module = torch.jit.load(io.BytesIO(data), map_location="cpu")
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise ModelRefused(f"expected a TorchScript file, got {first:.200}") from None
@@ -120,26 +121,40 @@ def read_program(data: bytes) -> Program:
     """
     try:
         with _open(data) as archive:
+            if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+                raise ModelRefused("expected an archive without compression, as torch writes it")
             root = archive.namelist()[0].split("/")[0]
             model = json.loads(_member(archive, f"{root}/models/model.json"))
             payload = _payload(archive, root, "weights") | _payload(archive, root, "constants")
         return _program(model, payload)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, BadZipFile) as error:
         raise ModelRefused(
             f"expected a program written by torch.export.save, got {type(error).__name__}: {error}"
         ) from error
 
 
+def _check_source(archive: zipfile.ZipFile) -> None:
+    """Refuse TorchScript whose source calls operators that reach outside their tensors."""
+    for item in archive.infolist():
+        if "/code/" not in item.filename or not item.filename.endswith(".py"):
+            continue
+        if item.file_size > SOURCE_LIMIT:
+            raise ModelRefused(f"expected source up to {SOURCE_LIMIT} bytes, got {item.file_size}")
+        try:
+            source = archive.read(item).decode("utf-8", "replace")
+        except (BadZipFile, zlib.error, RuntimeError) as error:
+            raise ModelRefused(f"expected an undamaged archive, got {error}") from None
+        if found := ScriptCall.search(source):
+            raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
+
+
 def _open(data: bytes) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except zipfile.BadZipFile:
+    except BadZipFile:
         raise ModelRefused(
             "expected a zip archive as torch writes it, got something else"
         ) from None
-    if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
-        archive.close()
-        raise ModelRefused("expected an archive without compression, as torch writes it")
     return archive
 
 

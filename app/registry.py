@@ -90,6 +90,23 @@ def load_model(
     Raises:
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
+    try:
+        return _load(folder, device, detect, dtype)
+    except OSError as error:
+        # Its message holds a path; the reason alone is for users.
+        raise ModelRefused(
+            f"{folder.name}: expected files to read, got {error.strerror}"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(
+            f"{folder.name}: expected to fit on {device}, ran out of memory"
+        ) from error
+
+
+def _load(
+    folder: Path, device: torch.device, detect: DetectWith | None, dtype: torch.dtype
+) -> LoadedModel:
+    """Load a folder whose files can be read, on a device that has room."""
     text = read_text(folder, "model.toml")
     manifest = parse_manifest(folder.name, text)
     shape = load_shape(folder, manifest)

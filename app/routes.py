@@ -115,7 +115,7 @@ async def find_landmarks(
         )
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-        work = engine.detect(upload.content, record.model, frame=query.frame, timeout_s=timeout_s)
+        work = engine.detect(upload.content, model, frame=query.frame, timeout_s=timeout_s)
         detection = await while_connected(request.receive, work)
     record.shape = detection.volume.shape
     total_ms = 1e3 * (time.perf_counter() - start)

@@ -6,11 +6,9 @@ its Field are compared with those that ``landmarkd check --write`` stored. A mod
 checked by landmarks that it must find in a phantom.
 """
 
-import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from app.errors import ModelRefused, NetworkFailed
-from app.folder import find_file, hash_file, read_text
+from app.folder import find_file, read_text, update_hashes
 from app.frames import Points
 from app.manifest import WHOLE, InputSpec, Manifest, parse_manifest
 from app.module import load_module
@@ -91,10 +89,8 @@ def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
     for index, landmark in enumerate(manifest.landmarks):
         key = f"{manifest.name}: selfcheck.input: landmark {landmark.name!r}"
         if present[index] != answered[index]:
-            words = ["absent", "present"]
-            raise ModelRefused(
-                f"{key}: expected {words[present[index]]}, got {words[answered[index]]}"
-            )
+            wanted, got = ("present", "absent") if present[index] else ("absent", "present")
+            raise ModelRefused(f"{key}: expected {wanted}, got {got}")
         if present[index] and not distance[index] <= tolerance:
             raise ModelRefused(
                 f"{key}: expected within {tolerance:g} mm, got {distance[index]:.3g} mm"
@@ -180,50 +176,6 @@ def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifes
     return manifest
 
 
-def update_hashes(folder: Path, text: str) -> str:
-    """Put the true hashes into the text of a ``model.toml``; all else stays as it is.
-
-    Args:
-        folder: The model folder.
-        text: The text.
-
-    Returns:
-        The new text.
-
-    Raises:
-        ModelRefused: The text is not TOML, or names a file that is not there.
-    """
-    try:
-        table: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
-    for section, keys in (("network", ("weights", "program")), ("shape", ("mean",))):
-        found = table.get(section)
-        for key in keys:
-            if isinstance(found, dict) and isinstance(found.get(key), str):
-                path = find_file(folder, f"{section}.{key}", found[key])
-                text = _set_hash(folder.name, text, section, key, hash_file(path))
-    return text
-
-
-def _set_hash(name: str, text: str, section: str, key: str, value: str) -> str:
-    """Replace the line ``sha256 = ...`` of a section, or add one after ``key``."""
-    lines = text.splitlines(keepends=True)
-    headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)]
-    start = next((i for i in headers if re.match(rf"\s*\[\s*{section}\s*\]", lines[i])), None)
-    if start is None:
-        raise ModelRefused(f"{name}: expected a line [{section}] to write its sha256 under")
-    end = next((i for i in headers if i > start), len(lines))
-    for index in range(start, end):
-        changed, count = re.subn(
-            r"""^(\s*sha256\s*=\s*)(?:"[^"]*"|'[^']*')""", rf'\g<1>"{value}"', lines[index]
-        )
-        if count:
-            return "".join([*lines[:index], changed, *lines[index + 1 :]])
-    after = next(i for i in range(start, end) if re.match(rf"\s*{key}\s*=", lines[i])) + 1
-    return "".join([*lines[:after], f'sha256 = "{value}"\n', *lines[after:]])
-
-
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place, then move it there, so that no reader sees half of it."""
     beside = path.with_name(f".{path.name}.new")
@@ -270,9 +222,12 @@ def _load_samples(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     if stored.keys() != wanted:
         raise ModelRefused(f"{key}: expected {sorted(wanted)}, got {sorted(stored)}")
     for kind in ("scores", "offsets"):
-        counts = [stored[kind].numel(), stored[f"{kind}_index"].numel()]
-        if counts != [SAMPLES, SAMPLES]:
-            raise ModelRefused(f"{key}: expected {SAMPLES} {kind} and their places, got {counts}")
+        for name, dtype in ((kind, torch.float32), (f"{kind}_index", torch.int64)):
+            if stored[name].shape != (SAMPLES,) or stored[name].dtype != dtype:
+                raise ModelRefused(
+                    f"{key}: expected {name} of {SAMPLES} {dtype}, got "
+                    f"{list(stored[name].shape)} {stored[name].dtype}"
+                )
     return stored
 
 
@@ -284,10 +239,13 @@ def _check_noise(name: str, manifest: Manifest, expected: dict[str, Tensor], fie
             f"{key}: expected scores of shape {expected['field_shape'].tolist()}, got "
             f"{list(field.scores.shape)}; write the self-check again with landmarkd check --write"
         )
-    try:
-        got = _sample(field, expected)
-    except (IndexError, RuntimeError, ValueError) as error:
-        raise ModelRefused(f"{key}.expected: expected places inside the Field: {error}") from None
+    for kind, values in (("scores", field.scores), ("offsets", field.offsets)):
+        places = expected[f"{kind}_index"]
+        if int(places.min()) < 0 or int(places.max()) >= values.numel():
+            raise ModelRefused(
+                f"{key}.expected: expected {kind}_index inside {values.numel()} {kind}"
+            )
+    got = _sample(field, expected)
     tolerance = manifest.selfcheck.tolerance
     for kind in ("scores", "offsets"):
         norm = float(torch.linalg.vector_norm(expected[kind]))

@@ -19,8 +19,7 @@ from app.errors import NotAVolume, RequestError, SlowUpload, TooLarge, Unsupport
 from app.multipart import MultipartFile
 
 MULTIPART: Final = "multipart/form-data"
-# A missing Content-Type is taken as raw. curl --data-binary sends x-www-form-urlencoded unless told
-# otherwise; taking that as raw would turn a forgotten @ into a puzzling error.
+# A missing Content-Type is taken as raw, too.
 RAW_TYPES: Final = (
     "application/octet-stream",
     "application/gzip",
@@ -28,6 +27,8 @@ RAW_TYPES: Final = (
     "application/x-nifti",
     "application/nifti",
 )
+# What curl --data-binary says unless it is told otherwise.
+CURL_TYPE: Final = "application/x-www-form-urlencoded"
 # gzip as Content-Encoding is the same bytes as a .nii.gz; the decoder tells by their magic number.
 ENCODINGS: Final = ("identity", "gzip", "x-gzip")
 
@@ -103,7 +104,7 @@ def _boundary(headers: Headers) -> bytes | None:
         if not options.get(b"boundary"):
             raise UnsupportedMediaType("expected a boundary in Content-Type, got none")
         return options[b"boundary"]
-    if media_type in RAW_TYPES:
+    if media_type in (*RAW_TYPES, CURL_TYPE):
         return None
     raise UnsupportedMediaType(
         f"expected Content-Type {RAW_TYPES[0]}, {RAW_TYPES[1]} or {MULTIPART}; "

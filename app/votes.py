@@ -4,8 +4,8 @@ A field is read once, in blocks that fit a cache. In each block the best landmar
 says whether the voxel can hold a vote at all, by a test that needs no exponential; only voxels that
 can are gathered, only there are probabilities computed, and offsets are read for survivors alone.
 
-The rows of ``filter_votes`` are ordered by voxel (i, then j, then k), then by landmark, whatever the
-memory layout and the size of the blocks. Nothing downstream depends on the order.
+The rows of ``filter_votes`` are ordered by voxel (i, then j, then k), then by landmark, whatever
+the memory layout and the size of the blocks. Nothing downstream depends on the order.
 """
 
 import math
@@ -170,7 +170,7 @@ def _block_bytes(device: torch.device) -> int:
 
 
 def _survivors(field: Field, first: int, last: int, threshold: float) -> _Found | None:
-    """Find what may pass in a block of slices, NaN included; a few too many rather than one too few."""
+    """Find what may pass in a block of slices, NaN included: rather too much than too little."""
     lead = int(field.background)
     block = field.scores[:, first:last]
     limit = _score_limit(field, threshold)

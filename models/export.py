@@ -1,18 +1,19 @@
 """trained network -> model folder that the service loads."""
 
-import hashlib
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import tomlkit
 import torch
-from app.constellation import mean_shape
-from app.selfcheck import write_selfcheck
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 
+from app.constellation import mean_shape
+from app.folder import hash_file
 from app.frames import Points
+from app.selfcheck import write_selfcheck
 from models.recipe import ARCHITECTURE, Recipe, network_arguments
 
 SHAPE_TOLERANCE_RADII: Final = 0.6
@@ -42,11 +43,8 @@ def write_model_folder(
             slides has none: it sees parts of scans, in which landmarks may be anywhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        key: value.detach().to("cpu", torch.float16).contiguous()
-        for key, value in network.state_dict().items()
-    }
-    save_file(weights, folder / "weights.safetensors")
+    # save_model stores a tensor once that a network registers under several names.
+    save_model(copy.deepcopy(network).half().cpu(), str(folder / "weights.safetensors"))
     if not recipe.slides:
         mean = torch.from_numpy(mean_shape(list(point_sets)))
         save_file({"mean": mean}, folder / "shape.safetensors")
@@ -81,7 +79,7 @@ def _update(
             "architecture": ARCHITECTURE,
             "arguments": network_arguments(recipe, len(names)),
             "weights": "weights.safetensors",
-            "sha256": _sha256(folder / "weights.safetensors"),
+            "sha256": hash_file(folder / "weights.safetensors"),
             "activation": "sigmoid",
             "output_stride": recipe.stride,
         },
@@ -94,7 +92,7 @@ def _update(
     if not recipe.slides:
         sections["shape"] = {
             "mean": "shape.safetensors",
-            "sha256": _sha256(folder / "shape.safetensors"),
+            "sha256": hash_file(folder / "shape.safetensors"),
             "modes": MODES,
             "tolerance_mm": SHAPE_TOLERANCE_RADII * recipe.radius_mm,
         }
@@ -110,7 +108,3 @@ def _update(
     document.setdefault(
         "selfcheck", tomlkit.item({"input": "noise:7", "expected": "selfcheck.safetensors"})
     )
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

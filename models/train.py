@@ -43,7 +43,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Give the state."""
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - as in torch
         """Take the state back."""
 
 
@@ -168,7 +168,7 @@ def train(recipe: Recipe, data: Data, folder: Path, device: torch.device, consol
 def batches(
     recipe: Recipe, specimens: Sequence[Specimen], first: int
 ) -> Iterator[tuple[int, list[Sample]]]:
-    """Draw the batches of a run, a few ahead in threads; each depends on the seed and step alone."""
+    """Draw a run's batches, a few ahead in threads; each depends on seed and step alone."""
 
     def draw(step: int) -> list[Sample]:
         rng = np.random.default_rng([recipe.seed, step])

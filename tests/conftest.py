@@ -4,6 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Toy networks gain nothing from threads, which on a busy machine wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
+from safetensors.torch import save_model
 from torch import nn
 
 from app.folder import hash_file
@@ -49,7 +50,7 @@ def make_model_folder(
         table[section] = {key: value for key, value in merged.items() if value is not None}
     save_arrays({"mean": shape_of(landmarks)}, folder / "shape.safetensors")
     if "architecture" in table["network"]:
-        save_file(build_network(table).state_dict(), folder / "weights.safetensors")
+        save_model(build_network(table), str(folder / "weights.safetensors"))
     write_manifest(folder, table)
     if checked:
         write_selfcheck(folder)
@@ -151,11 +152,16 @@ def make_program_folder(root: Path, name: str = "toy", *, script: bool = False) 
     return folder
 
 
-def exported(network: nn.Module, *, dynamic: bool = True) -> bytes:
+def exported(network: nn.Module, *, dynamic: bool = True, decomposed: bool = False) -> bytes:
     """Export a network as a program that takes any number of tiles, or just two."""
     buffer = io.BytesIO()
     shapes = ({0: torch.export.Dim("n", min=1, max=64)},) if dynamic else None
     program = torch.export.export(network, (torch.rand(2, 1, *TILE),), dynamic_shapes=shapes)
+    if decomposed:
+        with warnings.catch_warnings():
+            # torch 2.13 copies tree specifications in a way that it has itself deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            program = program.run_decompositions({})
     torch.export.save(program, buffer)
     return buffer.getvalue()
 
@@ -163,16 +169,25 @@ def exported(network: nn.Module, *, dynamic: bool = True) -> bytes:
 def scripted(network: nn.Module) -> bytes:
     """Trace a network to TorchScript."""
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.trace(network, torch.rand(2, 1, *TILE)), buffer)  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        # Tracing is deprecated, and warns of every size that it takes for a constant.
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(network, torch.rand(2, 1, *TILE))
+        torch.jit.save(traced, buffer)
     return buffer.getvalue()
 
 
-def edit_archive(data: bytes, edit: Callable[[str, bytes], bytes]) -> bytes:
-    """Rewrite an archive, passing every member's short name and content through ``edit``."""
+def edit_archive(
+    data: bytes, edit: Callable[[str, bytes], bytes], extra: Mapping[str, bytes] | None = None
+) -> bytes:
+    """Rewrite an archive, passing members' short names and contents through ``edit``."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():
             new.writestr(name, edit(name.partition("/")[2], old.read(name)))
+        root = old.namelist()[0].split("/")[0]
+        for name, content in (extra or {}).items():
+            new.writestr(f"{root}/{name}", content)
     return buffer.getvalue()
 
 

@@ -5,7 +5,10 @@ from typing import Any, Literal
 
 import nibabel as nib
 import numpy as np
+import torch
 from nibabel import nifti1, nifti2
+
+from app.volume import Volume, VolumeLimits
 
 ByteOrder = Literal["<", ">"]
 
@@ -20,6 +23,8 @@ AFFINE = np.array(
 """Oblique and slightly sheared; columns of three lengths."""
 
 SHAPE = (7, 5, 4)
+
+LARGE_ENOUGH = VolumeLimits(inflated_bytes=1 << 26, voxels=1 << 24, axis=512)
 
 NO_ROTATION = {"quatern_b": 0, "quatern_c": 0, "quatern_d": 0}
 """nibabel writes AFFINE's rotation, but no qform_code; a test that sets the code sets its own."""
@@ -69,3 +74,14 @@ def by_nibabel(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     kind = nib.Nifti2Image if plain[4:8] == b"n+2\0" else nib.Nifti1Image
     image = kind.from_bytes(plain)
     return np.asarray(image.dataobj), image.affine
+
+
+def assert_fit_for_use(volume: Volume) -> None:
+    """Check what every later stage relies on."""
+    voxels = volume.voxels
+    assert voxels.ndim == 3
+    assert voxels.dtype.isnative
+    assert voxels.flags.writeable
+    assert np.isfinite(voxels).all()
+    assert np.isfinite(volume.affine).all()
+    assert torch.from_numpy(voxels).float().isfinite().all()

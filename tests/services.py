@@ -14,8 +14,10 @@ import nibabel as nib
 import numpy as np
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.types import Scope
 
 from app.main import create_app
+from app.schemas import Problem
 from app.settings import PREFIX, Settings
 from tests.model_folders import make_model_folder
 
@@ -59,6 +61,33 @@ def running(settings: Settings) -> Iterator[TestClient]:
 
 async def _loaded(app: FastAPI) -> None:
     await asyncio.shield(app.state.starting)
+
+
+def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+    """Read the problem that a response is."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert problem.status == response.status_code
+    assert problem.request_id == response.headers["x-request-id"]
+    return problem
+
+
+def scope_of(path: str) -> Scope:
+    """Make the ASGI scope of a POST, for tests that play the client themselves."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 1),
+    }
 
 
 class ServiceProcess:

@@ -119,7 +119,7 @@ def test_tiles_of_several_requests_share_a_batch(model: LoadedModel, faulty: Fau
             first = asyncio.create_task(ask(loop, detector, scan(1, (20, 20, 20))))
             await asyncio.to_thread(faulty.entered.wait)
             others = [asyncio.create_task(ask(loop, detector, scan(n))) for n in (2, 3)]
-            while loop.depth < 2:
+            while loop.depth < 2:  # noqa: ASYNC110 - only lets others run
                 await asyncio.sleep(0)
             faulty.gate.set()
             await asyncio.gather(first, *others)
@@ -157,7 +157,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(model: LoadedModel, faulty:
             stays = asyncio.create_task(ask(loop, detector, scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
             leaves = asyncio.create_task(ask(loop, detector, scan(2)))
-            while not loop.depth:
+            while not loop.depth:  # noqa: ASYNC110 - only lets others run
                 await asyncio.sleep(0)
             leaves.cancel()
             faulty.gate.set()
@@ -171,7 +171,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(model: LoadedModel, faulty:
 
 
 def test_scan_that_cannot_be_prepared_fails_alone(model: LoadedModel) -> None:
-    broken = Volume(np.zeros((3, 4)), np.eye(4), 0, "", ())  # type: ignore[arg-type]
+    broken = Volume(np.zeros((3, 4)), np.eye(4), 0, "", ())
     detector = Detector(model)
 
     async def scenario() -> tuple[BaseException | Detection, ...]:

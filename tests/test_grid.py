@@ -147,7 +147,7 @@ def test_constant_volume_is_normalised_to_zeros() -> None:
     values = torch.full((3, 4, 5), 7.0)
     for method in ("percentile", "zscore"):
         lower, upper = (1.0, 99.0) if method == "percentile" else (0.0, 1.0)
-        spec = IntensitySpec(method=method, lower=lower, upper=upper)  # type: ignore[arg-type]
+        spec = IntensitySpec(method=method, lower=lower, upper=upper)
         assert normalise(values, spec).abs().max() == 0
 
 

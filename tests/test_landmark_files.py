@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def markup(system: str, points: list[dict[str, object]]) -> str:
+def markup(system: str, points: list[Any]) -> str:
     return json.dumps({"markups": [{"coordinateSystem": system, "controlPoints": points}]})
 
 

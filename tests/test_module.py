@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.errors import ModelRefused
+from app.folder import update_hashes
 from app.manifest import read_manifest
 from app.module import find_architecture, load_module
-from app.selfcheck import update_hashes, write_selfcheck
+from app.selfcheck import write_selfcheck
 from tests.model_folders import (
     TILE,
     build_network,
@@ -171,7 +172,6 @@ def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, weights[name].half().float())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("script", [False, True])
 def test_program_loads(tmp_path: Path, script: bool) -> None:
     folder = make_program_folder(tmp_path, script=script)
@@ -220,3 +220,34 @@ def test_program_of_unknown_kind_is_refused(tmp_path: Path) -> None:
     (folder / "model.toml").write_text(text)
     with pytest.raises(ModelRefused, match=r"expected a name ending in .pt2 or .pt"):
         write_selfcheck(folder)
+
+
+def test_weights_stored_under_all_their_names_are_taken_too(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, network=DYNUNET, checked=False)
+    stored = load_file(folder / "weights.safetensors")
+    everything = build_network({"network": DYNUNET}).state_dict()
+    assert len(stored) < len(everything)
+    put_weights(folder, {name: tensor.clone() for name, tensor in everything.items()})
+    load(folder)
+
+
+def test_missing_name_of_shared_weights_is_named(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, network=DYNUNET, checked=False)
+    stored = load_file(folder / "weights.safetensors")
+    stored.pop(next(name for name in stored if "bottleneck.conv1" in name or "next_layer" in name))
+    put_weights(folder, stored)
+    assert "toy: network.weights: expected 2 more tensors: " in refusal_of(folder)
+
+
+def test_example_in_the_readme_works(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent / "models" / "README.md").read_text()
+    python, toml = (
+        readme.partition(f"```{language}\n")[2].partition("```")[0]
+        for language in ("python", "toml")
+    )
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "model.toml").write_text(toml.replace("[64, 64, 48]", "[32, 32, 48]"))
+    exec(python.replace("models/my-model", str(folder)), {})  # noqa: S102 - it is our own text
+    manifest = write_selfcheck(folder)
+    assert [landmark.mirror for landmark in manifest.landmarks] == ["right", "left"]

@@ -48,7 +48,7 @@ class Shapes(nn.Module):
         self.twin = self.tied
 
     def forward(self, tiles: Tensor) -> Tensor:
-        first, second = tiles.split([16, tiles.shape[2] - 16], dim=2)
+        first, second = torch.split(tiles, [16, tiles.shape[2] - 16], dim=2)
         rows = tiles.flatten(1).shape[1] // tiles.shape[3]
         flat = tiles.reshape(tiles.shape[0], rows, tiles.shape[3]).clamp(min=-float("inf"))
         mask = torch.zeros(tiles.shape[0], 1, 1, 1, 1, device=tiles.device, dtype=tiles.dtype)
@@ -63,11 +63,7 @@ def test_program_answers_what_its_module_answers(
     make: Callable[[], nn.Module], decomposed: bool
 ) -> None:
     module = make().eval()
-    sizes = ({0: torch.export.Dim("n", min=1, max=64)},)
-    program = torch.export.export(module, (torch.rand(2, 1, *TILE),), dynamic_shapes=sizes)
-    buffer = io.BytesIO()
-    torch.export.save(program.run_decompositions({}) if decomposed else program, buffer)
-    read = read_program(buffer.getvalue())
+    read = read_program(exported(module, decomposed=decomposed))
     tiles = torch.rand(3, 1, *TILE)
     with torch.inference_mode():
         torch.testing.assert_close(read(tiles), module(tiles))
@@ -109,17 +105,18 @@ def test_pickle_in_the_sample_inputs_is_never_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["weights", "constants"])
 def test_pickled_tensors_are_refused_unread(tmp_path: Path, kind: str) -> None:
     trace = tmp_path / "unpickled"
+    payload = pickle.dumps(Payload(trace))
 
     def edit(name: str, old: bytes) -> bytes:
         if name == f"data/{kind}/model_{kind}_config.json":
             config = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}
             return json.dumps({"config": {"x": {**config, "tensor_meta": None}}}).encode()
-        return pickle.dumps(Payload(trace)) if name.endswith("weight_0") else old
+        return old
 
     with pytest.raises(
         ModelRefused, match=f"expected plain tensors in data/{kind}, 'x' is pickled"
     ):
-        read_program(edit_archive(toy_program(), edit))
+        read_program(edit_archive(toy_program(), edit, {f"data/{kind}/opaque_obj_0": payload}))
     assert not trace.exists()
 
 
@@ -187,7 +184,7 @@ def set_target(target: str) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_other_operators_are_refused_by_name(target: str) -> None:
-    with pytest.raises(ModelRefused, match=r"expected .* operators.*, got ") as refusal:
+    with pytest.raises(ModelRefused, match=r"expected .*operators.*, got ") as refusal:
         read_program(edit_model(set_target(target)))
     assert target in str(refusal.value)
 
@@ -219,13 +216,10 @@ def test_program_of_another_schema_is_refused() -> None:
 
 def test_program_that_changes_its_buffers_is_refused() -> None:
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2)).train()
-    buffer = io.BytesIO()
-    program = torch.export.export(network, (torch.rand(2, 1, *TILE),))
-    torch.export.save(program.run_decompositions({}), buffer)
     with pytest.raises(
         ModelRefused, match=r"got a buffer_mutation; call eval\(\) before the export"
     ):
-        read_program(buffer.getvalue())
+        read_program(exported(network, decomposed=True))
 
 
 def test_two_outputs_are_refused() -> None:
@@ -256,7 +250,6 @@ def test_archive_of_another_kind_is_refused() -> None:
         read_program(saved({"weight": torch.zeros(2)}))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_answers_what_its_module_answers() -> None:
     read = read_script(scripted(toy()))
     tiles = torch.rand(3, 1, *TILE)
@@ -274,7 +267,7 @@ class Writes(nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_that_writes_files_is_refused() -> None:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(Writes()), buffer)  # type: ignore[no-untyped-call]
+    torch.jit.save(torch.jit.script(Writes()), buffer)
     with pytest.raises(ModelRefused, match=r"expected plain tensor operators, got torch.save"):
         read_script(buffer.getvalue())
 

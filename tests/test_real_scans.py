@@ -106,7 +106,7 @@ def stored_otherwise(volume: Volume, order: tuple[int, ...], flips: tuple[bool, 
     for new, old in enumerate(order):
         old_from_new[old, new] = -1 if flips[new] else 1
         old_from_new[old, 3] = volume.voxels.shape[old] - 1 if flips[new] else 0
-    voxels = np.flip(volume.voxels.transpose(order), [a for a in range(3) if flips[a]])
+    voxels = np.flip(volume.voxels.transpose(order), tuple(a for a in range(3) if flips[a]))
     return Volume(voxels, volume.affine @ old_from_new, 0, "", ())
 
 

@@ -1,5 +1,6 @@
 """The registry: good folders serve, bad ones say why, and a reload never leaves a gap."""
 
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from app.errors import ModelRefused, StartupError, UnknownModel
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.registry import LoadedModel, Registry, load_model, scan_models
 from app.selfcheck import write_selfcheck
 from tests.model_folders import make_model_folder, shape_of
@@ -96,6 +97,22 @@ def test_phantom_check_is_given_the_loaded_model(tmp_path: Path) -> None:
     assert given == [("toy", 5)]
 
 
+def test_card_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "README.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelRefused, match=r"toy: README.md: expected UTF-8"):
+        load(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file_is_refused_without_its_path(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").chmod(0)
+    with pytest.raises(ModelRefused) as refusal:
+        load(folder)
+    assert str(refusal.value) == "toy: expected files to read, got Permission denied"
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path, load)
@@ -125,13 +142,9 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     make_model_folder(tmp_path, "one")
     make_model_folder(tmp_path, "two")
     registry.load_all()
-    with pytest.raises(
-        UnknownModel, match="expected the name of a model, got none; loaded: one, t"
-    ):
+    with pytest.raises(BadParameter, match="expected one of one, two; got none"):
         registry.get()
-    with pytest.raises(
-        UnknownModel, match="expected a loaded model, got 'three'; loaded: one, two"
-    ):
+    with pytest.raises(UnknownModel, match="expected one of one, two; got 'three'"):
         registry.get("three")
     default = Registry(tmp_path, load, default="two")
     default.load_all()
