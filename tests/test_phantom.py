@@ -133,7 +133,7 @@ def _centroid_misses(phantom: Phantom) -> list[float]:
         axes = [np.arange(m - r, m + r + 1) for m, r in zip(middle, reach, strict=True)]
         index = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
         index = index[((index >= 0) & (index < voxels.shape)).all(axis=1)]
-        place = transform(affine, index) - point
+        place = transform(affine, index.astype(np.float64)) - point
         near = np.linalg.norm(place, axis=1) < INNER_MM
         contrast = np.abs(voxels[tuple(index.T)] - background)
         # Half of the strongest contrast tells structure from texture.
