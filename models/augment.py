@@ -92,7 +92,8 @@ def pose(
         * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     )
     image_grid = image_coordinates(shape)
-    warped = image_grid + warp_at(image_grid, knots, shape)
+    # A warp of nothing costs as much as one of something.
+    warped = image_grid + warp_at(image_grid, knots, shape) if knots.any() else image_grid
     image = sample_at(specimen.voxels, apply(voxel_from_image, warped))
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
