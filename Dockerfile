@@ -23,7 +23,7 @@ RUN python3 -m venv /opt/venv \
       > /tmp/requirements.txt \
  && pip install --constraint constraints.txt --requirement /tmp/requirements.txt \
  && rm /tmp/requirements.txt \
- && useradd --system --uid 10001 --no-create-home landmarkd
+ && useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin landmarkd
 
 COPY README.md LICENSE ./
 COPY app app
