@@ -2,15 +2,17 @@
 # make test    run the tests (all but those marked slow or gpu)
 # make check   what continuous integration runs: format, lint, types, layers, tests
 # make format  put the code into shape
+# make clean   remove what the others made
 # PYTHON=, HOST= and PORT= choose the interpreter and the address.
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .PHONY: run test check format clean
+.DELETE_ON_ERROR:
 
 run: .venv/run.stamp
 	@exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
@@ -22,7 +24,7 @@ check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(MAKE) --no-print-directory test
 
 format: .venv/dev.stamp
@@ -30,11 +32,13 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 
 .venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "expected Python 3.11 or newer as $(PYTHON), found none; name one with PYTHON="; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "expected Python 3.11 or newer, got $$($(PYTHON) --version); name one with PYTHON="; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# torch goes first: only a version that is named may choose between its builds.
+# torch goes first, by its exact version: a range may fetch another build, gigabytes larger.
 .venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
@@ -42,8 +46,9 @@ format: .venv/dev.stamp
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp
+	@echo "Installing the tools for tests and checks into .venv"
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

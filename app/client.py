@@ -1,7 +1,6 @@
 """scan -> answer, by a service elsewhere: a typed client that needs no torch."""
 
 from types import TracebackType
-from typing import Self
 
 import httpx
 
@@ -40,7 +39,7 @@ class Client:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Client":
         """Keep the connection for the context."""
         return self
 

@@ -9,7 +9,7 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -41,7 +41,7 @@ class IntensitySpec(_Section):
     upper: float = 1.0
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def _check_bounds(self) -> "IntensitySpec":
         if self.method in ("percentile", "window") and not self.lower < self.upper:
             raise ValueError(f"expected lower < upper, got {self.lower} and {self.upper}")
         if self.method == "percentile" and (self.lower < 0 or self.upper > 100):
@@ -66,7 +66,7 @@ class InputSpec(_Section):
     intensity: IntensitySpec
 
     @model_validator(mode="after")
-    def _check_orientation(self) -> Self:
+    def _check_orientation(self) -> "InputSpec":
         axes = sorted(
             ["LR", "PA", "IS"].index(pair)
             for code in self.orientation
@@ -92,7 +92,7 @@ class NetworkSpec(_Section):
     offset_order: Literal["axis", "landmark"] = "axis"
 
     @model_validator(mode="after")
-    def _check_source(self) -> Self:
+    def _check_source(self) -> "NetworkSpec":
         if (self.architecture is None) == (self.program is None):
             raise ValueError("expected exactly one of architecture and program")
         if (self.architecture is None) != (self.weights is None):
@@ -138,7 +138,7 @@ class SelfCheckSpec(_Section):
     tolerance_mm: Annotated[float, Field(gt=0.0)] | None = None
 
     @model_validator(mode="after")
-    def _check_kind(self) -> Self:
+    def _check_kind(self) -> "SelfCheckSpec":
         kind = self.input.split(":")[0]
         if kind == "noise" and self.expected is None:
             raise ValueError("expected key 'expected' (a safetensors file) with input noise")
@@ -163,7 +163,7 @@ class Manifest(_Section):
     selfcheck: SelfCheckSpec
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _check_names(self) -> "Manifest":
         partners = {landmark.name: landmark.mirror for landmark in self.landmarks}
         if len(partners) != len(self.landmarks):
             raise ValueError("expected every landmark name once")
@@ -176,7 +176,7 @@ class Manifest(_Section):
         return self
 
     @model_validator(mode="after")
-    def _check_tile(self) -> Self:
+    def _check_tile(self) -> "Manifest":
         if self.input.tile_shape != WHOLE:
             if any(edge % self.tile_step for edge in self.input.tile_shape):
                 raise ValueError(

@@ -241,7 +241,7 @@ def _draw(
     values[box] += inside * (level - values[box])
 
 
-def _length(place: Float64[np.ndarray, "*n 3"]) -> Float64[np.ndarray, " *n"]:
+def _length(place: Float64[np.ndarray, "*n axes"]) -> Float64[np.ndarray, " *n"]:
     return np.asarray(np.sqrt((place**2).sum(axis=-1)))
 
 

@@ -6,7 +6,7 @@ Set by environment variables named ``LANDMARKD_`` and the field's name in capita
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, StringConstraints, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _check_timeouts(self) -> Self:
+    def _check_timeouts(self) -> "Settings":
         if self.timeout_s > self.max_timeout_s:
             raise ValueError(
                 f"expected timeout_s <= max_timeout_s, got {self.timeout_s} > {self.max_timeout_s}"

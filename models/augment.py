@@ -39,13 +39,13 @@ class Augmentation:
     """
 
     rotation_deg: float = 180.0
-    scale: float = 0.12
-    stretch: float = 0.06
+    scale: float = 0.1
+    stretch: float = 0.03
     shift_mm: float = 1.5
     place: Literal["middle", "anywhere"] = "middle"
-    elastic_mm: float = 0.25
+    elastic_mm: float = 0.15
     elastic_knots: int = 5
-    crop: float = 0.1
+    crop: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def pose(
         * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     )
     image_grid = image_coordinates(shape)
-    warped = image_grid + warp_at(image_grid, knots, shape)
+    # A warp of nothing costs as much as one of something.
+    warped = image_grid + warp_at(image_grid, knots, shape) if knots.any() else image_grid
     image = sample_at(specimen.voxels, apply(voxel_from_image, warped))
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
@@ -219,9 +220,9 @@ def draw_visible(
 
 def jitter(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
     """Draw random contrast, brightness, gamma and noise for values that lie around [0, 1]."""
-    gamma = float(np.exp(rng.normal(0, 0.2)))
+    gamma = float(np.exp(rng.normal(0, 0.15)))
     contrast = float(np.exp(rng.normal(0, 0.1)))
-    noise = float(rng.uniform(0, 0.05))
+    noise = float(rng.uniform(0, 0.03))
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
     image = image.clamp_min(0.0).pow(gamma) * contrast + float(rng.normal(0, 0.02))
     return image + noise * torch.randn(image.shape, generator=generator)

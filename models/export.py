@@ -43,8 +43,10 @@ def write_model_folder(
             slides has none: it sees parts of scans, in which landmarks may be anywhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    plain = copy.deepcopy(network).half().cpu()
+    plain = plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     # save_model stores a tensor once that a network registers under several names.
-    save_model(copy.deepcopy(network).half().cpu(), str(folder / "weights.safetensors"))
+    save_model(plain, str(folder / "weights.safetensors"))
     if not recipe.slides:
         mean = torch.from_numpy(mean_shape(list(point_sets)))
         save_file({"mean": mean}, folder / "shape.safetensors")
@@ -53,6 +55,9 @@ def write_model_folder(
     _update(document, folder, recipe, names)
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
     write_selfcheck(folder)
+    # safetensors writes files that only their owner may read; a service often runs as another user.
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)
 
 
 def _new(folder: Path) -> tomlkit.TOMLDocument:

@@ -29,6 +29,11 @@ PERCENTILES: Final = IntensitySpec(method="percentile", lower=1.0, upper=99.5)
 """Holds for scans of any modality; a CT model may prefer a window."""
 
 
+NORM_GROUPS: Final = 4
+LEAST_LEVELS: Final = 3
+"""Bounds that the architecture sets to ``filters``: so many, and multiples of the groups."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """All choices of a training run.
@@ -115,7 +120,8 @@ def network_arguments(recipe: Recipe, landmarks: int) -> dict[str, object]:
         "strides": strides,
         "upsample_kernel_size": strides[1:],
         "filters": list(recipe.filters),
-        "norm_name": ["INSTANCE", {"affine": True}],
+        # Not instance norm: it takes away whatever is the same all over a scan, such as its pose.
+        "norm_name": ["GROUP", {"num_groups": NORM_GROUPS, "affine": True}],
     }
 
 

@@ -78,6 +78,13 @@ def load_specimen(
     """
     name, scan, _ = pair
     volume = read_volume(scan.read_bytes())
+    points = read_points(pair, names)
+    outside = outside_volume(points, volume.affine, volume.voxels.shape)
+    if outside:
+        raise ValueError(
+            f"expected all landmarks of {name} inside its volume, got {outside} outside: "
+            "do the files share one frame (LPS or RAS)?"
+        )
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
     step = spacing_mm / spacing_of(volume.affine)
     coarse, _ = resample(values, step)
@@ -87,13 +94,6 @@ def load_specimen(
             sigma = 0.5 * np.sqrt(step[axis] ** 2 - 1)
             matrix = torch.from_numpy(smoothing_matrix(values.shape[axis], sigma)).float()
             values = apply_along(values, axis, matrix)
-    points = read_points(pair, names)
-    outside = outside_volume(points, volume.affine, values.shape)
-    if outside:
-        raise ValueError(
-            f"expected all landmarks of {name} inside its volume, got {outside} outside: "
-            "do the files share one frame (LPS or RAS)?"
-        )
     return Specimen(name=name, voxels=values, to_world=volume.affine, points=points)
 
 
