@@ -195,8 +195,6 @@ def choose_cell(readout: Readout) -> int:
     while cell * diagonal <= readout.reach_mm / 2:
         cell *= 2
     while readout.landmarks * math.prod(_box(readout, cell)[1]) * 8 > HEATMAP_BYTES:
-        if cell >= max(readout.shape):
-            break
         cell *= 2
     return cell
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.heatmaps import FIXED_ONE, Heatmaps, accumulate, in_blocks, to_fixed
@@ -91,6 +91,9 @@ def find_modes(votes: Votes, heatmaps: Heatmaps, readout: Readout, count: int) -
         # A peak is known to half a cell only, so the first step looks that much further.
         reach = readout.reach_mm + (half_cell if step == 0 else 0.0)
         centres = _shift(pairs, centres, reach)
+        if step == 0:
+            centres = _merge(centres.view(-1, count, 3), readout.reach_mm / 2).view(-1, 3)
+            pairs = _only(pairs, centres.isfinite().all(1)[pairs.segment])
     total = torch.zeros(readout.landmarks, dtype=torch.int64, device=peaks.device)
     for rows in in_blocks(len(votes)):
         accumulate(total, votes.landmark[rows], to_fixed(votes.weight[rows]))
@@ -204,6 +207,24 @@ def _shift(
     total = _sum(segment, weight, len(centres))
     moments = [_sum(segment, weight * distance[:, axis], len(centres)) for axis in range(3)]
     return centres + torch.stack(moments, dim=1) / total[:, None] * reach_mm
+
+
+def _merge(
+    centres: Float64[Tensor, "landmarks modes 3"], gap_mm: float
+) -> Float64[Tensor, "landmarks modes 3"]:
+    """Drop modes that are about to meet one from a higher peak: slopes of it, not peaks."""
+    merged = centres.clone()
+    for later in range(1, centres.shape[1]):
+        square = _square(merged[:, :later] - merged[:, later, None])
+        met = (square < gap_mm**2).any(1)
+        merged[:, later] = torch.where(met[:, None], math.nan, merged[:, later])
+    return merged
+
+
+def _only(pairs: _Pairs, kept: Bool[Tensor, " pairs"]) -> _Pairs:
+    return _Pairs(
+        pairs.segment[kept], pairs.position_mm[kept], pairs.source_mm[kept], pairs.weight[kept]
+    )
 
 
 def _describe(

@@ -216,7 +216,6 @@ def test_softmax_without_a_background_is_refused() -> None:
         filter_votes(Field(field.scores, field.offsets, "softmax", background=False), 0.5)
 
 
-@pytest.mark.slow
 def test_fields_of_more_than_two_to_the_31_elements_are_read_right() -> None:
     """A field of 300 x 302 x 304 voxels and 27 landmarks, by strides of zero: no memory."""
     shape, landmarks = (300, 302, 304), 27
