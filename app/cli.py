@@ -53,10 +53,11 @@ def serve(
     demo: Annotated[bool, typer.Option(help="Once ready, answer a generated scan.")] = False,
 ) -> None:
     """Run the service; every other setting is an environment variable LANDMARKD_*."""
-    from app.server import serve as serve_until_stopped  # noqa: PLC0415 - pulls in torch
-
     settings = _settings(host=host, port=port, log_format="text" if demo else None)
     listener = _listen(settings)
+    # Only now, because it pulls in torch: what is wrong with the command is said at once.
+    from app.server import serve as serve_until_stopped  # noqa: PLC0415
+
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     if demo:
         from app.demo import start_demo  # noqa: PLC0415 - only a demo needs it

@@ -208,8 +208,8 @@ class Registry:
             The model.
 
         Raises:
-            BadParameter: No name, no default, and not exactly one model.
-            UnknownModel: None of that name is loaded.
+            BadParameter: No name and no default, but several models.
+            UnknownModel: None of that name, or none at all, is loaded.
         """
         models = self._models
         wanted = name or self._default
@@ -217,6 +217,8 @@ class Registry:
         if wanted is None:
             if len(models) == 1:
                 return next(iter(models.values()))
+            if not models:
+                raise UnknownModel("expected a loaded model, got a service that has none")
             raise BadParameter(f"model: expected one of {known}; got none")
         if wanted in models:
             return models[wanted]

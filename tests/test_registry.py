@@ -153,7 +153,7 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
 
 def test_empty_registry_says_that_none_is_loaded(registry: Registry) -> None:
     registry.load_all()
-    with pytest.raises(UnknownModel, match="loaded: none"):
+    with pytest.raises(UnknownModel, match="got a service that has none"):
         registry.get()
 
 
