@@ -1,1 +1,24 @@
-"""landmarkd."""
+"""landmarkd: finds anatomical landmarks in 3D scans, as a service.
+
+Read the modules in this order; each may import only those before it (see pyproject.toml).
+
+========================  =========================================================================
+errors, frames            what all of them speak: the error tree, voxel and world coordinates
+settings, schemas         every knob; everything that crosses the wire
+inflate, header, volume   bytes -> Volume
+folder, manifest          model folder -> Manifest
+grid, tiles               Volume -> Grid -> tile plan
+calls, program, module    model folder -> network, without running code of the folder's
+network                   tile batch -> Fields (scores and offsets)
+votes, readout, heatmaps  Field -> Votes -> Heatmaps
+modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with each other
+landmarks                 Modes -> Landmarks: where, whether at all, how sure
+phantom, selfcheck        seed -> generated scan; loaded network -> does it answer as it should
+registry, detector        models that serve; the device half composed
+scheduler, device_loop    tiles of all requests -> device batches -> answers
+admission, engine         what is let in; everything between a request's bytes and its answer
+answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
+uploads, routes, main     HTTP in and out
+server, cli               the process, the command; client, offline and demo serve the command
+========================  =========================================================================
+"""

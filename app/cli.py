@@ -55,7 +55,7 @@ def serve(
     """Run the service; every other setting is an environment variable LANDMARKD_*."""
     from app.server import serve as serve_until_stopped  # noqa: PLC0415 - pulls in torch
 
-    settings = _settings(host=host, port=port)
+    settings = _settings(host=host, port=port, log_format="text" if demo else None)
     listener = _listen(settings)
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     if demo:
@@ -218,7 +218,7 @@ def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
 @app.command()
 def phantom(
     output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz or .nii.")],
-    seed: Annotated[int, typer.Option(help="Names the phantom.")] = 2,
+    seed: Annotated[int, typer.Option(help="Names the phantom.")] = 6,
 ) -> None:
     """Write a generated scan, and its true landmarks beside it as .mrk.json."""
     from app.phantom import make_phantom, write_phantom  # noqa: PLC0415 - takes a second

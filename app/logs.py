@@ -61,10 +61,11 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
 def log_request(record: RequestRecord) -> None:
     """Write the line of a request that was answered."""
     level = logging.INFO
-    if record.status >= 500:
-        level = logging.WARNING
-    elif record.route in PROBES:
+    if record.route in PROBES:
+        # A probe that hears "not ready" got its answer; that is no fault of anyone's.
         level = logging.DEBUG
+    elif record.status >= 500:
+        level = logging.WARNING
     fields = {key: value for key, value in asdict(record).items() if value is not None}
     fields["ms"] = round(record.ms, 3)
     logging.getLogger(REQUEST_LOGGER).log(level, "request", extra=fields)
@@ -82,6 +83,8 @@ def configure_logging(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # httpx logs every request that the demo sends; the service logs them already.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

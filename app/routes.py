@@ -181,9 +181,11 @@ async def get_livez() -> AliveAnswer:
     response_model=ReadinessAnswer,
     responses={503: {"model": ReadinessAnswer, "description": "Not ready; the reason says why"}},
 )
-async def get_readyz(shared: SharedDep) -> Response:
+async def get_readyz(request: Request, shared: SharedDep) -> Response:
     """Say whether requests can be answered, and if not, why not."""
     state = shared.engine.readiness()
+    if not state.ready:
+        record_of(request.scope).code = NotReady.code
     answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
     return Response(answer.model_dump_json(), 200 if state.ready else 503, media_type=JSON)
 
