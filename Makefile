@@ -14,8 +14,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint
 .PHONY: run test check format clean
 .DELETE_ON_ERROR:
 
+# Only errors are logged here: what a person wants to see is the table that --demo prints.
 run: .venv/run.stamp
-	@exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
+	@echo "Starting landmarkd on http://$(HOST):$(PORT)"
+	@LANDMARKD_LOG_FORMAT=$${LANDMARKD_LOG_FORMAT:-text} LANDMARKD_LOG_LEVEL=$${LANDMARKD_LOG_LEVEL:-error} \
+	  exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
