@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from httpx2 import Response
 
 from app.detector import Detection, Detector, load_checked
 from app.frames import transform
@@ -124,29 +125,40 @@ def test_all_48_axis_orders_of_a_scan_give_the_same_millimetres(
             assert np.linalg.norm(point - expected[name]) <= AXIS_ORDER_MM
 
 
-def test_no_odd_file_makes_the_service_fail(service: TestClient, data_dir: Path) -> None:
+@pytest.fixture(scope="module")
+def odd_answers(service: TestClient, data_dir: Path) -> dict[tuple[str, str], Response]:
+    """Post every odd file to every model."""
     files = sorted(path for path in (data_dir / "uploads").iterdir() if path.suffix != ".md")
-    assert len(files) >= 20
-    for path in files:
-        for model in ("phantom", "mouse-skull"):
-            response = service.post(
-                "/v1/landmarks",
-                content=path.read_bytes(),
-                params={"model": model},
-                headers=RAW,
-            )
-            assert response.status_code < 500, (path.name, response.text)
-            if response.status_code != 200:
-                detail = response.json()["detail"]
-                assert "expected" in detail, (path.name, detail)
-                assert "got" in detail, (path.name, detail)
+    return {
+        (path.name, model): service.post(
+            "/v1/landmarks", content=path.read_bytes(), params={"model": model}, headers=RAW
+        )
+        for path in files
+        for model in ("phantom", "mouse-skull")
+    }
 
 
-def test_foreign_anatomy_is_not_taken_for_a_skull(service: TestClient, data_dir: Path) -> None:
-    brain = (data_dir / "uploads" / "avg152T1_LR_nifti2.nii.gz").read_bytes()
-    landmarks = post(service, brain)["landmarks"]
-    detected = [mark for mark in landmarks if mark["status"] == "detected"]
-    assert len(detected) <= 0.05 * len(landmarks)
+def test_no_odd_file_makes_the_service_fail(
+    odd_answers: dict[tuple[str, str], Response],
+) -> None:
+    assert len(odd_answers) >= 40
+    for name, response in odd_answers.items():
+        assert response.status_code < 500, (name, response.text)
+        if response.status_code != 200:
+            detail = response.json()["detail"]
+            assert "expected" in detail, (name, detail)
+            assert "got" in detail, (name, detail)
+
+
+def test_no_odd_file_is_taken_for_a_skull(odd_answers: dict[tuple[str, str], Response]) -> None:
+    answered = 0
+    for (_, model), response in odd_answers.items():
+        if model == "mouse-skull" and response.status_code == 200:
+            answered += 1
+            landmarks = response.json()["landmarks"]
+            detected = [mark for mark in landmarks if mark["status"] == "detected"]
+            assert len(detected) <= 0.05 * len(landmarks)
+    assert answered >= 1
 
 
 @pytest.mark.slow
