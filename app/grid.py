@@ -112,7 +112,9 @@ def axis_of(code: str) -> tuple[int, int]:
     raise ValueError(f"expected an axis letter of L R P A I S, got {code!r}")
 
 
-def resample(values: Voxels, step: Sequence[float] | np.ndarray) -> tuple[Voxels, Affine]:
+def resample(
+    values: Voxels, step: Sequence[float] | np.ndarray
+) -> tuple[Float[Tensor, "new_i new_j new_k"], Affine]:
     """Resample along every axis, smoothing first where the grid gets coarser.
 
     Args:
@@ -173,7 +175,9 @@ def smoothing_matrix(size: int, sigma: float) -> np.ndarray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def apply_along(values: Voxels, axis: int, matrix: Float[Tensor, "new old"]) -> Voxels:
+def apply_along(
+    values: Voxels, axis: int, matrix: Float[Tensor, "new old"]
+) -> Float[Tensor, "new_i new_j new_k"]:
     """Multiply one axis of a volume by a matrix."""
     return torch.movedim(
         torch.tensordot(matrix.to(values.device, values.dtype), values, dims=([1], [axis])), 0, axis

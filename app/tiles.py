@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -114,7 +114,7 @@ def importance(
     return i, j, k
 
 
-def _starts(size: int, edge: int, overlap: float, stride: int) -> Origins:
+def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray, " tiles"]:
     """Spread the fewest tiles that overlap enough over an axis, on multiples of the stride."""
     if size <= edge:
         return np.zeros(1, dtype=np.int64)
