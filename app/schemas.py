@@ -153,7 +153,7 @@ class ReadinessAnswer(_Wire):
     """The answer of ``GET /readyz``, ready (200) or not (503)."""
 
     ready: bool
-    reason: str = Field(description="Empty if ready.")
+    reason: str = Field(description="`ready`, or why not.")
     models: dict[str, str] = Field(description="Model → `ready`, or why not.")
 
 
