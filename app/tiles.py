@@ -41,7 +41,7 @@ class TilePlan:
     tile_shape: tuple[int, int, int]
     stride: int
     origins: Origins
-    profiles: tuple[Float64[np.ndarray, "place u"], ...]
+    profiles: tuple[Float64[np.ndarray, "_ _"], ...]
     places: Origins
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ def tile_shape_of(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> tu
     return i, j, k
 
 
-def cut(voxels: Voxels, plan: TilePlan, index: int) -> Float[Tensor, "1 i j k"]:
+def cut(voxels: Voxels, plan: TilePlan, index: int) -> Float[Tensor, "1 tile_i tile_j tile_k"]:
     """Cut one tile out of a grid, padded with zeros past the grid's end."""
     i, j, k = plan.origins[index]
     a, b, c = plan.tile_shape
@@ -124,7 +124,9 @@ def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray
     return np.asarray(np.round(np.linspace(0, last // stride, count)).astype(np.int64) * stride)
 
 
-def _profiles(starts: Origins, edge: int, stride: int) -> Float64[np.ndarray, "place u"]:
+def _profiles(
+    starts: Int[np.ndarray, " tiles"], edge: int, stride: int
+) -> Float64[np.ndarray, "place u"]:
     """Make each tile's importance along an axis: its Gaussian over the sum of all there."""
     size = edge // stride
     inside = (np.arange(size) + 0.5) / size - 0.5

@@ -1,1 +1,5 @@
-"""Tests of landmarkd; they mirror ``app/``."""
+"""Tests of landmarkd, one file per module."""
+
+from tests.array_types import checked
+
+__all__ = ["checked"]
