@@ -52,9 +52,13 @@ class Shape:
 
     Attributes:
         mean: Positions in mm in any right-handed frame; a NaN row is a landmark of unknown place.
+        tolerance_mm: A mode this near to its expected place agrees with a fit.
+        modes: How many modes per landmark to choose among.
     """
 
     mean: Float64[np.ndarray, "landmarks 3"]
+    tolerance_mm: float
+    modes: int = 4
 
     def knows(self) -> Bool[np.ndarray, " landmarks"]:
         """Say which landmarks have a known place."""
@@ -100,15 +104,13 @@ def fit_constellation(
     positions_mm: Float64[np.ndarray, "landmarks modes 3"],
     strength: Float64[np.ndarray, "landmarks modes"],
     shape: Shape,
-    tolerance_mm: float,
 ) -> Constellation | None:
     """Fit the mean shape to the modes and choose the mode of every landmark.
 
     Args:
         positions_mm: Modes in mm in a right-handed frame; NaN where there is none.
         strength: How much each mode counts, in [0, 1]; 0 where there is none.
-        shape: The mean shape.
-        tolerance_mm: A mode this near to its expected place agrees with the fit.
+        shape: The mean shape, and how near a mode must be to agree with it.
 
     Returns:
         The choice, or None if fewer than four landmarks are there to fit, or no similarity brings
@@ -120,6 +122,7 @@ def fit_constellation(
     present = usable.any(axis=1)
     if present.sum() < LEAST_LANDMARKS:
         return None
+    tolerance_mm = shape.tolerance_mm
     cloud = np.where(usable[..., None], positions_mm, _NOWHERE)
     weight = np.where(usable, strength, 0.0)
     fit = _refine(

@@ -20,6 +20,7 @@ from app.frames import Affine, Points, axis_codes, spacing_of
 from app.grid import Grid, make_grid
 from app.landmarks import Landmark, locate
 from app.phantom import make_phantom
+from app.readout import GridFrame, readout_of
 from app.registry import LoadedModel, load_model
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
@@ -94,7 +95,10 @@ class Detector:
     def __init__(self, model: LoadedModel) -> None:
         """Args: the loaded model."""
         self.model = model
-        self._shape = None if model.shape is None else Shape(model.shape)
+        spec = model.manifest.shape
+        self._shape = None
+        if model.shape is not None and spec is not None:
+            self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
 
     def prepare(self, volume: Volume) -> Case:
         """Bring a scan to the device and plan its tiles.
@@ -160,7 +164,14 @@ class Detector:
 
     def locate(self, case: Case) -> tuple[Landmark, ...]:
         """Read the landmarks off a case whose tiles have all been run."""
-        return locate(concat_votes(case.votes), case.grid, self.model.manifest, self._shape)
+        manifest = self.model.manifest
+        return locate(
+            concat_votes(case.votes),
+            readout_of(case.grid, manifest),
+            GridFrame(case.grid.to_volume, case.grid.to_world),
+            manifest.landmarks,
+            self._shape,
+        )
 
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.

@@ -3,7 +3,7 @@
 A vote adds its weight to the voxel nearest to its position, floor(v + 0.5), and to no other. Sums
 are kept in fixed point, so the same votes in any order and any batch give the same bits: adding
 integers commutes, adding floats does not. A vote outside the box that is counted is left out, never
-clamped. Two boxes are counted: the grid itself (``heatmap_volume``, what clients may look at), and
+clamped. Two boxes are counted: the grid itself (``aggregate``, what clients may look at), and
 the grid with a margin, so that a landmark just outside the field of view has a peak like any other
 (``make_heatmaps``, from which ``app.modes`` starts).
 """
@@ -70,7 +70,7 @@ def make_heatmaps(votes: Votes, readout: Readout, cell: int | None = None) -> He
     return Heatmaps(smooth(values, sigmas), first, cell)
 
 
-def heatmap_volume(
+def aggregate(
     votes: Votes, landmarks: Sequence[int], readout: Readout
 ) -> Float[Tensor, "chosen i j k"]:
     """Make the dense heatmaps of some landmarks, voxel by voxel of the grid.

@@ -33,15 +33,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from app.constellation import LEAST_LANDMARKS, Constellation, Shape, fit_constellation
-from app.frames import Points, transform
-from app.grid import Grid
+from app.frames import transform
 from app.heatmaps import make_heatmaps
-from app.manifest import LandmarkSpec, Manifest
+from app.manifest import LandmarkSpec
 from app.modes import Modes, find_modes
-from app.readout import Readout, readout_of
+from app.readout import GridFrame, Readout
 from app.votes import Votes, select_votes
 
 FAINT: Final = 0.25
@@ -127,28 +126,53 @@ class _Verdict:
     agrees: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where all modes are, and how they look there.
+
+    Attributes:
+        ijk: In voxels of the uploaded array.
+        ras_mm: In mm, RAS.
+        inside: Whether the place lies in the volume.
+        spread_mm: As of a landmark.
+        disagreement_mm: As of a landmark.
+    """
+
+    ijk: Float64[np.ndarray, "landmarks modes 3"]
+    ras_mm: Float64[np.ndarray, "landmarks modes 3"]
+    inside: Bool[np.ndarray, "landmarks modes"]
+    spread_mm: Float64[np.ndarray, "landmarks modes"]
+    disagreement_mm: Float64[np.ndarray, "landmarks modes"]
+
+
 def locate(
-    votes: Votes, grid: Grid, manifest: Manifest, shape: Shape | None
+    votes: Votes,
+    readout: Readout,
+    frame: GridFrame,
+    specs: Sequence[LandmarkSpec],
+    shape: Shape | None = None,
 ) -> tuple[Landmark, ...]:
     """Read the landmarks of a scan from its votes.
 
     Args:
         votes: All votes of all tiles of the scan, in any order.
-        grid: The scan as the network saw it.
-        manifest: The model: names, thresholds, voting radius.
-        shape: The model's mean shape, rows in the manifest's order; None if it has none.
+        readout: The grid that they point into, and the voting radius.
+        frame: Where that grid lies.
+        specs: Name and presence threshold of every landmark.
+        shape: The landmarks' mean constellation, in the order of ``specs``; None if unknown.
 
     Returns:
-        One landmark per section of the manifest, in its order.
+        One landmark per spec, in their order.
     """
-    readout = readout_of(grid, manifest)
     votes = _inside(votes, readout)
-    count = manifest.shape.modes if manifest.shape else MODES
+    count = shape.modes if shape else MODES
     modes = find_modes(votes, make_heatmaps(votes, readout), readout, count)
-    verdicts = _judge(modes, grid, manifest, shape)
+    places = _place(modes, readout, frame)
     return tuple(
-        _describe(spec, modes, index, verdict, (grid, manifest))
-        for index, (spec, verdict) in enumerate(zip(manifest.landmarks, verdicts, strict=True))
+        _describe(spec, modes, places, index, verdict)
+        for index, (spec, verdict) in enumerate(
+            zip(specs, _judge(modes, places, specs, shape), strict=True)
+        )
     )
 
 
@@ -167,20 +191,35 @@ def _inside(votes: Votes, readout: Readout) -> Votes:
     return votes if bool(inside.all()) else select_votes(votes, inside)
 
 
-def _judge(modes: Modes, grid: Grid, manifest: Manifest, shape: Shape | None) -> list[_Verdict]:
+def _place(modes: Modes, readout: Readout, frame: GridFrame) -> _Places:
+    """Say where all modes are."""
+    end = np.array(readout.shape) - 0.5
+    with np.errstate(invalid="ignore"):  # A mode that does not exist lies nowhere.
+        inside = ((modes.position >= -0.5) & (modes.position <= end)).all(axis=2)
+    from_source = (modes.position - modes.source) * np.array(readout.spacing_mm)
+    return _Places(
+        ijk=transform(frame.to_volume, modes.position),
+        ras_mm=transform(frame.to_world, modes.position),
+        inside=np.asarray(inside),
+        spread_mm=np.sqrt(np.trace(modes.covariance_mm2, axis1=2, axis2=3)),
+        disagreement_mm=np.linalg.norm(from_source, axis=2),
+    )
+
+
+def _judge(
+    modes: Modes, places: _Places, specs: Sequence[LandmarkSpec], shape: Shape | None
+) -> list[_Verdict]:
     """Choose the mode of every landmark: the one that fits the shape, else the heaviest."""
     heaviest = np.where(modes.weight[:, 0] > 0, 0, -1)
-    knows = np.zeros(len(heaviest), dtype=bool) if shape is None else shape.knows()
-    if shape is None or manifest.shape is None or knows.sum() < LEAST_LANDMARKS:
+    if shape is None or shape.knows().sum() < LEAST_LANDMARKS:
         return [_Verdict(int(mode), False, None, False) for mode in heaviest]
-    thresholds = np.array([spec.presence_threshold for spec in manifest.landmarks])
-    fit = fit_constellation(
-        transform(grid.to_world, modes.position),
-        np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0),
-        shape,
-        manifest.shape.tolerance_mm,
-    )
-    return [_verdict(int(mode), bool(knows[c]), fit, c) for c, mode in enumerate(heaviest)]
+    thresholds = np.array([spec.presence_threshold for spec in specs])
+    strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
+    fit = fit_constellation(places.ras_mm, strength, shape)
+    return [
+        _verdict(int(mode), bool(knows), fit, c)
+        for c, (mode, knows) in enumerate(zip(heaviest, shape.knows(), strict=True))
+    ]
 
 
 def _verdict(heaviest: int, knows: bool, fit: Constellation | None, index: int) -> _Verdict:
@@ -192,39 +231,32 @@ def _verdict(heaviest: int, knows: bool, fit: Constellation | None, index: int) 
 
 
 def _describe(
-    spec: LandmarkSpec,
-    modes: Modes,
-    index: int,
-    verdict: _Verdict,
-    scan: tuple[Grid, Manifest],
+    spec: LandmarkSpec, modes: Modes, places: _Places, index: int, verdict: _Verdict
 ) -> Landmark:
     """Say everything about one landmark."""
-    grid, manifest = scan
-    mode = verdict.mode
-    mass, coherence = float(modes.mass[index, mode]), float(modes.coherence[index, mode])
-    mass, coherence = (mass, coherence) if mode >= 0 else (0.0, 0.0)
-    inside = _is_inside(modes.position[index], grid)
-    status = _status(spec, verdict, mass, coherence, inside=bool(inside[mode]))
+    answer = (index, verdict.mode)
+    exists = verdict.mode >= 0
+    mass = float(modes.mass[answer]) if exists else 0.0
+    coherence = float(modes.coherence[answer]) if exists else 0.0
+    status = _status(spec, verdict, mass, coherence, inside=bool(places.inside[answer]))
     placed = status in ("detected", "low_confidence")
-    place = modes.position[index, mode] if placed else None
     confidence = confidence_of(mass, 1.0 if verdict.agrees else coherence, spec.presence_threshold)
     if verdict.has_say and not verdict.agrees:
         confidence /= 2
-    ras_mm = None if place is None else transform(grid.to_world, place)
     return Landmark(
         name=spec.name,
         description=spec.description,
         status=status,
-        ijk=None if place is None else transform(grid.to_volume, place),
-        ras_mm=ras_mm,
+        ijk=places.ijk[answer] if placed else None,
+        ras_mm=places.ras_mm[answer] if placed else None,
         confidence=confidence,
         mass=mass,
         coherence=coherence,
-        spread_mm=float(np.sqrt(np.trace(modes.covariance_mm2[index, mode]))) if placed else None,
+        spread_mm=float(places.spread_mm[answer]) if placed else None,
         region95_mm=spec.region95_mm if status == "detected" else None,
-        disagreement_mm=_distance_mm(place, modes.source[index, mode], grid),
-        expected_ras_mm=_expected(verdict, ras_mm, manifest),
-        candidates=_candidates(spec, modes, index, mode, (grid, inside)) if placed else (),
+        disagreement_mm=float(places.disagreement_mm[answer]) if placed else None,
+        expected_ras_mm=None if placed and verdict.agrees else verdict.expected_mm,
+        candidates=_candidates(spec, modes, places, index, verdict.mode) if placed else (),
     )
 
 
@@ -244,45 +276,14 @@ def _status(
     return "not_found" if elsewhere and not strong else "low_confidence"
 
 
-def _expected(verdict: _Verdict, ras_mm: Point | None, manifest: Manifest) -> Point | None:
-    """Give the place the shape expects, unless the answer agrees with it."""
-    if verdict.expected_mm is None or manifest.shape is None:
-        return None
-    if ras_mm is not None and (
-        np.linalg.norm(ras_mm - verdict.expected_mm) <= manifest.shape.tolerance_mm
-    ):
-        return None
-    return verdict.expected_mm
-
-
 def _candidates(
-    spec: LandmarkSpec,
-    modes: Modes,
-    index: int,
-    answer: int,
-    place: tuple[Grid, Sequence[bool] | np.ndarray],
+    spec: LandmarkSpec, modes: Modes, places: _Places, index: int, answer: int
 ) -> tuple[Candidate, ...]:
     """List the modes that may be the landmark, the answer first, then by mass."""
-    grid, inside = place
     mass = modes.mass[index]
     order = sorted(range(len(mass)), key=lambda mode: (mode != answer, -mass[mode]))
     return tuple(
-        Candidate(
-            ijk=transform(grid.to_volume, modes.position[index, mode]),
-            ras_mm=transform(grid.to_world, modes.position[index, mode]),
-            mass=float(mass[mode]),
-        )
+        Candidate(places.ijk[index, mode], places.ras_mm[index, mode], float(mass[mode]))
         for mode in order
-        if inside[mode] and mass[mode] >= max(FAINT * spec.presence_threshold, 1e-9)
+        if places.inside[index, mode] and mass[mode] >= max(FAINT * spec.presence_threshold, 1e-9)
     )
-
-
-def _is_inside(positions: Points, grid: Grid) -> np.ndarray:
-    """Say which places lie in the volume; a place that does not exist lies nowhere."""
-    end = np.array(grid.voxels.shape) - 0.5
-    return np.asarray(((positions >= -0.5) & (positions <= end)).all(axis=-1))
-
-
-def _distance_mm(a: Point | None, b: Point, grid: Grid) -> float | None:
-    """Measure the distance of two places of the grid."""
-    return None if a is None else float(np.linalg.norm((a - b) * np.array(grid.spacing_mm)))

@@ -1,4 +1,4 @@
-"""Grid + Manifest -> Readout: where votes are counted, and who could have voted."""
+"""Grid + Manifest -> Readout: where votes are counted, who could have voted, and where that is."""
 
 import math
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
+from app.frames import Affine
 from app.grid import Grid
 from app.manifest import Manifest
 
@@ -38,6 +39,19 @@ class Readout:
     def reach_mm(self) -> float:
         """Distance from a mode within which votes count for it."""
         return REACH * self.radius_mm
+
+
+@dataclass(frozen=True, slots=True)
+class GridFrame:
+    """Where a grid lies.
+
+    Attributes:
+        to_volume: Grid voxel index -> index of the uploaded array.
+        to_world: Grid voxel index -> mm, RAS.
+    """
+
+    to_volume: Affine
+    to_world: Affine
 
 
 def readout_of(grid: Grid, manifest: Manifest) -> Readout:

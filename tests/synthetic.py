@@ -14,6 +14,7 @@ from app.grid import Grid
 from app.landmarks import Landmark, locate
 from app.manifest import Manifest
 from app.network import Field
+from app.readout import GridFrame, readout_of
 from app.votes import Votes, select_votes
 
 SCAN_SHAPE = (40, 36, 44)
@@ -131,7 +132,16 @@ def find(
 ) -> tuple[Landmark, ...]:
     """Locate landmarks on the default grid, with a shape if the true constellation is given."""
     manifest = make_manifest(landmarks, shape=truth is not None)
-    return locate(votes, make_grid(), manifest, None if truth is None else Shape(truth))
+    shape = None if truth is None else Shape(truth, tolerance_mm=2.0)
+    return find_on(make_grid(), votes, manifest, shape)
+
+
+def find_on(
+    grid: Grid, votes: Votes, manifest: Manifest, shape: Shape | None = None
+) -> tuple[Landmark, ...]:
+    """Locate a model's landmarks on a grid."""
+    frame = GridFrame(grid.to_volume, grid.to_world)
+    return locate(votes, readout_of(grid, manifest), frame, manifest.landmarks, shape)
 
 
 def thinned(votes: Votes, share: float) -> Votes:

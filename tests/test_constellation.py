@@ -57,7 +57,7 @@ def test_the_right_modes_are_chosen_where_a_third_of_the_strongest_is_wrong(seed
     mean = make_shape(seed)
     truth = make_subject(mean, seed)
     places, strength, _ = make_modes(truth, 1 / 3, seed)
-    fit = fit_constellation(places, strength, Shape(mean), TOLERANCE_MM)
+    fit = fit_constellation(places, strength, Shape(mean, TOLERANCE_MM))
     assert fit is not None
     chosen = places[np.arange(LANDMARKS), fit.choice]
     assert (fit.choice >= 0).all()
@@ -73,7 +73,7 @@ def test_any_number_of_present_landmarks_from_four_on_is_enough(present: int) ->
     places, strength, right = make_modes(truth, 0.25, present)
     gone = np.random.default_rng(present).permutation(LANDMARKS)[present:]
     places[gone], strength[gone] = np.nan, 0.0
-    fit = fit_constellation(places, strength, Shape(mean), TOLERANCE_MM)
+    fit = fit_constellation(places, strength, Shape(mean, TOLERANCE_MM))
     assert fit is not None
     here = np.setdiff1d(np.arange(LANDMARKS), gone)
     assert (fit.choice[gone] == -1).all()
@@ -87,7 +87,7 @@ def test_a_landmark_with_no_mode_near_the_fit_gets_none() -> None:
     truth = make_subject(mean, 1)
     places, strength, _ = make_modes(truth, 0.2, 1)
     places[7] = truth[7] + np.array([[5.0, 0, 0], [0, 6.0, 0], [0, 0, 7.0], [-8.0, 0, 0]])
-    fit = fit_constellation(places, strength, Shape(mean), TOLERANCE_MM)
+    fit = fit_constellation(places, strength, Shape(mean, TOLERANCE_MM))
     assert fit is not None
     assert fit.choice[7] == -1
     assert np.linalg.norm(fit.expected_mm[7] - truth[7]) < 0.6
@@ -99,7 +99,7 @@ def test_a_landmark_of_unknown_place_takes_no_part() -> None:
     truth = make_subject(mean, 2)
     places, strength, _ = make_modes(truth, 0.2, 2)
     mean[[3, 40]] = np.nan
-    fit = fit_constellation(places, strength, Shape(mean), TOLERANCE_MM)
+    fit = fit_constellation(places, strength, Shape(mean, TOLERANCE_MM))
     assert fit is not None
     assert np.isnan(fit.expected_mm[[3, 40]]).all()
     assert (fit.choice[[3, 40]] == -1).all()
@@ -112,9 +112,9 @@ def test_noise_fits_no_shape(seed: int) -> None:
     mean = make_shape(seed)
     truth = make_subject(mean, seed)
     noise, strength, _ = make_modes(np.random.default_rng(seed).permutation(truth), 0.0, seed)
-    assert fit_constellation(noise, strength, Shape(mean), TOLERANCE_MM) is None
+    assert fit_constellation(noise, strength, Shape(mean, TOLERANCE_MM)) is None
     mirrored, strength, _ = make_modes(truth * (-1, 1, 1), 0.0, seed)
-    assert fit_constellation(mirrored, strength, Shape(mean), TOLERANCE_MM) is None
+    assert fit_constellation(mirrored, strength, Shape(mean, TOLERANCE_MM)) is None
 
 
 def test_three_landmarks_are_no_constellation() -> None:
@@ -122,21 +122,21 @@ def test_three_landmarks_are_no_constellation() -> None:
     mean = make_shape()
     places, strength, _ = make_modes(make_subject(mean, 0), 0.0, 0)
     strength[3:] = 0.0
-    assert fit_constellation(places, strength, Shape(mean), TOLERANCE_MM) is None
+    assert fit_constellation(places, strength, Shape(mean, TOLERANCE_MM)) is None
 
 
 def test_a_subject_of_another_order_of_size_is_refused() -> None:
     """Scale is bounded: a cluster of false modes is no tiny skull."""
     mean = make_shape()
     places, strength, _ = make_modes(0.2 * make_subject(mean, 0), 0.0, 0)
-    assert fit_constellation(places, strength, Shape(mean), 0.2) is None
+    assert fit_constellation(places, strength, Shape(mean, 0.2)) is None
 
 
 def test_the_same_modes_give_the_same_bits() -> None:
     """Random draws have a fixed seed."""
     mean = make_shape()
     places, strength, _ = make_modes(make_subject(mean, 5), 1 / 3, 5)
-    fits = [fit_constellation(places, strength, Shape(mean), TOLERANCE_MM) for _ in range(2)]
+    fits = [fit_constellation(places, strength, Shape(mean, TOLERANCE_MM)) for _ in range(2)]
     assert fits[0] is not None
     assert fits[1] is not None
     np.testing.assert_array_equal(fits[0].expected_mm, fits[1].expected_mm)
@@ -150,7 +150,7 @@ def test_a_fit_takes_a_fraction_of_a_tile() -> None:
     spent = []
     for _ in range(5):
         start = time.thread_time()
-        fit_constellation(places, strength, Shape(mean), TOLERANCE_MM)
+        fit_constellation(places, strength, Shape(mean, TOLERANCE_MM))
         spent.append(time.thread_time() - start)
     assert min(spent) < 0.2
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from app.heatmaps import (
     FIXED_ONE,
     HEATMAP_BYTES,
+    aggregate,
     cell_index,
     choose_cell,
-    heatmap_volume,
     make_heatmaps,
     shift_and_sum,
     splat,
@@ -94,10 +94,10 @@ def test_cells_are_sums_of_voxels() -> None:
     assert torch.equal(coarse, fine.view(3, 5, 4, 5, 4, 6, 4).sum((2, 4, 6)))
 
 
-def test_heatmap_volume_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
+def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
     """In mm: the grid is anisotropic, the Gaussian in voxels is not round."""
     votes = noise()
-    volume = heatmap_volume(votes, [2, 0], READOUT)
+    volume = aggregate(votes, [2, 0], READOUT)
     sigmas = (0.6 / 0.5, 0.6 / 0.75, 0.6 / 1.25)
     expected = dense(votes, SHAPE)
     assert volume.shape == (2, *SHAPE)
@@ -109,7 +109,7 @@ def test_heatmap_volume_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
 def test_no_votes_make_an_empty_heatmap() -> None:
     """Zeros, not an error."""
     none = empty_votes(torch.device("cpu"))
-    assert not heatmap_volume(none, [1], READOUT).any()
+    assert not aggregate(none, [1], READOUT).any()
     assert not make_heatmaps(none, READOUT).values.any()
 
 

@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 
 from app.frames import transform, translation
 from app.grid import Grid
-from app.landmarks import Landmark, confidence_of, locate
+from app.landmarks import Landmark, confidence_of
 from app.network import Field
 from app.votes import Votes, concat_votes, empty_votes, filter_votes, select_votes
 from tests.synthetic import (
@@ -20,6 +20,7 @@ from tests.synthetic import (
     SCAN_SHAPE,
     ball_votes,
     find,
+    find_on,
     make_grid,
     make_manifest,
     scattered,
@@ -226,7 +227,7 @@ def test_coordinates_go_through_the_grids_own_affines() -> None:
     to_world = translation((-30.0, 12.0, 7.0)) @ rotation @ np.diag([0.5, 0.5, 0.5, 1])
     grid = Grid(torch.zeros(SCAN_SHAPE), to_volume, to_world, (0.5, 0.5, 0.5))
     votes = ball_votes((20.3, 17.6, 21.2), SCAN_SHAPE, SCAN_RADIUS)
-    (landmark,) = locate(votes, grid, make_manifest(spacing=0.5), None)
+    (landmark,) = find_on(grid, votes, make_manifest(spacing=0.5))
     (plain,) = find(votes)
     assert plain.ijk is not None
     assert landmark.ijk is not None
@@ -253,7 +254,7 @@ def test_a_coarser_field_finds_the_same_landmark_as_surely(stride: int) -> None:
         background=False,
     )
     votes = filter_votes(field, 0.3, stride=stride)
-    (landmark,) = locate(votes, make_grid(), make_manifest(stride=stride), None)
+    (landmark,) = find_on(make_grid(), votes, make_manifest(stride=stride))
     assert landmark.ijk is not None
     np.testing.assert_allclose(landmark.ijk, centre, atol=1e-4)
     assert landmark.mass == pytest.approx(1 / (1 + np.exp(-3.0)), rel=1e-5)
