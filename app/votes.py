@@ -1,33 +1,20 @@
-"""Field -> Votes: keep what passes the threshold, and nothing else.
+"""Field -> Votes: where the voxels that pass the threshold say the landmarks are.
 
-A field is read once, in blocks that fit a cache. In each block the best landmark score of a voxel
-says whether the voxel can hold a vote at all, by a test that needs no exponential; only voxels that
-can are gathered, only there are probabilities computed, and offsets are read for survivors alone.
-
-The rows of ``filter_votes`` are ordered by voxel (i, then j, then k), then by landmark, whatever
-the memory layout and the size of the blocks. Nothing downstream depends on the order.
+Offsets are read for survivors alone. The rows of ``filter_votes`` are ordered by voxel (i, then j,
+then k), then by landmark, whatever the memory layout. Nothing downstream depends on the order.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.errors import NetworkFailed
+from app.indices import true_indices
 from app.network import Field
-
-BLOCK_BYTES: Final = 1 << 20
-"""Scores looked at at once on a CPU: about the size of a core's second-level cache."""
-
-DEVICE_BLOCK_BYTES: Final = 1 << 28
-"""The same on an accelerator: large enough to fill it, far below nonzero's 2^31 elements."""
-
-_Found = tuple[Int64[Tensor, "n 3"], Int64[Tensor, " n"], Float[Tensor, " n"]]
-"""Voxel, landmark and probability of what passes."""
+from app.survivors import collect
 
 Profiles = tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]
 
@@ -81,19 +68,42 @@ def filter_votes(
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    voxels, landmarks, probabilities = _collect(field, threshold)
-    i, j, k = voxels.unbind(1)
-    device = voxels.device
-    shift = torch.tensor([o + 0.5 * stride - 0.5 for o in origin], device=device)
-    scale = torch.tensor(field.offset_scale, device=device)
-    source = voxels * float(stride) + shift
-    offsets = field.offsets.permute(2, 3, 4, 1, 0)[i, j, k, landmarks].float()
-    weight = probabilities
-    if importance is not None:
-        weight = weight * (importance[0][i] * importance[1][j] * importance[2][k])
-    votes = Votes(landmarks, source, source + offsets * scale, probabilities, weight)
-    finite = votes.position.isfinite().all(1)
-    return votes if bool(finite.all()) else select_votes(votes, finite)
+    found = collect(field, threshold)
+    _, depth, height, width = field.scores.shape
+    i = torch.arange(depth, device=found.row.device).repeat_interleave(height)
+    j = torch.arange(height, device=found.row.device).repeat(depth)
+    places = ((i, found.row), (j, found.row), (torch.arange(width, device=i.device), found.k))
+    step = field.offsets.stride()
+    line = _memory_of(field.offsets)
+    start = (i * step[2] + j * step[3]).index_select(0, found.row)
+    start += found.k * step[4] + found.landmark * step[1]
+    source = torch.empty(3, len(start), device=start.device)
+    position = torch.empty_like(source)
+    weight = found.probability
+    for axis, (index, which) in enumerate(places):
+        centre = index.float() * stride + (origin[axis] + 0.5 * stride - 0.5)
+        torch.index_select(centre, 0, which, out=source[axis])
+        offset = line.index_select(0, start + axis * step[0]).float()
+        torch.add(source[axis], offset, alpha=field.offset_scale[axis], out=position[axis])
+        if importance is not None:
+            weight = weight * importance[axis].index_select(0, index).index_select(0, which)
+    # An axis of all votes lies together in memory; rows are a view of that.
+    votes = Votes(found.landmark, source.T, position.T, found.probability, weight)
+    # One pass instead of four: a sum is finite only if all terms are.
+    return votes if math.isfinite(float(position.sum())) else _finite(votes)
+
+
+def _memory_of(
+    offsets: Float[Tensor, "3 landmarks i j k"],
+) -> Float[Tensor, " elements"]:
+    """View the memory of the offsets as one line: one index is gathered faster than four."""
+    sizes = zip(offsets.stride(), offsets.shape, strict=True)
+    return offsets.as_strided((1 + sum(step * (size - 1) for step, size in sizes),), (1,))
+
+
+def _finite(votes: Votes) -> Votes:
+    """Drop the votes for no place."""
+    return select_votes(votes, true_indices(votes.position.isfinite().all(1)))
 
 
 def concat_votes(parts: Sequence[Votes]) -> Votes:
@@ -143,68 +153,3 @@ def vote_rows(votes: Votes, sample_shape: Sequence[int]) -> Float[Tensor, "rows 
     kept = ((votes.position >= 0) & (votes.position < end)).all(1)
     columns = (votes.landmark[kept, None], votes.probability[kept, None], votes.position[kept])
     return torch.cat([column.float() for column in columns], dim=1)
-
-
-def _collect(field: Field, threshold: float) -> _Found:
-    """Find voxel, landmark and probability of everything that passes."""
-    if field.activation == "softmax" and not field.background:
-        raise ValueError("expected a background channel with softmax, got none")
-    device = field.scores.device
-    slice_bytes = field.scores[:, :1].numel() * field.scores.element_size()
-    thickness = max(1, _block_bytes(device) // max(1, slice_bytes))
-    found = [
-        _survivors(field, first, first + thickness, threshold)
-        for first in range(0, field.scores.shape[1], thickness)
-    ]
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    parts = [part for part in found if part is not None] or [(none.view(0, 3), none, none.float())]
-    voxels, landmarks, probabilities = (torch.cat(column) for column in zip(*parts, strict=True))
-    if bool(probabilities.isnan().any()):
-        raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
-    kept = probabilities >= threshold
-    return voxels[kept], landmarks[kept], probabilities[kept]
-
-
-def _block_bytes(device: torch.device) -> int:
-    return BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
-
-
-def _survivors(field: Field, first: int, last: int, threshold: float) -> _Found | None:
-    """Find what may pass in a block of slices, NaN included: rather too much than too little."""
-    lead = int(field.background)
-    block = field.scores[:, first:last]
-    limit = _score_limit(field, threshold)
-    best = block[lead:].amax(0)
-    if field.activation == "softmax":
-        best = best - block[0]
-    # Not "best >= limit": a NaN fails every comparison, so this way it is kept, and found.
-    voxels = torch.nonzero((best < limit).logical_not_())
-    if len(voxels) == 0:
-        return None
-    i, j, k = voxels.unbind(1)
-    scores = block.permute(1, 2, 3, 0)[i, j, k].float()
-    if field.activation == "softmax":
-        scores, limit = torch.softmax(scores, dim=1), threshold
-    scores = scores[:, lead:]
-    rows, landmarks = torch.nonzero((scores < limit).logical_not_(), as_tuple=True)
-    probabilities = scores[rows, landmarks]
-    if field.activation == "sigmoid":
-        # float32 sigmoid differs by a bit between the vectors of a block and what is left over.
-        probabilities = torch.sigmoid(probabilities.double()).float()
-    voxels[:, 0] += first
-    return voxels[rows], landmarks, probabilities
-
-
-def _score_limit(field: Field, threshold: float) -> float:
-    """Say which score a landmark surely needs to pass: absolute, or over the background in softmax.
-
-    A probability p over the background's p0 has p / (p + p0) >= p, so in softmax, too, it passes
-    only where its score exceeds the background's by logit(threshold). The limit is lowered by more
-    than what rounding in the scores' type and in the float32 probability can move it.
-    """
-    epsilon = torch.finfo(field.scores.dtype).eps
-    if field.activation == "none":
-        return threshold - 2 * epsilon * max(abs(threshold), epsilon)
-    bounded = min(max(threshold, 1e-30), 1 - 1e-7)
-    logit = math.log(bounded) - math.log1p(-bounded)
-    return logit - 2 * epsilon * max(1.0, abs(logit)) - 4e-7 / (bounded * (1 - bounded))
