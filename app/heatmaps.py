@@ -1,73 +1,34 @@
-"""Votes -> Heatmaps: how much vote weight points at every place, for every landmark.
+"""Votes -> Heatmaps: how much vote weight points at every voxel, for every landmark.
 
 A vote adds its weight to the voxel nearest to its position, floor(v + 0.5), and to no other. Sums
 are kept in fixed point, so the same votes in any order and any batch give the same bits: adding
-integers commutes, adding floats does not. A vote outside the box that is counted is left out, never
-clamped. Two boxes are counted: the grid itself (``aggregate``, what clients may look at), and
-the grid with a margin, so that a landmark just outside the field of view has a peak like any other
-(``make_heatmaps``, from which ``app.modes`` starts).
+integers commutes, adding floats does not. A vote outside the grid is left out, never clamped.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from app.indices import true_indices
 from app.readout import Readout
-from app.votes import Votes, select_votes
+from app.votes import Votes
 
 FIXED_ONE: Final = 1 << 24
 """Fixed-point units per 1.0: float32's own resolution near 1; int64 then holds 2^39 unit votes."""
 
-HEATMAP_BYTES: Final = 192 << 20
-"""Most bytes that the fixed-point heatmaps of all landmarks may take."""
+COUNTER_BYTES: Final = 256 << 20
+"""Fixed-point counters in memory at once, but for one landmark's at least: the heatmaps of more
+landmarks are counted one group after the other."""
 
 VOTES_AT_ONCE: Final = 1 << 18
 """Rows worked on at once: their temporaries stay within a few MB however many votes there are."""
 
 KERNEL_SIGMAS: Final = 3.0
 """A Gaussian is cut where its weight has fallen to exp(-4.5), a hundredth of its peak."""
-
-COARSE_SIGMA: Final = 0.7
-"""Least smoothing of coarse cells, in cells: joins a peak that eight cells share at a corner."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heatmaps:
-    """Smoothed vote weight of every landmark on the grid and a margin around it.
-
-    Attributes:
-        values: Weight per cell.
-        first: Grid index of the first voxel of the first cell; negative by the margin.
-        cell: Edge of a cell in grid voxels.
-    """
-
-    values: Float[Tensor, "landmarks a b c"]
-    first: tuple[int, int, int]
-    cell: int
-
-
-def make_heatmaps(votes: Votes, readout: Readout, cell: int | None = None) -> Heatmaps:
-    """Sum votes into cells over the grid and a margin of the voting radius, and smooth them.
-
-    Args:
-        votes: Votes for the landmarks of ``readout``.
-        readout: The grid and its voting radius.
-        cell: Edge of a cell in voxels; None: as coarse as the read-out allows, or the memory asks.
-
-    Returns:
-        The heatmaps.
-    """
-    cell = cell or choose_cell(readout)
-    first, shape = _box(readout, cell)
-    values = to_float(splat(votes, readout.landmarks, shape, first, cell))
-    least = COARSE_SIGMA if cell > 1 else 0.0
-    sigmas = [max(least, readout.smooth_mm / (s * cell)) for s in readout.spacing_mm]
-    return Heatmaps(smooth(values, sigmas), first, cell)
 
 
 def aggregate(
@@ -78,68 +39,60 @@ def aggregate(
     Args:
         votes: Votes for the landmarks of ``readout``.
         landmarks: Which landmarks, in the order wanted, each once.
-        readout: The grid and the smoothing.
+        readout: The grid and the smoothing; ``smooth_mm`` 0 gives the sums as they are.
 
     Returns:
         Smoothed vote weight per voxel, float32; votes outside the grid are left out.
     """
-    place = torch.full((readout.landmarks,), -1, device=votes.landmark.device)
-    place[list(landmarks)] = torch.arange(len(landmarks), device=place.device)
-    chosen = select_votes(votes, place[votes.landmark] >= 0)
-    total = torch.zeros(len(landmarks) * math.prod(readout.shape), dtype=torch.int64)
-    total = total.to(place.device)
-    for rows in in_blocks(len(chosen)):
-        index, inside = cell_index(chosen.position[rows], readout.shape)
-        index += place[chosen.landmark[rows]] * math.prod(readout.shape)
-        accumulate(total, index[inside], to_fixed(chosen.weight[rows][inside]))
+    device = votes.landmark.device
+    voxels = math.prod(readout.shape)
+    heatmaps = torch.empty(len(landmarks), *readout.shape, device=device)
+    together = max(1, min(len(landmarks), COUNTER_BYTES // (8 * voxels)))
+    counters = torch.zeros(together, *readout.shape, dtype=torch.int64, device=device)
+    place = torch.full((readout.landmarks,), -1, device=device)
+    place[list(landmarks)] = torch.arange(len(landmarks), device=device)
+    chosen = place.index_select(0, votes.landmark)
+    for first in range(0, len(landmarks), together):
+        last = min(first + together, len(landmarks))
+        if first:
+            counters.zero_()
+        count_votes(votes, chosen - first, counters[: last - first])
+        torch.mul(counters[: last - first], 1 / FIXED_ONE, out=heatmaps[first:last])
     sigmas = [readout.smooth_mm / spacing for spacing in readout.spacing_mm]
-    return smooth(to_float(total.view(len(landmarks), *readout.shape)), sigmas)
+    return smooth(heatmaps, sigmas)
 
 
-def splat(
-    votes: Votes,
-    landmarks: int,
-    shape: Sequence[int],
-    first: Sequence[int] = (0, 0, 0),
-    cell: int = 1,
-) -> Int64[Tensor, "landmarks a b c"]:
-    """Add every vote's weight to the cell that holds the voxel nearest to its position.
+def count_votes(
+    votes: Votes, which: Int64[Tensor, " votes"], counters: Int64[Tensor, "heatmaps i j k"]
+) -> None:
+    """Add every vote's weight to the voxel nearest to its position, in place.
 
     Args:
-        votes: Votes for landmarks below ``landmarks``.
-        landmarks: How many landmarks there are.
-        shape: Shape of the box in cells; votes outside it are left out.
-        first: Grid index of the box's first voxel.
-        cell: Edge of a cell in grid voxels.
-
-    Returns:
-        Fixed-point sums; ``to_float`` reads them.
+        votes: The votes.
+        which: The heatmap of each vote; votes for one that is not there are left out.
+        counters: Fixed-point sums; votes outside of them are left out.
     """
-    cells = math.prod(shape)
-    total = torch.zeros(landmarks * cells, dtype=torch.int64, device=votes.landmark.device)
+    heatmaps, *shape = counters.shape
+    line = counters.view(-1)
     for rows in in_blocks(len(votes)):
-        index, inside = cell_index(votes.position[rows], shape, first, cell)
-        index += votes.landmark[rows] * cells
-        accumulate(total, index[inside], to_fixed(votes.weight[rows][inside]))
-    return total.view(landmarks, *shape)
+        index, inside = voxel_index(votes.position[rows], shape)
+        inside &= (which[rows] >= 0) & (which[rows] < heatmaps)
+        kept = true_indices(inside)
+        index += which[rows] * math.prod(shape)
+        terms = to_fixed(votes.weight[rows].index_select(0, kept))
+        accumulate(line, index.index_select(0, kept), terms)
 
 
-def cell_index(
-    position: Float[Tensor, "n 3"],
-    shape: Sequence[int],
-    first: Sequence[int] = (0, 0, 0),
-    cell: int = 1,
-) -> tuple[Int64[Tensor, " n"], Tensor]:
-    """Number the cell that a position rounds to, and say whether it lies in the box."""
-    index = torch.zeros(len(position), dtype=torch.int64, device=position.device)
-    inside = torch.ones(len(position), dtype=torch.bool, device=position.device)
-    for axis in range(3):
-        # float64, because 0.49999997 + 0.5 is 1 in float32.
-        nearest = (position[:, axis].double() + 0.5).floor_()
-        place = nearest.sub_(first[axis]).div_(cell).floor_()
-        inside &= (place >= 0) & (place < shape[axis])
-        index.mul_(shape[axis]).add_(place.clamp_(-1, shape[axis]).long())
-    return index, inside
+def voxel_index(
+    position: Float[Tensor, "n 3"], shape: Sequence[int]
+) -> tuple[Int64[Tensor, " n"], Bool[Tensor, " n"]]:
+    """Number the voxel that a position rounds to, and say whether there is one."""
+    # float64, because 0.49999997 + 0.5 is 1 in float32.
+    nearest = position.T.double().add_(0.5).floor_()
+    end = torch.tensor(shape, device=position.device)[:, None]
+    inside = ((nearest >= 0) & (nearest < end)).all(0)
+    i, j, k = nearest.long()
+    return i.mul_(shape[1]).add_(j).mul_(shape[2]).add_(k), inside
 
 
 def accumulate(total: Int64[Tensor, " cells"], index: Int64[Tensor, " n"], terms: Tensor) -> None:
@@ -150,11 +103,6 @@ def accumulate(total: Int64[Tensor, " cells"], index: Int64[Tensor, " n"], terms
 def to_fixed(values: Float[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
     """Turn numbers into fixed point, to the nearest 2^-24."""
     return (values * FIXED_ONE).round_().long()
-
-
-def to_float(fixed: Int64[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Turn fixed point into float32."""
-    return fixed.float().div_(FIXED_ONE)
 
 
 def smooth(
@@ -170,9 +118,11 @@ def smooth(
         The smoothed values; the kernel sums to one.
     """
     for axis, sigma in enumerate(sigmas, start=1):
+        if sigma == 0.0:
+            continue
         size = values.shape[axis]
         taps = min(math.ceil(KERNEL_SIGMAS * sigma), size - 1)
-        kernel = [math.exp(-0.5 * (t / sigma) ** 2) for t in range(taps + 1)] if sigma else [1.0]
+        kernel = [math.exp(-0.5 * (t / sigma) ** 2) for t in range(taps + 1)]
         norm = kernel[0] + 2 * sum(kernel[1:])
         smoothed = values * (kernel[0] / norm)
         for t in range(1, len(kernel)):
@@ -181,22 +131,6 @@ def smooth(
             smoothed.narrow(axis, t, size - t).add_(behind, alpha=kernel[t] / norm)
         values = smoothed
     return values
-
-
-def choose_cell(readout: Readout) -> int:
-    """Choose the edge of heatmap cells, in voxels.
-
-    Cells only have to bring the read-out near a mode: it goes on from the raw votes. So they are as
-    coarse as keeps every corner of a cell within half the read-out's reach of its centre, and
-    coarser where the heatmaps of all landmarks would not fit their budget.
-    """
-    diagonal = math.hypot(*readout.spacing_mm)
-    cell = 1
-    while cell * diagonal <= readout.reach_mm / 2:
-        cell *= 2
-    while readout.landmarks * math.prod(_box(readout, cell)[1]) * 8 > HEATMAP_BYTES:
-        cell *= 2
-    return cell
 
 
 def in_blocks(count: int) -> Iterator[slice]:
@@ -222,21 +156,17 @@ def shift_and_sum(
         The sums, wide = w + (channels - 1) * step.
     """
     batch, channels, height, width = x.shape
-    masks = torch.broadcast_to(mask, x.shape)
+    # Scaled by a power of two, the product has the same bits; it only is in fixed-point units.
+    units = torch.broadcast_to(mask.float() * FIXED_ONE, x.shape)
     wide = width + (channels - 1) * step
-    summed = x.new_zeros(batch, 1, height, wide, dtype=torch.float32)
+    summed = x.new_empty(batch, 1, height, wide, dtype=torch.float32)
+    terms = torch.empty(height, width, device=x.device)
+    # Whole numbers below 2^53 are exact in float64, and need no conversion before they are added.
+    total = torch.empty(height, wide, dtype=torch.float64, device=x.device)
     for row in range(batch):
-        total = torch.zeros(height, wide, dtype=torch.int64, device=x.device)
+        total.zero_()
         for i in range(channels):
-            total[:, i * step : i * step + width] += to_fixed(x[row, i] * masks[row, i])
-        summed[row, 0] = to_float(total)
+            torch.mul(x[row, i], units[row, i], out=terms).round_()
+            total[:, i * step : i * step + width] += terms
+        torch.mul(total, 1 / FIXED_ONE, out=summed[row, 0])
     return summed
-
-
-def _box(readout: Readout, cell: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Lay cells over the grid and a margin of the radius: first voxel, and shape in cells."""
-    margins = [cell * math.ceil(readout.radius_mm / (s * cell)) for s in readout.spacing_mm]
-    a, b, c = (
-        -(-(size + 2 * margin) // cell) for size, margin in zip(readout.shape, margins, strict=True)
-    )
-    return (-margins[0], -margins[1], -margins[2]), (a, b, c)

@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float64
 
 from app.constellation import LEAST_LANDMARKS, Constellation, Shape, fit_constellation
 from app.frames import transform
-from app.heatmaps import make_heatmaps
+from app.indices import true_indices
 from app.manifest import LandmarkSpec
 from app.modes import Modes, find_modes
 from app.readout import GridFrame, Readout
@@ -166,7 +166,7 @@ def locate(
     """
     votes = _inside(votes, readout)
     count = shape.modes if shape else MODES
-    modes = find_modes(votes, make_heatmaps(votes, readout), readout, count)
+    modes = find_modes(votes, readout, count)
     places = _place(modes, readout, frame)
     return tuple(
         _describe(spec, modes, places, index, verdict)
@@ -186,9 +186,14 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
 
 def _inside(votes: Votes, readout: Readout) -> Votes:
     """Drop the votes of voxels that only pad a tile: there is no scan where they are."""
-    end = votes.source.new_tensor(readout.shape) - 0.5
-    inside = (votes.source <= end).all(1)
-    return votes if bool(inside.all()) else select_votes(votes, inside)
+    if len(votes) == 0:
+        return votes
+    columns = votes.source.T
+    last = columns.amax(1)  # On most grids no voxel pads, and the maxima tell that soonest.
+    if all(float(at) <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
+        return votes
+    end = last.new_tensor(readout.shape)[:, None] - 0.5
+    return select_votes(votes, true_indices((columns <= end).all(0)))
 
 
 def _place(modes: Modes, readout: Readout, frame: GridFrame) -> _Places:

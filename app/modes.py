@@ -1,31 +1,32 @@
-"""Heatmaps + Votes -> Modes: the few places that each landmark's votes agree on.
+"""Votes -> Modes: the few places that each landmark's votes agree on.
 
-The heatmaps say roughly where (peak after peak, each hiding its surroundings from the next); mean
-shift on the raw votes says exactly where: a mode moves to the weighted mean of the votes within
-reach, a few times. Then everything known about the mode is summed over the votes within reach of
-where it came to rest. Every sum is in fixed point, over all landmarks and modes at once, so the
-order of the votes changes no bit.
+Peaks say roughly where; mean shift on the raw votes says exactly where: a mode moves to the
+weighted mean of the votes within reach, until it stands still. Then everything known about the mode
+is summed over the votes within reach of where it came to rest. Every term of a sum is a whole
+number of fixed-point units, over all landmarks and modes at once, so the order of the votes changes
+no bit.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from torch import Tensor
+from jaxtyping import Float64, Int64
 
-from app.heatmaps import FIXED_ONE, Heatmaps, accumulate, in_blocks, to_fixed
+from app.ballots import Ballots, collect_ballots
+from app.heatmaps import FIXED_ONE
+from app.peaks import Cells, Peaks, find_peaks, square
 from app.readout import Readout, voters_around
 from app.votes import Votes
 
-SHIFTS: Final = 4
-"""Mean-shift steps; clean modes stand still after two."""
+SHIFTS: Final = 5
+"""Most mean-shift steps; clean modes stand still after two."""
 
-GATHER: Final = 3.0
-"""Votes within this many reaches of a peak may join its mode: it would have to wander two reaches
-before it missed one."""
+SETTLED: Final = 1e-6
+"""No mode moved by more of a reach than this: further steps would not change the answer."""
+
+MEETING: Final = 0.5
+"""After the first step, modes less than so many reaches apart are about to meet."""
 
 _SECOND: Final = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 """Which products of coordinates make a symmetric 3 x 3 matrix."""
@@ -55,217 +56,162 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Votes near peaks, one row per vote and peak.
+    """Votes near peaks, one column per vote and peak, sorted by peak; places in reaches.
 
     Attributes:
-        segment: landmark * modes + mode.
-        position_mm: Where the vote points, along grid axes.
-        source_mm: Where it comes from.
-        weight: What it counts.
+        present: The peaks that have votes near them, as landmark * modes + mode, ascending.
+        starts: The first column of each of these.
+        counts: How many columns each of these has.
+        place: Where the vote points.
+        source: Where it comes from.
+        weight: What it counts, in whole fixed-point units.
     """
 
-    segment: Int64[Tensor, " pairs"]
-    position_mm: Float64[Tensor, "pairs 3"]
-    source_mm: Float64[Tensor, "pairs 3"]
-    weight: Float64[Tensor, " pairs"]
+    present: Int64[np.ndarray, " peaks"]
+    starts: Int64[np.ndarray, " peaks"]
+    counts: Int64[np.ndarray, " peaks"]
+    place: Float64[np.ndarray, "3 pairs"]
+    source: Float64[np.ndarray, "3 pairs"]
+    weight: Float64[np.ndarray, " pairs"]
+
+    def spread(self, values: Float64[np.ndarray, "*n peaks"]) -> Float64[np.ndarray, "*n pairs"]:
+        """Give every column the value of its peak."""
+        return np.repeat(values, self.counts, axis=-1)
+
+    def sums(self, terms: Float64[np.ndarray, "*n pairs"]) -> Float64[np.ndarray, "*n peaks"]:
+        """Sum whole numbers by peak: exactly, below 2^53, in whatever order."""
+        return np.add.reduceat(terms, self.starts, axis=-1)
 
 
-def find_modes(votes: Votes, heatmaps: Heatmaps, readout: Readout, count: int) -> Modes:
+def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None = None) -> Modes:
     """Find the heaviest modes of every landmark.
 
     Args:
-        votes: The votes that the heatmaps were made of.
-        heatmaps: Where to start.
+        votes: Votes for the landmarks of ``readout``, in any order.
         readout: The grid and its voting radius.
         count: Most modes per landmark.
+        cells: What peaks are looked for in; None: as the read-out asks.
 
     Returns:
         The modes, heaviest first; ones that came to rest within reach of a heavier one are dropped.
     """
-    peaks = find_peaks(heatmaps, readout, count)
-    spacing = torch.tensor(readout.spacing_mm, dtype=torch.float64, device=peaks.device)
-    centres = (peaks * spacing).view(-1, 3)
-    pairs = _pair(votes, centres, readout, count)
-    half_cell = heatmaps.cell * math.hypot(*readout.spacing_mm) / 2
+    ballots = collect_ballots(votes)
+    peaks = find_peaks(ballots, readout, count, cells)
+    centres = peaks.centre_mm.reshape(3, -1) / readout.reach_mm
+    sums = np.zeros((4 + len(_SECOND), centres.shape[1]))
+    if len(peaks.row):
+        pairs = _pair(ballots, peaks, readout)
+        centres = _climb(pairs, centres, count, peaks.error_mm / readout.reach_mm)
+        sums[:, pairs.present] = _sum_up(pairs, centres[:, pairs.present])
+    total = np.bincount(ballots.landmark, ballots.weight, readout.landmarks)
+    return _describe(sums / FIXED_ONE, centres, total / FIXED_ONE, readout)
+
+
+def _pair(ballots: Ballots, peaks: Peaks, readout: Readout) -> _Pairs:
+    """Take what is needed of the votes near peaks."""
+    row, segment = peaks.row, peaks.segment
+    if not (segment[1:] >= segment[:-1]).all():
+        # 16 bits are sorted by counting, many times faster than 64 by comparing.
+        small = np.uint16 if peaks.centre_mm[0].size <= 1 << 16 else np.int64
+        order = np.argsort(segment.astype(small), kind="stable")
+        row, segment = row[order], segment[order]
+    starts = np.flatnonzero(np.diff(segment, prepend=-1))
+    place, source = np.empty((2, 3, len(row)))
+    for axis, mm in enumerate(readout.spacing_mm):
+        scale = mm / readout.reach_mm
+        np.multiply(ballots.position[axis][row], scale, out=place[axis], dtype=np.float64)
+        np.multiply(ballots.source[axis][row], scale, out=source[axis], dtype=np.float64)
+    counts = np.diff(starts, append=len(row))
+    return _Pairs(segment[starts], starts, counts, place, source, ballots.weight[row])
+
+
+def _climb(
+    pairs: _Pairs, centres: Float64[np.ndarray, "3 segments"], count: int, error: float
+) -> Float64[np.ndarray, "3 segments"]:
+    """Move every mode to the mean of the votes within reach of it until all stand still."""
     for step in range(SHIFTS):
         # A peak is known to half a cell only, so the first step looks that much further.
-        reach = readout.reach_mm + (half_cell if step == 0 else 0.0)
-        centres = _shift(pairs, centres, reach)
+        before, centres = centres, _shift(pairs, centres, 1.0 + (error if step == 0 else 0.0))
         if step == 0:
-            centres = _merge(centres.view(-1, count, 3), readout.reach_mm / 2).view(-1, 3)
-            pairs = _only(pairs, centres.isfinite().all(1)[pairs.segment])
-    total = torch.zeros(readout.landmarks, dtype=torch.int64, device=peaks.device)
-    for rows in in_blocks(len(votes)):
-        accumulate(total, votes.landmark[rows], to_fixed(votes.weight[rows]))
-    return _describe(pairs, centres, total, readout)
-
-
-def find_peaks(
-    heatmaps: Heatmaps, readout: Readout, count: int
-) -> Float64[Tensor, "landmarks modes 3"]:
-    """Find peaks: the highest cell, then the highest out of its reach, and so on.
-
-    Args:
-        heatmaps: Smoothed vote weights.
-        readout: The grid and its reach.
-        count: Peaks per landmark.
-
-    Returns:
-        Centres of the cells in grid voxels; NaN where all weight lies within reach of earlier
-        peaks. Ties go to the lowest index.
-    """
-    values = heatmaps.values.flatten(1).clone()
-    shape = heatmaps.values.shape[1:]
-    around = _ball(heatmaps.cell, readout).to(values.device)
-    sizes = torch.tensor(shape, device=values.device)
-    peaks = torch.full((len(values), count, 3), math.nan, dtype=torch.float64, device=values.device)
-    first = torch.tensor(heatmaps.first, device=values.device)
-    for mode in range(count):
-        height, index = _highest(values, shape[2])
-        cells = torch.stack(torch.unravel_index(index, tuple(shape)), dim=1)
-        centre = first + cells * heatmaps.cell + (heatmaps.cell - 1) / 2
-        peaks[:, mode] = torch.where((height > 0)[:, None], centre.double(), math.nan)
-        hidden = cells[:, None] + around
-        inside = ((hidden >= 0) & (hidden < sizes)).all(2)
-        flat = (hidden[..., 0] * shape[1] + hidden[..., 1]) * shape[2] + hidden[..., 2]
-        values.scatter_(1, torch.where(inside, flat, index[:, None]), 0.0)
-    return peaks
-
-
-def _highest(
-    values: Float[Tensor, "landmarks cells"], width: int
-) -> tuple[Float[Tensor, " landmarks"], Int64[Tensor, " landmarks"]]:
-    """Find the highest cell, first its row: amax is several times faster than argmax."""
-    rows = values.view(len(values), -1, width)
-    row = rows.amax(2).argmax(1)
-    height, column = rows[torch.arange(len(values), device=row.device), row].max(1)
-    return height, row * width + column
-
-
-def _ball(cell: int, readout: Readout) -> Int64[Tensor, "n 3"]:
-    """List the cells within reach of a cell."""
-    sizes = [s * cell for s in readout.spacing_mm]
-    spans = [torch.arange(-n, n + 1) for n in (math.floor(readout.reach_mm / s) for s in sizes)]
-    cells = torch.cartesian_prod(*spans)
-    distance = (cells * torch.tensor(sizes, dtype=torch.float64)).square().sum(1)
-    return cells[distance <= readout.reach_mm**2]
-
-
-def _pair(
-    votes: Votes, centres: Float64[Tensor, "segments 3"], readout: Readout, count: int
-) -> _Pairs:
-    """Pair every vote with the peaks of its landmark that it is near to."""
-    spacing = torch.tensor(readout.spacing_mm, dtype=torch.float64, device=centres.device)
-    seeds = centres.view(-1, count, 3)
-    limit = (GATHER * readout.reach_mm) ** 2
-    segments, rows = [], []
-    for block in in_blocks(len(votes)):
-        landmark = votes.landmark[block]
-        distance = votes.position[block].double()[:, None] * spacing - seeds[landmark]
-        near = torch.nonzero(_square(distance) <= limit)  # Places without a peak are NaN: false.
-        segments.append(landmark[near[:, 0]] * count + near[:, 1])
-        rows.append(near[:, 0] + block.start)
-    row = torch.cat([*rows, votes.landmark[:0]])
-    return _Pairs(
-        segment=torch.cat([*segments, votes.landmark[:0]]),
-        position_mm=votes.position[row].double() * spacing,
-        source_mm=votes.source[row].double() * spacing,
-        weight=votes.weight[row].double(),
-    )
-
-
-def _square(vectors: Float64[Tensor, "*n 3"]) -> Float64[Tensor, "*n"]:
-    """Square lengths, in an order of additions that no vector width changes."""
-    x, y, z = vectors.unbind(-1)
-    return x * x + y * y + z * z
-
-
-def _within(
-    pairs: _Pairs, centres: Float64[Tensor, "segments 3"], reach_mm: float
-) -> tuple[Tensor, Float64[Tensor, "n 3"]]:
-    """Find the pairs within reach of their mode, and their distances from it in reaches."""
-    distance = pairs.position_mm - centres[pairs.segment]
-    inside = _square(distance) <= reach_mm**2
-    return inside, distance[inside] / reach_mm
-
-
-def _sum(
-    segment: Int64[Tensor, " n"], terms: Float64[Tensor, " n"], segments: int
-) -> Float64[Tensor, " segments"]:
-    """Sum terms by segment, exactly but for the fixed point."""
-    total = torch.zeros(segments, dtype=torch.int64, device=segment.device)
-    accumulate(total, segment, to_fixed(terms))
-    return total.double() / FIXED_ONE
+            centres = _merge(centres, count)
+        elif not (np.abs(centres - before) > SETTLED).any():
+            break
+    return centres
 
 
 def _shift(
-    pairs: _Pairs, centres: Float64[Tensor, "segments 3"], reach_mm: float
-) -> Float64[Tensor, "segments 3"]:
+    pairs: _Pairs, centres: Float64[np.ndarray, "3 segments"], reach: float
+) -> Float64[np.ndarray, "3 segments"]:
     """Move every mode to the mean of the votes within reach; one without votes becomes NaN."""
-    inside, distance = _within(pairs, centres, reach_mm)
-    segment, weight = pairs.segment[inside], pairs.weight[inside]
-    total = _sum(segment, weight, len(centres))
-    moments = [_sum(segment, weight * distance[:, axis], len(centres)) for axis in range(3)]
-    return centres + torch.stack(moments, dim=1) / total[:, None] * reach_mm
+    here = centres[:, pairs.present]
+    distance = pairs.place - pairs.spread(here)
+    weight = pairs.weight * (square(distance) <= reach**2)
+    total = pairs.sums(weight)
+    distance *= weight
+    moved = np.full_like(centres, np.nan)
+    with np.errstate(invalid="ignore"):
+        moved[:, pairs.present] = here + pairs.sums(np.rint(distance, out=distance)) / total
+    return moved
 
 
 def _merge(
-    centres: Float64[Tensor, "landmarks modes 3"], gap_mm: float
-) -> Float64[Tensor, "landmarks modes 3"]:
+    centres: Float64[np.ndarray, "3 segments"], count: int
+) -> Float64[np.ndarray, "3 segments"]:
     """Drop modes that are about to meet one from a higher peak: slopes of it, not peaks."""
-    merged = centres.clone()
-    for later in range(1, centres.shape[1]):
-        square = _square(merged[:, :later] - merged[:, later, None])
-        met = (square < gap_mm**2).any(1)
-        merged[:, later] = torch.where(met[:, None], math.nan, merged[:, later])
-    return merged
+    merged = centres.reshape(3, -1, count)
+    for later in range(1, count):
+        gap = merged[:, :, :later] - merged[:, :, later, None]
+        merged[:, (square(gap) < MEETING**2).any(axis=1), later] = np.nan
+    return merged.reshape(3, -1)
 
 
-def _only(pairs: _Pairs, kept: Bool[Tensor, " pairs"]) -> _Pairs:
-    return _Pairs(
-        pairs.segment[kept], pairs.position_mm[kept], pairs.source_mm[kept], pairs.weight[kept]
-    )
+def _sum_up(
+    pairs: _Pairs, centres: Float64[np.ndarray, "3 peaks"]
+) -> Float64[np.ndarray, "10 peaks"]:
+    """Sum over the votes within reach of each mode: weight, source and products of distances.
+
+    Returns:
+        One column per mode, in fixed-point units of weight and in reaches from the mode.
+    """
+    centre = pairs.spread(centres)
+    distance = pairs.place - centre
+    weight = pairs.weight * (square(distance) <= 1.0)
+    away = pairs.source - centre
+    away *= weight
+    weighted = distance * weight
+    sums = [pairs.sums(weight), *pairs.sums(np.rint(away, out=away))]
+    sums += [pairs.sums(np.rint(weighted[a] * distance[b])) for a, b in _SECOND]
+    return np.stack(sums)
 
 
 def _describe(
-    pairs: _Pairs,
-    centres: Float64[Tensor, "segments 3"],
-    total: Int64[Tensor, " landmarks"],
+    sums: Float64[np.ndarray, "10 segments"],
+    centres: Float64[np.ndarray, "3 segments"],
+    total: Float64[np.ndarray, " landmarks"],
     readout: Readout,
 ) -> Modes:
-    """Sum what is known of each mode over the votes within reach, and rank the modes."""
-    inside, distance = _within(pairs, centres, readout.reach_mm)
-    segment, weight = pairs.segment[inside], pairs.weight[inside]
-    away = (pairs.source_mm[inside] - centres[segment]) / readout.radius_mm
-    terms = [weight]
-    terms += [weight * away[:, axis] for axis in range(3)]
-    terms += [weight * distance[:, a] * distance[:, b] for a, b in _SECOND]
-    sums = torch.stack([_sum(segment, term, len(centres)) for term in terms], dim=1)
-    landmarks = readout.landmarks
-    sums_host = sums.cpu().numpy().reshape(landmarks, -1, len(terms))
+    """Say what is known of each mode, and rank the modes."""
     spacing = np.array(readout.spacing_mm)
-    position_mm = centres.cpu().numpy().reshape(landmarks, -1, 3)
-    order = _rank(position_mm, sums_host[..., 0], readout.reach_mm)
-    kept = np.take_along_axis(sums_host, order[..., None], axis=1)
-    kept[order < 0] = 0.0
-    position_mm = np.where(
-        (kept[..., :1] > 0), np.take_along_axis(position_mm, order[..., None], axis=1), np.nan
-    )
-    whole = np.maximum(total.cpu().numpy() / FIXED_ONE, 1 / FIXED_ONE)
-    mass_weight = kept[..., 0]
-    with np.errstate(invalid="ignore"):
-        means = kept[..., 1:] / np.where(mass_weight > 0, mass_weight, np.nan)[..., None]
-    covariance = np.empty((*mass_weight.shape, 3, 3))
+    places = centres.T.reshape(readout.landmarks, -1, 3) * readout.reach_mm
+    sums = sums.T.reshape(*places.shape[:2], -1)
+    order = _rank(places, sums[..., 0], readout.reach_mm)
+    sums = np.take_along_axis(sums, order[..., None], axis=1)
+    sums[order < 0] = 0.0
+    weight = sums[..., 0]
+    places = np.take_along_axis(places, order[..., None], axis=1)
+    position = np.where(weight[..., None] > 0, places, np.nan) / spacing
+    means = sums[..., 1:] / np.where(weight > 0, weight, np.nan)[..., None]
+    covariance = np.empty((*weight.shape, 3, 3))
     for column, (a, b) in enumerate(_SECOND, start=3):
         covariance[..., a, b] = covariance[..., b, a] = means[..., column] * readout.reach_mm**2
-    position = position_mm / spacing
+    whole = np.maximum(total, 1 / FIXED_ONE)
     return Modes(
         position=position,
-        weight=mass_weight,
-        mass=mass_weight / voters_around(position, readout),
-        coherence=mass_weight / whole[:, None],
+        weight=weight,
+        mass=weight / voters_around(position, readout),
+        coherence=weight / whole[:, None],
         covariance_mm2=covariance,
-        source=position + means[..., :3] * readout.radius_mm / spacing,
+        source=position + means[..., :3] * readout.reach_mm / spacing,
     )
 
 

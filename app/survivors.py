@@ -1,10 +1,10 @@
 """Field -> Survivors: the voxels and landmarks whose probability reaches the threshold.
 
-Almost nothing passes, so almost nothing is done for a voxel that does not. The scores are read once,
-by a reduction that runs at the speed of the memory: can anything in a row of voxels (along k) pass at
-all? Only rows that may are looked at voxel by voxel, by a test without exponentials; probabilities
-are computed for the voxels that pass that. In doubt, a test lets something through: only the last
-one, on the probability, decides.
+Almost nothing passes, so almost nothing is done for a voxel that does not. The scores are read
+once, by a reduction that runs at the speed of the memory: can anything in a row of voxels (along k)
+pass at all? Only rows that may are looked at voxel by voxel, by a test without exponentials;
+probabilities are computed for the voxels that pass that. In doubt, a test lets something through:
+only the last one, on the probability, decides.
 """
 
 import math
@@ -137,14 +137,14 @@ def _candidates(
         yield from numbers.split(at_once)
 
 
-def _best_of_rows(
-    rows: Float[Tensor, "channels rows k"], test: _Test
-) -> Float[Tensor, " rows"]:
+def _best_of_rows(rows: Float[Tensor, "channels rows k"], test: _Test) -> Float[Tensor, " rows"]:
     """Bound the score of everything in a row from above, NaN if anything in it is NaN."""
     channels, _, width = rows.shape
     softmax = test.field.activation == "softmax"
-    if rows.stride(0) == 1 and rows.stride(2) == channels < FEW_CHANNELS and rows.stride(1) == (
-        channels * width
+    if (
+        rows.stride(0) == 1
+        and rows.stride(2) == channels < FEW_CHANNELS
+        and rows.stride(1) == (channels * width)
     ):
         return _best_of_short_voxels(rows.permute(1, 2, 0).flatten(1), channels, test)
     scores = rows[test.lead :]
@@ -210,9 +210,7 @@ def _select(found: Survivors, kept: Int64[Tensor, " kept"]) -> Survivors:
     )
 
 
-def _may_hold_votes(
-    block: Float[Tensor, "channels rows k"], test: _Test
-) -> Bool[Tensor, "rows k"]:
+def _may_hold_votes(block: Float[Tensor, "channels rows k"], test: _Test) -> Bool[Tensor, "rows k"]:
     """Say which voxels have a landmark that may pass."""
     best = block[test.lead :].amax(0)
     if test.field.activation == "softmax":

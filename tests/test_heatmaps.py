@@ -1,22 +1,14 @@
 """Votes -> Heatmaps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.heatmaps import (
-    FIXED_ONE,
-    HEATMAP_BYTES,
-    aggregate,
-    cell_index,
-    choose_cell,
-    make_heatmaps,
-    shift_and_sum,
-    splat,
-    to_float,
-)
+from app.heatmaps import FIXED_ONE, aggregate, count_votes, shift_and_sum, voxel_index
 from app.readout import Readout
 from app.votes import Votes, empty_votes, filter_votes
 from tests import oracle
@@ -24,6 +16,7 @@ from tests.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+RAW = replace(READOUT, smooth_mm=0.0)
 
 
 def noise(seed: int = 0) -> Votes:
@@ -41,10 +34,10 @@ def dense(votes: Votes, shape: tuple[int, ...]) -> np.ndarray:
     )
 
 
-def test_splat_is_the_oracles_sum() -> None:
+def test_unsmoothed_heatmaps_are_the_oracles_sum() -> None:
     """Votes outside the grid are left out, not clamped to its border."""
     votes = noise()
-    heatmap = to_float(splat(votes, 3, SHAPE)).numpy()
+    heatmap = aggregate(votes, range(3), RAW).numpy()
     np.testing.assert_allclose(heatmap, dense(votes, SHAPE), atol=1e-5)
     assert heatmap.sum() < votes.weight.sum() - 1
 
@@ -55,15 +48,21 @@ def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
     """Fixed-point sums commute."""
     votes = noise()
     again = shuffled(votes, seed)
-    assert torch.equal(splat(votes, 3, SHAPE), splat(again, 3, SHAPE))
-    assert torch.equal(make_heatmaps(votes, READOUT).values, make_heatmaps(again, READOUT).values)
+    assert torch.equal(aggregate(votes, [0, 2], READOUT), aggregate(again, [0, 2], READOUT))
+
+
+def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the counters of all do not fit, one landmark after the other gives the same bits."""
+    expected = aggregate(noise(), [2, 0, 1], READOUT)
+    monkeypatch.setattr("app.heatmaps.COUNTER_BYTES", 1)
+    assert torch.equal(aggregate(noise(), [2, 0, 1], READOUT), expected)
 
 
 def test_positions_on_a_half_round_up() -> None:
     """floor(v + 0.5): -0.5 is the first voxel, 8.5 is past the last of nine."""
     largest = float(np.nextafter(np.float32(0.5), np.float32(0)))
     lines = [[-0.5, 0, 0], [0.5, 0, 0], [largest, 0, 0], [8.5, 0, 0], [-0.5000001, 0, 0]]
-    index, inside = cell_index(torch.tensor(lines), SHAPE)
+    index, inside = voxel_index(torch.tensor(lines), SHAPE)
     assert inside.tolist() == [True, True, True, False, False]
     assert index[inside].tolist() == [0, 11 * 13, 0]
 
@@ -71,7 +70,7 @@ def test_positions_on_a_half_round_up() -> None:
 def test_flat_indices_pass_two_to_the_31() -> None:
     """300^3 voxels and 80 landmarks."""
     shape = (2_000, 1_500, 1_000)
-    index, inside = cell_index(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
+    index, inside = voxel_index(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
     assert inside.tolist() == [True]
     assert index.tolist() == [3_000_000_000 - 1]
 
@@ -81,17 +80,10 @@ def test_all_votes_in_one_voxel_do_not_overflow() -> None:
     place = torch.tensor([[4.0, 5.0, 6.0]]).expand(3_000_000, 3)
     one = torch.ones(1).expand(3_000_000)
     votes = Votes(torch.zeros(1).long().expand(3_000_000), place, place, one, one)
-    heatmap = splat(votes, 1, SHAPE)
-    assert int(heatmap[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE
-    assert int(heatmap.sum()) == 3_000_000 * FIXED_ONE
-
-
-def test_cells_are_sums_of_voxels() -> None:
-    """A heatmap in cells of 4 voxels from (-4, -4, -4) on is the fine one summed by blocks."""
-    votes = noise()
-    fine = splat(votes, 3, (20, 20, 24), (-4, -4, -4))
-    coarse = splat(votes, 3, (5, 5, 6), (-4, -4, -4), 4)
-    assert torch.equal(coarse, fine.view(3, 5, 4, 5, 4, 6, 4).sum((2, 4, 6)))
+    counters = torch.zeros(1, *SHAPE, dtype=torch.int64)
+    count_votes(votes, votes.landmark, counters)
+    assert int(counters[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE
+    assert int(counters.sum()) == 3_000_000 * FIXED_ONE
 
 
 def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
@@ -110,32 +102,6 @@ def test_no_votes_make_an_empty_heatmap() -> None:
     """Zeros, not an error."""
     none = empty_votes(torch.device("cpu"))
     assert not aggregate(none, [1], READOUT).any()
-    assert not make_heatmaps(none, READOUT).values.any()
-
-
-def test_a_vote_just_outside_the_grid_has_its_place_in_the_margin() -> None:
-    """The grid's border is not the end of the box that modes are looked for in."""
-    heatmaps = make_heatmaps(votes_at([[-4.0, 5.0, 14.0]]), READOUT, cell=1)
-    place = np.unravel_index(int(heatmaps.values[0].argmax()), heatmaps.values.shape[1:])
-    assert (np.array(place) + heatmaps.first).tolist() == [-4, 5, 14]
-
-
-@pytest.mark.parametrize(
-    ("shape", "landmarks", "radius", "cell"),
-    [
-        ((70, 71, 72), 3, 1.0, 1),
-        ((300, 301, 302), 3, 12.0, 4),
-        ((300, 301, 302), 45, 2.0, 4),
-        ((64, 65, 66), 45, 7.0, 2),
-    ],
-)
-def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
-    shape: tuple[int, int, int], landmarks: int, radius: float, cell: int
-) -> None:
-    """Worked cases, at a spacing of 1 mm."""
-    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
-    assert choose_cell(readout) == cell
-    assert landmarks * np.prod([n / cell for n in shape]) * 8 < HEATMAP_BYTES
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
@@ -167,5 +133,5 @@ def test_shift_and_sum_is_voting_with_one_offset_per_channel() -> None:
     channel, h, w = torch.nonzero(torch.ones(4, 6, 8), as_tuple=True)
     position = torch.stack([torch.zeros_like(h), h, w + 3 * channel], 1)
     votes = votes_at(position.numpy(), probability=x.flatten().tolist())
-    heatmap = to_float(splat(votes, 1, (1, 6, 8 + 9)))
-    assert torch.equal(shift_and_sum(x, torch.ones(1), 3)[0], heatmap[0])
+    readout = Readout(1, (1, 6, 8 + 9), (1.0, 1.0, 1.0), radius_mm=1.0, smooth_mm=0.0)
+    assert torch.equal(shift_and_sum(x, torch.ones(1), 3)[0], aggregate(votes, [0], readout)[0])

@@ -1,4 +1,4 @@
-"""Heatmaps + Votes -> Modes."""
+"""Votes -> Modes."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.heatmaps import make_heatmaps
 from app.modes import Modes, find_modes
+from app.peaks import cells_of_edge
 from app.readout import Readout
 from app.votes import Votes, concat_votes, empty_votes, filter_votes
 from tests import oracle
@@ -19,7 +19,8 @@ READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0, smooth_mm=1.0)
 
 def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
     """Go from votes to modes, in cells of the default size or a given one."""
-    return find_modes(votes, make_heatmaps(votes, readout, cell), readout, 4)
+    cells = None if cell is None else cells_of_edge((cell, cell, cell), readout)
+    return find_modes(votes, readout, 4, cells)
 
 
 def assert_same_bits(modes: Modes, expected: Modes) -> None:
