@@ -91,7 +91,7 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the bar is met; None: not measured, or no bar."""
-        if self.limit is None or self.ours is None or math.isnan(self.ours):
+        if self.limit is None or self.ours is None:
             return None
         return self.limit.met(self.ours, self.theirs)
 
