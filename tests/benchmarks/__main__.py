@@ -5,6 +5,7 @@ compared do not compute the same.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +26,9 @@ def main(words: list[str] | None = None) -> int:
         Exit code.
     """
     options = _parse(words)
-    console, progress = Console(), Console(stderr=True)
+    # In a file or a pipe rich would take 80 columns, which break every cell.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    progress = Console(stderr=True)
     surroundings = look_around()
     rows: dict[str, list[Row]] = {}
     for name in options.bars or BARS:
