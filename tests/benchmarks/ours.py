@@ -1,4 +1,7 @@
-"""Everything of ``app`` that is measured, called from here only: a new name is changed once."""
+"""What is measured of ``app``, named here only, so that a new name is changed once.
+
+``Field`` is the exception: it is what both sides start from.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +17,10 @@ from app.landmarks import Landmark, locate
 from app.manifest import Manifest
 from app.network import Field
 from app.readout import Readout, readout_of
-from app.votes import Votes, concat_votes, filter_votes, vote_rows
+from app.votes import Votes, concat_votes, filter_votes, select_votes, vote_rows
 from tests.synthetic import make_manifest
 
-__all__ = ["Reading", "filter_votes", "join", "shift_and_sum", "vote_rows"]
+__all__ = ["Landmark", "Votes", "filter_votes", "select_votes", "shift_and_sum", "vote_rows"]
 
 
 @dataclass(frozen=True, slots=True)

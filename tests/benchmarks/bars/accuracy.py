@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from app.votes import Votes
 from tests.benchmarks import ours
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.rivals import numpy_add_at
@@ -51,7 +50,7 @@ def v8_accuracy(run: Run) -> Iterator[Row]:
 
 def _votes(
     truth: Float64[np.ndarray, " 3"], outliers: float, apart: float, random: np.random.Generator
-) -> Votes:
+) -> ours.Votes:
     """Let the voxels around a place vote for it, or for something else."""
     voxels = np.stack(np.meshgrid(*[np.arange(n) for n in SHAPE], indexing="ij"), axis=-1)
     source = voxels.reshape(-1, 3)
@@ -65,7 +64,7 @@ def _votes(
     return votes_at(position, probability=0.8, source=source)
 
 
-def _highest(votes: Votes) -> Float64[np.ndarray, " 3"]:
+def _highest(votes: ours.Votes) -> Float64[np.ndarray, " 3"]:
     """Find the voxel that most votes round to."""
     columns = (torch.zeros(len(votes), 1), votes.weight[:, None], votes.position)
     heatmap = numpy_add_at.add_up(torch.cat(columns, dim=1).numpy(), 1, SHAPE)[0]

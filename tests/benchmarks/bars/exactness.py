@@ -8,9 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from app.landmarks import Landmark
 from app.network import Field
-from app.votes import Votes, select_votes
 from tests.benchmarks import ours
 from tests.benchmarks.fields import Scene, make_scene, to_device
 from tests.benchmarks.harness import Limit, Row, Run
@@ -41,7 +39,7 @@ def v7_same_bits(run: Run) -> Iterator[Row]:
         yield Row(what, wrong, "", limit=Limit(0, "figure"), note="tiles that do not overlap")
 
 
-def bits(found: Sequence[Landmark]) -> str:
+def bits(found: Sequence[ours.Landmark]) -> str:
     """Write everything an answer holds, every float to its last bit."""
     return repr([_plain(value) for mark in found for value in astuple(mark)])
 
@@ -54,12 +52,14 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _shuffled(votes: Votes, seed: int) -> Votes:
+def _shuffled(votes: ours.Votes, seed: int) -> ours.Votes:
     random = torch.Generator().manual_seed(seed)
-    return select_votes(votes, torch.randperm(len(votes), generator=random).to(votes.weight.device))
+    return ours.select_votes(
+        votes, torch.randperm(len(votes), generator=random).to(votes.weight.device)
+    )
 
 
-def _tiled(scene: Scene, tile: Sequence[int]) -> Votes:
+def _tiled(scene: Scene, tile: Sequence[int]) -> ours.Votes:
     """Collect a field's votes tile by tile, the last tile first."""
     starts = [range(0, size, edge) for size, edge in zip(scene.shape, tile, strict=True)]
     parts = []

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 import torch
 
-from app.landmarks import Landmark
 from tests.benchmarks import agreement, ours
 from tests.benchmarks.fields import Scene, make_scene, to_device
 from tests.benchmarks.harness import Case, Limit, Rival, Row, Run
@@ -92,7 +91,7 @@ def _text(shape: Sequence[int]) -> str:
     return f"{shape[0]}³" if len(set(shape)) == 1 else "x".join(map(str, shape))
 
 
-def _find(scene: Scene) -> partial[tuple[Landmark, ...]]:
+def _find(scene: Scene) -> partial[tuple[ours.Landmark, ...]]:
     reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
     return partial(ours.find, scene.field, scene.threshold, reading)
 
@@ -121,7 +120,7 @@ def _anything(_ours: object, _theirs: object) -> None:
     """A copy has no result to agree with; the votes are compared where landmarks are timed."""
 
 
-def _agree(scene: Scene, found: Sequence[Landmark], plain: plain_torch.Answer) -> None:
+def _agree(scene: Scene, found: Sequence[ours.Landmark], plain: plain_torch.Answer) -> None:
     """Compare votes, heatmaps and places; theirs are only known to a voxel."""
     votes = ours.filter_votes(scene.field, scene.threshold)
     agreement.same_rows(ours.list_all(votes), plain.rows, scene.threshold)
@@ -133,5 +132,5 @@ def _agree(scene: Scene, found: Sequence[Landmark], plain: plain_torch.Answer) -
     _agree_with_truth(scene, found, plain)
 
 
-def _agree_with_truth(scene: Scene, found: Sequence[Landmark], _theirs: object) -> None:
+def _agree_with_truth(scene: Scene, found: Sequence[ours.Landmark], _theirs: object) -> None:
     agreement.near(ours.places(found), scene.centres, TRUTH_TOLERANCE)
