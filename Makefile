@@ -1,6 +1,7 @@
 # make run     set everything up, start the service, show that it works, keep serving
 # make test    run the tests (all but those marked slow or gpu)
 # make check   what continuous integration runs: format, lint, types, layers, tests
+# make bench   measure the service against its bars; BARS="V1 V4" chooses some
 # make format  put the code into shape
 # make clean   remove what the others made
 # PYTHON=, HOST= and PORT= choose the interpreter and the address.
@@ -11,7 +12,7 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test check format clean
+.PHONY: run test check bench format clean
 .DELETE_ON_ERROR:
 
 # Only errors are logged here: what a person wants to see is the table that --demo prints.
@@ -29,6 +30,9 @@ check: .venv/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(MAKE) --no-print-directory test
+
+bench: .venv/bench.stamp
+	$(BIN)/python -m tests.benchmarks $(BARS)
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
@@ -51,6 +55,11 @@ format: .venv/dev.stamp
 .venv/dev.stamp: .venv/run.stamp
 	@echo "Installing the tools for tests and checks into .venv"
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+.venv/bench.stamp: .venv/dev.stamp
+	@echo "Installing what landmarkd is measured against into .venv"
+	$(PIP) --no-build-isolation --editable '.[dev,bench]'
 	@touch $@
 
 clean:

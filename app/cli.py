@@ -1,7 +1,9 @@
-"""The command: ``landmarkd serve | detect | check | models | phantom``."""
+"""The command: ``landmarkd serve | detect | check | models | phantom | bench``."""
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -227,6 +229,21 @@ def phantom(
     if not output.name.endswith(SCANS):
         fail(f"expected a name ending in {' or '.join(SCANS)}, got {output.name}")
     write_phantom(make_phantom(seed), output)
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+def bench(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Bars, such as V1; --help: more.")
+    ] = None,
+) -> None:
+    """Measure the service against its bars; needs a checkout of the sources."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "tests" / "benchmarks").is_dir():
+        fail("expected a checkout of the sources with tests/benchmarks, got an installed package")
+    # A process of its own, because what is installed knows nothing of the tests.
+    command = [sys.executable, "-m", "tests.benchmarks", *(words or [])]
+    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -68,5 +68,5 @@ def test_command_of_the_readme_works(command: str, service: ServiceProcess, fold
 def test_readme_names_every_call_and_command() -> None:
     for word in ("/v1/landmarks", "/v1/models", "/livez", "/readyz", "/metrics"):
         assert word in README
-    for word in ("serve", "detect", "check", "models", "phantom"):
+    for word in ("serve", "detect", "check", "models", "phantom", "bench"):
         assert f"landmarkd {word}" in README

@@ -1,0 +1,4 @@
+"""The bars of landmarkd: what it is measured against, and by how much it must be better.
+
+``python -m tests.benchmarks`` measures them all, ``python -m tests.benchmarks V1 V4`` some.
+"""

@@ -1,0 +1,25 @@
+"""The bars, by the names that design and README use."""
+
+from typing import Final
+
+from tests.benchmarks.bars.accuracy import v8_accuracy
+from tests.benchmarks.bars.exactness import v7_same_bits
+from tests.benchmarks.bars.filtering import v2_rows, v3_rows_and_heatmaps
+from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
+from tests.benchmarks.bars.memory import v5_memory
+from tests.benchmarks.bars.shifting import v4_shift_and_sum
+from tests.benchmarks.bars.waterfall import waterfall
+from tests.benchmarks.harness import Bar
+
+BARS: Final[dict[str, Bar]] = {
+    "V1": v1_landmarks,
+    "V2": v2_rows,
+    "V3": v3_rows_and_heatmaps,
+    "V4": v4_shift_and_sum,
+    "V5": v5_memory,
+    "V6": v6_landmarks_on_cuda,
+    "V7": v7_same_bits,
+    "V8": v8_accuracy,
+    "cost": cost,
+    "waterfall": waterfall,
+}

@@ -1,0 +1,37 @@
+"""model folder, shape -> peak bytes above the weights, tiles and votes: run in a fresh process."""
+
+import sys
+from pathlib import Path
+
+import monai.networks.nets  # noqa: F401 - so that it is no part of what a scan takes
+import numpy as np
+import torch
+
+from app.detector import Detector, load_checked
+from app.volume import Volume
+from tests.benchmarks.surroundings import resident_bytes
+
+
+def main() -> None:
+    """Find the landmarks of noise and print what it took."""
+    folder, *shape = sys.argv[1:]
+    # Before the model: its weights are taken off by their size, whatever loading them costs counts.
+    before = resident_bytes()
+    model = load_checked(Path(folder), torch.device("cpu"))
+    detector = Detector(model)
+    random = np.random.default_rng(0)
+    voxels = random.random([int(edge) for edge in shape], dtype=np.float32)
+    volume = Volume(np.asfortranarray(voxels), np.eye(4), masked=0, digest="", warnings=())
+    del voxels
+    case = detector.prepare(volume)
+    for tile in range(len(case.plan)):
+        detector.run([(case, tile)])
+    detector.locate(case)
+    weights = (Path(folder) / "weights.safetensors").stat().st_size
+    peak = resident_bytes(peak=True) - before - weights
+    votes = sum(len(votes) for votes in case.votes)
+    sys.stdout.write(f"{peak} {len(case.plan)} {votes}\n")
+
+
+if __name__ == "__main__":
+    main()
