@@ -22,6 +22,10 @@ from app.votes import Votes
 SHIFTS: Final = 5
 """Most mean-shift steps; clean modes stand still after two."""
 
+FIRST_LOOK: Final = 0.25
+"""How far around a peak's cell the first step looks, in reaches: enough for the tip of a mode, and
+not as far as the next one."""
+
 SETTLED: Final = 1e-6
 """No mode moved by more of a reach than this: further steps would not change the answer."""
 
@@ -130,8 +134,9 @@ def _climb(
 ) -> Float64[np.ndarray, "3 segments"]:
     """Move every mode to the mean of the votes within reach of it until all stand still."""
     for step in range(SHIFTS):
-        # A peak is known to half a cell only, so the first step looks that much further.
-        before, centres = centres, _shift(pairs, centres, 1.0 + (error if step == 0 else 0.0))
+        # Around a peak's cell: what else may be within reach of its corner is not looked at yet.
+        reach = error + FIRST_LOOK if step == 0 else 1.0
+        before, centres = centres, _shift(pairs, centres, reach)
         if step == 0:
             centres = _merge(centres, count)
         elif not (np.abs(centres - before) > SETTLED).any():

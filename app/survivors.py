@@ -1,10 +1,9 @@
 """Field -> Survivors: the voxels and landmarks whose probability reaches the threshold.
 
 Almost nothing passes, so almost nothing is done for a voxel that does not. The scores are read
-once, by a reduction that runs at the speed of the memory: can anything in a row of voxels (along k)
-pass at all? Only rows that may are looked at voxel by voxel, by a test without exponentials;
-probabilities are computed for the voxels that pass that. In doubt, a test lets something through:
-only the last one, on the probability, decides.
+once, in blocks that fit a cache: the best score of a voxel says, by a test without exponentials,
+whether anything at it can pass; probabilities are computed for those voxels alone. In doubt, a test
+lets something through: only the last one, on the probability, decides.
 """
 
 import math
@@ -13,23 +12,23 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.indices import split_index, true_indices
 from app.network import Field
 
-BLOCK_BYTES: Final = 1 << 22
-"""Scores looked at voxel by voxel at once on a CPU: enough to hide the cost of a call, few enough
-for the cache."""
+BLOCK_VOXELS: Final = 1 << 19
+"""Voxels looked at at once on a CPU: their best scores, 2 MB, stay in the cache from one channel to
+the next, and the cost of a call is small beside that of reading them."""
 
-DEVICE_BLOCK_BYTES: Final = 1 << 28
-"""The same on an accelerator: large enough to fill it, far below nonzero's 2^31 elements."""
+DEVICE_BLOCK_VOXELS: Final = 1 << 26
+"""The same on an accelerator: enough to fill it, far below nonzero's 2^31 elements."""
 
 FEW_CHANNELS: Final = 8
-"""Channels-last scores of fewer channels are screened by another way: a reduction over so short a
-last axis is several times slower than the memory."""
+"""Packed voxels of fewer channels are compared by shifted views of their memory: a reduction over
+so short a last axis is several times slower than the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +81,18 @@ def collect(field: Field, threshold: float) -> Survivors:
     if field.activation == "softmax" and not field.background:
         raise ValueError("expected a background channel with softmax, got none")
     test = _Test(field, threshold, _score_limit(field, threshold), int(field.background))
+    at_once = BLOCK_VOXELS if field.scores.device.type == "cpu" else DEVICE_BLOCK_VOXELS
+    # One room for all blocks: fresh memory costs more than what is done with it.
+    room = field.scores.new_empty(min(at_once, field.scores.numel()))
     parts = [
         part
-        for first, rows in _slabs(field.scores)
-        for numbers in _candidates(rows, test)
-        if (part := _survivors(rows, numbers, first, test)) is not None
+        for first, voxels in _blocks(field.scores, at_once)
+        if (part := _survivors(voxels, first, test, room)) is not None
     ]
     none = torch.zeros(0, dtype=torch.int64, device=field.scores.device)
     columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-    row, k, landmark, probability = columns or [none, none, none, none.float()]
-    found = Survivors(row, k, landmark, probability)
+    voxel, landmark, probability = columns or [none, none, none.float()]
+    found = Survivors(*split_index(voxel, field.scores.shape[3]), landmark, probability)
     passes = probability >= threshold
     if bool(passes.all()):
         return found
@@ -100,105 +101,102 @@ def collect(field: Field, threshold: float) -> Survivors:
     return _select(found, true_indices(passes))
 
 
-def _slabs(
-    scores: Float[Tensor, "channels i j k"],
-) -> Iterator[tuple[int, Float[Tensor, "channels rows k"]]]:
-    """View the scores as rows of voxels; copy a few slices at a time where no view can do that.
+def _blocks(
+    scores: Float[Tensor, "channels i j k"], at_once: int
+) -> Iterator[tuple[int, Float[Tensor, "channels voxels"]]]:
+    """Cut the scores into blocks of voxels; only where no view can do that, slices are copied.
 
     Yields:
-        The number of the first row, and the rows.
+        The number of the first voxel, and the block.
     """
     channels, depth, height, width = scores.shape
+    slices = depth
     try:
-        yield 0, scores.view(channels, depth * height, width)
+        scores.view(channels, -1)
     except RuntimeError:
-        thickness = max(1, _block_bytes(scores) // max(1, scores[:, :1].nbytes))
-        for first in range(0, depth, thickness):
-            slab = scores[:, first : first + thickness]
-            yield first * height, slab.reshape(channels, -1, width)
+        slices = max(1, at_once // max(1, height * width))
+    for slab in range(0, depth, slices):
+        voxels = scores[:, slab : slab + slices].reshape(channels, -1)
+        if _is_packed(voxels):
+            at_once = max(1, at_once // channels)
+        for first in range(0, voxels.shape[1], at_once):
+            yield slab * height * width + first, voxels[:, first : first + at_once]
 
 
-def _block_bytes(scores: Tensor) -> int:
-    return BLOCK_BYTES if scores.device.type == "cpu" else DEVICE_BLOCK_BYTES
-
-
-def _candidates(
-    rows: Float[Tensor, "channels rows k"], test: _Test
-) -> Iterator[slice | Int64[Tensor, " chosen"]]:
-    """List the rows in which something may pass, a block at a time: all of them, or by number."""
-    # Not "best >= limit": a NaN fails every comparison, so this way it is kept, and found.
-    may_pass = (_best_of_rows(rows, test) < test.limit).logical_not_()
-    numbers = true_indices(may_pass)
-    count = rows.shape[1]
-    at_once = max(1, _block_bytes(rows) // max(1, rows[:, :1].nbytes))
-    if 2 * len(numbers) > count:
-        yield from (slice(first, first + at_once) for first in range(0, count, at_once))
-    elif len(numbers):
-        yield from numbers.split(at_once)
-
-
-def _best_of_rows(rows: Float[Tensor, "channels rows k"], test: _Test) -> Float[Tensor, " rows"]:
-    """Bound the score of everything in a row from above, NaN if anything in it is NaN."""
-    channels, _, width = rows.shape
-    softmax = test.field.activation == "softmax"
-    if (
-        rows.stride(0) == 1
-        and rows.stride(2) == channels < FEW_CHANNELS
-        and rows.stride(1) == (channels * width)
-    ):
-        return _best_of_short_voxels(rows.permute(1, 2, 0).flatten(1), channels, test)
-    scores = rows[test.lead :]
-    # The order of reductions that reads memory in its own order.
-    best = scores.amax((0, 2)) if rows.stride(0) == 1 else scores.amax(2).amax(0)
-    return best - rows[0].amin(1) if softmax else best
-
-
-def _best_of_short_voxels(
-    rows: Float[Tensor, "rows scores"], channels: int, test: _Test
-) -> Float[Tensor, " rows"]:
-    """Bound the rows of packed voxels: channels that do not count are moved out of the way."""
-    background = (torch.arange(rows.shape[1], device=rows.device) % channels) < test.lead
-    lowered = torch.where(background, -math.inf, 0.0).to(rows.dtype)
-    raised = torch.where(background, 0.0, math.inf).to(rows.dtype)
-    at_once = max(1, _block_bytes(rows) // max(1, rows[:1].nbytes))
-    moved = torch.empty_like(rows[:at_once])
-    best = rows.new_empty(len(rows))
-    for first in range(0, len(rows), at_once):
-        block = rows[first : first + at_once]
-        room = moved[: len(block)]
-        top = best[first : first + at_once]
-        torch.amax(torch.add(block, lowered, out=room), 1, out=top)
-        if test.field.activation == "softmax":
-            top -= torch.add(block, raised, out=room).amin(1)
-    return best
+def _is_packed(voxels: Float[Tensor, "channels voxels"]) -> bool:
+    """Say whether the few scores of a voxel lie side by side, and then those of the next."""
+    return voxels.stride() == (1, len(voxels)) and len(voxels) < FEW_CHANNELS
 
 
 def _survivors(
-    rows: Float[Tensor, "channels rows k"],
-    numbers: slice | Int64[Tensor, " chosen"],
-    first: int,
-    test: _Test,
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Find what may pass in some rows, NaN included: row, k, landmark and probability."""
-    block = rows[:, numbers]
-    found = true_indices(_may_hold_votes(block, test).flatten())
-    if len(found) == 0:
+    voxels: Float[Tensor, "channels voxels"], first: int, test: _Test, room: Float[Tensor, " room"]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find what may pass in a block, NaN included: number of the voxel, landmark, probability."""
+    best = _best(voxels, test, room)
+    # Not "best >= limit": a NaN fails every comparison, so this way it is kept, and found.
+    if bool(best.amax() < test.limit):
         return None
-    # Channels first: that is how softmax is fast, and voxels last is how memory is read in order.
-    scores = block.flatten(1).index_select(1, found).float()
+    found = true_indices((best < test.limit).logical_not_())
+    scores = _columns(voxels, found).float()
     limit = test.limit
     # In float64, as the last bit of a float32 exponential depends on its place in a vector.
     if test.field.activation == "softmax":
         scores, limit = torch.softmax(scores.double(), dim=0).float(), test.threshold
     scores = scores[test.lead :]
     passes = (scores < limit).logical_not_().T.contiguous()
-    voxel, landmark = split_index(true_indices(passes.view(-1)), len(scores))
-    probability = scores.view(-1).index_select(0, landmark * len(found) + voxel)
+    place, landmark = split_index(true_indices(passes.view(-1)), len(scores))
+    probability = scores.reshape(-1).index_select(0, landmark * len(found) + place)
     if test.field.activation == "sigmoid":
         probability = torch.sigmoid(probability.double()).float()
-    row, k = split_index(found.index_select(0, voxel), rows.shape[2])
-    row = numbers.index_select(0, row) if isinstance(numbers, Tensor) else row + numbers.start
-    return row + first, k, landmark, probability
+    return found.index_select(0, place) + first, landmark, probability
+
+
+def _columns(
+    voxels: Float[Tensor, "channels voxels"], chosen: Int64[Tensor, " chosen"]
+) -> Float[Tensor, "channels chosen"]:
+    """Copy some voxels' scores; index_select would first copy all of a block it cannot walk."""
+    if voxels.stride(1) == 1:
+        return voxels.index_select(1, chosen)
+    return voxels.T[chosen].T.contiguous()
+
+
+def _best(
+    voxels: Float[Tensor, "channels voxels"], test: _Test, room: Float[Tensor, " room"]
+) -> Float[Tensor, " voxels"]:
+    """Give the best score of a landmark at every voxel, with softmax less the background's.
+
+    Each way of laying out memory has its own fastest way; the results are the same.
+    """
+    if voxels.stride(1) == 1:
+        best = voxels[test.lead]
+        for channel in voxels[test.lead + 1 :]:
+            best = torch.maximum(best, channel, out=room[: len(channel)])
+    elif _is_packed(voxels):
+        return _best_of_packed(voxels, test, room)
+    else:
+        best = voxels[test.lead :].amax(0)
+    if test.field.activation == "softmax":
+        best = torch.sub(best, voxels[0], out=room[: len(best)])
+    return best
+
+
+def _best_of_packed(
+    voxels: Float[Tensor, "channels voxels"], test: _Test, room: Float[Tensor, " room"]
+) -> Float[Tensor, " voxels"]:
+    """Do the same where a voxel's few scores lie side by side.
+
+    Every element is compared with those after it, whatever it is, along the whole memory at once;
+    then the results that belong to a voxel's first element are picked.
+    """
+    channels = len(voxels)
+    memory = voxels.T.reshape(-1)
+    last = len(memory) - channels + 1
+    best = memory[test.lead : test.lead + last]
+    for channel in range(test.lead + 1, channels):
+        best = torch.maximum(best, memory[channel : channel + last], out=room[:last])
+    if test.field.activation == "softmax":
+        best = torch.sub(best, memory[:last], out=room[:last])
+    return best[::channels]
 
 
 def _select(found: Survivors, kept: Int64[Tensor, " kept"]) -> Survivors:
@@ -208,14 +206,6 @@ def _select(found: Survivors, kept: Int64[Tensor, " kept"]) -> Survivors:
         landmark=found.landmark.index_select(0, kept),
         probability=found.probability.index_select(0, kept),
     )
-
-
-def _may_hold_votes(block: Float[Tensor, "channels rows k"], test: _Test) -> Bool[Tensor, "rows k"]:
-    """Say which voxels have a landmark that may pass."""
-    best = block[test.lead :].amax(0)
-    if test.field.activation == "softmax":
-        best = best - block[0]
-    return (best < test.limit).logical_not_()
 
 
 def _score_limit(field: Field, threshold: float) -> float:

@@ -113,7 +113,7 @@ def test_memory_layout_and_block_size_change_no_bit(
         activation,
         field.background,
     )
-    monkeypatch.setattr("app.survivors.BLOCK_BYTES", 1)
+    monkeypatch.setattr("app.survivors.BLOCK_VOXELS", 7)
     votes = filter_votes(last, 0.3)
     for name in Votes.__slots__:
         assert torch.equal(getattr(votes, name), getattr(expected, name))

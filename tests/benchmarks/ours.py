@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from app.grid import Grid
-from app.heatmaps import heatmap_volume, shift_and_sum
+from app.heatmaps import aggregate, shift_and_sum
 from app.landmarks import Landmark, locate
-from app.manifest import Manifest
+from app.manifest import LandmarkSpec
 from app.network import Field
-from app.readout import Readout, readout_of
+from app.readout import GridFrame, Readout
 from app.votes import Votes, concat_votes, filter_votes, select_votes, vote_rows
-from tests.synthetic import make_manifest
 
 __all__ = ["Landmark", "Votes", "filter_votes", "select_votes", "shift_and_sum", "vote_rows"]
 
@@ -28,24 +26,18 @@ class Reading:
     """What ``app`` needs to know besides the votes.
 
     Attributes:
-        grid: Its shape and place.
-        manifest: Names and thresholds.
         readout: Where votes are counted.
+        specs: Names and thresholds of the landmarks.
     """
 
-    grid: Grid
-    manifest: Manifest
     readout: Readout
+    specs: tuple[LandmarkSpec, ...]
 
 
-def make_reading(shape: Sequence[int], landmarks: int, radius: float) -> Reading:
+def make_reading(shape: tuple[int, int, int], landmarks: int, radius: float) -> Reading:
     """Say how to read a field of 1 mm voxels whose landmarks vote within a radius."""
-    manifest = make_manifest(landmarks)
-    voting = manifest.voting.model_copy(update={"radius_mm": radius, "smooth_mm": 1.0})
-    manifest = manifest.model_copy(update={"voting": voting})
-    # One voxel in memory: only the shape is looked at.
-    grid = Grid(torch.zeros(1, 1, 1).expand(*shape), np.eye(4), np.eye(4), (1.0, 1.0, 1.0))
-    return Reading(grid, manifest, readout_of(grid, manifest))
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
+    return Reading(readout, tuple(LandmarkSpec(name=str(c)) for c in range(landmarks)))
 
 
 def find(field: Field, threshold: float, reading: Reading) -> tuple[Landmark, ...]:
@@ -55,14 +47,14 @@ def find(field: Field, threshold: float, reading: Reading) -> tuple[Landmark, ..
 
 def find_from_votes(votes: Votes, reading: Reading) -> tuple[Landmark, ...]:
     """Votes -> Landmarks."""
-    return locate(votes, reading.grid, reading.manifest, None)
+    return locate(votes, reading.readout, GridFrame(np.eye(4), np.eye(4)), reading.specs)
 
 
 def add_up(
     votes: Votes, landmarks: Sequence[int], reading: Reading
 ) -> Float[Tensor, "chosen i j k"]:
     """Votes -> dense heatmaps without smoothing: the aggregation of P1."""
-    return heatmap_volume(votes, landmarks, replace(reading.readout, smooth_mm=0.0))
+    return aggregate(votes, landmarks, replace(reading.readout, smooth_mm=0.0))
 
 
 def list_all(votes: Votes) -> Float[Tensor, "votes 5"]:
