@@ -15,8 +15,9 @@ from jaxtyping import Float64, Int64
 
 from app.ballots import Ballots, collect_ballots
 from app.heatmaps import FIXED_ONE
-from app.peaks import Cells, Peaks, find_peaks, square
+from app.peaks import Cells, find_peaks
 from app.readout import Readout, voters_around
+from app.tally import sum_near, sum_up
 from app.votes import Votes
 
 SHIFTS: Final = 5
@@ -58,35 +59,6 @@ class Modes:
     source: Float64[np.ndarray, "landmarks modes 3"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Votes near peaks, one column per vote and peak, sorted by peak; places in reaches.
-
-    Attributes:
-        present: The peaks that have votes near them, as landmark * modes + mode, ascending.
-        starts: The first column of each of these.
-        counts: How many columns each of these has.
-        place: Where the vote points.
-        source: Where it comes from.
-        weight: What it counts, in whole fixed-point units.
-    """
-
-    present: Int64[np.ndarray, " peaks"]
-    starts: Int64[np.ndarray, " peaks"]
-    counts: Int64[np.ndarray, " peaks"]
-    place: Float64[np.ndarray, "3 pairs"]
-    source: Float64[np.ndarray, "3 pairs"]
-    weight: Float64[np.ndarray, " pairs"]
-
-    def spread(self, values: Float64[np.ndarray, "*n peaks"]) -> Float64[np.ndarray, "*n pairs"]:
-        """Give every column the value of its peak."""
-        return np.repeat(values, self.counts, axis=-1)
-
-    def sums(self, terms: Float64[np.ndarray, "*n pairs"]) -> Float64[np.ndarray, "*n peaks"]:
-        """Sum whole numbers by peak: exactly, below 2^53, in whatever order."""
-        return np.add.reduceat(terms, self.starts, axis=-1)
-
-
 def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None = None) -> Modes:
     """Find the heaviest modes of every landmark.
 
@@ -101,104 +73,54 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     """
     ballots = collect_ballots(votes)
     peaks = find_peaks(ballots, readout, count, cells)
-    centres = peaks.centre_mm.reshape(3, -1) / readout.reach_mm
-    sums = np.zeros((4 + len(_SECOND), centres.shape[1]))
-    if len(peaks.row):
-        pairs = _pair(ballots, peaks, readout)
-        centres = _climb(pairs, centres, count, peaks.error_mm / readout.reach_mm)
-        sums[:, pairs.present] = _sum_up(pairs, centres[:, pairs.present])
+    unit = np.array(readout.spacing_mm) / readout.reach_mm
+    centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
+    centres = _climb(ballots, centres, unit, peaks.error_mm / readout.reach_mm)
+    sums = sum_up(ballots.landmark, ballots.position, ballots.source, ballots.weight, centres, unit)
     total = np.bincount(ballots.landmark, ballots.weight, readout.landmarks)
     return _describe(sums / FIXED_ONE, centres, total / FIXED_ONE, readout)
 
 
-def _pair(ballots: Ballots, peaks: Peaks, readout: Readout) -> _Pairs:
-    """Take what is needed of the votes near peaks."""
-    row, segment = peaks.row, peaks.segment
-    if not (segment[1:] >= segment[:-1]).all():
-        # 16 bits are sorted by counting, many times faster than 64 by comparing.
-        small = np.uint16 if peaks.centre_mm[0].size <= 1 << 16 else np.int64
-        order = np.argsort(segment.astype(small), kind="stable")
-        row, segment = row[order], segment[order]
-    starts = np.flatnonzero(np.diff(segment, prepend=-1))
-    place, source = np.empty((2, 3, len(row)))
-    for axis, mm in enumerate(readout.spacing_mm):
-        scale = mm / readout.reach_mm
-        np.multiply(ballots.position[axis][row], scale, out=place[axis], dtype=np.float64)
-        np.multiply(ballots.source[axis][row], scale, out=source[axis], dtype=np.float64)
-    counts = np.diff(starts, append=len(row))
-    return _Pairs(segment[starts], starts, counts, place, source, ballots.weight[row])
-
-
 def _climb(
-    pairs: _Pairs, centres: Float64[np.ndarray, "3 segments"], count: int, error: float
-) -> Float64[np.ndarray, "3 segments"]:
+    ballots: Ballots,
+    centres: Float64[np.ndarray, "landmarks modes 3"],
+    unit: Float64[np.ndarray, " 3"],
+    error: float,
+) -> Float64[np.ndarray, "landmarks modes 3"]:
     """Move every mode to the mean of the votes within reach of it until all stand still."""
     for step in range(SHIFTS):
         # Around a peak's cell: what else may be within reach of its corner is not looked at yet.
         reach = error + FIRST_LOOK if step == 0 else 1.0
-        before, centres = centres, _shift(pairs, centres, reach)
+        sums = sum_near(ballots.landmark, ballots.position, ballots.weight, centres, unit, reach)
+        with np.errstate(invalid="ignore"):  # A mode without votes becomes NaN.
+            before, centres = centres, centres + sums[..., 1:] / sums[..., :1]
         if step == 0:
-            centres = _merge(centres, count)
+            centres = _merge(centres)
         elif not (np.abs(centres - before) > SETTLED).any():
             break
     return centres
 
 
-def _shift(
-    pairs: _Pairs, centres: Float64[np.ndarray, "3 segments"], reach: float
-) -> Float64[np.ndarray, "3 segments"]:
-    """Move every mode to the mean of the votes within reach; one without votes becomes NaN."""
-    here = centres[:, pairs.present]
-    distance = pairs.place - pairs.spread(here)
-    weight = pairs.weight * (square(distance) <= reach**2)
-    total = pairs.sums(weight)
-    distance *= weight
-    moved = np.full_like(centres, np.nan)
-    with np.errstate(invalid="ignore"):
-        moved[:, pairs.present] = here + pairs.sums(np.rint(distance, out=distance)) / total
-    return moved
-
-
 def _merge(
-    centres: Float64[np.ndarray, "3 segments"], count: int
-) -> Float64[np.ndarray, "3 segments"]:
+    centres: Float64[np.ndarray, "landmarks modes 3"],
+) -> Float64[np.ndarray, "landmarks modes 3"]:
     """Drop modes that are about to meet one from a higher peak: slopes of it, not peaks."""
-    merged = centres.reshape(3, -1, count)
-    for later in range(1, count):
-        gap = merged[:, :, :later] - merged[:, :, later, None]
-        merged[:, (square(gap) < MEETING**2).any(axis=1), later] = np.nan
-    return merged.reshape(3, -1)
-
-
-def _sum_up(
-    pairs: _Pairs, centres: Float64[np.ndarray, "3 peaks"]
-) -> Float64[np.ndarray, "10 peaks"]:
-    """Sum over the votes within reach of each mode: weight, source and products of distances.
-
-    Returns:
-        One column per mode, in fixed-point units of weight and in reaches from the mode.
-    """
-    centre = pairs.spread(centres)
-    distance = pairs.place - centre
-    weight = pairs.weight * (square(distance) <= 1.0)
-    away = pairs.source - centre
-    away *= weight
-    weighted = distance * weight
-    sums = [pairs.sums(weight), *pairs.sums(np.rint(away, out=away))]
-    sums += [pairs.sums(np.rint(weighted[a] * distance[b])) for a, b in _SECOND]
-    return np.stack(sums)
+    merged = centres.copy()
+    for later in range(1, merged.shape[1]):
+        gap = np.linalg.norm(merged[:, :later] - merged[:, later, None], axis=2)
+        merged[(gap < MEETING).any(axis=1), later] = np.nan
+    return merged
 
 
 def _describe(
-    sums: Float64[np.ndarray, "10 segments"],
-    centres: Float64[np.ndarray, "3 segments"],
+    sums: Float64[np.ndarray, "landmarks modes 10"],
+    centres: Float64[np.ndarray, "landmarks modes 3"],
     total: Float64[np.ndarray, " landmarks"],
     readout: Readout,
 ) -> Modes:
     """Say what is known of each mode, and rank the modes."""
     spacing = np.array(readout.spacing_mm)
-    places = centres.T.reshape(readout.landmarks, -1, 3) * readout.reach_mm
-    sums = sums.T.reshape(*places.shape[:2], -1)
+    places = centres * readout.reach_mm
     order = _rank(places, sums[..., 0], readout.reach_mm)
     sums = np.take_along_axis(sums, order[..., None], axis=1)
     sums[order < 0] = 0.0

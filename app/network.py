@@ -31,6 +31,11 @@ class Field:
     background: bool
     offset_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
+    def __post_init__(self) -> None:
+        """Refuse a softmax that leaves nothing for voxels which vote for no landmark."""
+        if self.activation == "softmax" and not self.background:
+            raise ValueError("expected a background channel with softmax, got none")
+
 
 class Network:
     """A network on a device, with what its manifest says about reading its output.

@@ -1,12 +1,12 @@
-"""Votes -> Peaks: roughly where each landmark's votes agree, and which votes are near those places.
+"""Ballots -> Peaks: roughly where each landmark's votes agree.
 
 Votes are counted in cells of about a third of the voting radius. Few cells are hit at all, so only
 those are looked at, whatever the size of the grid and the number of landmarks: each by the votes in
 it and the cells around it, one peak after the other, each hiding its surroundings from the next.
 All sums are of whole numbers below 2^53 in float64 and so exact: the order of votes changes no bit.
 
-This runs on the host: votes are few, and the hundred small steps that they need cost less there
-than the calls alone would on a device.
+This runs on the host: votes are few, and the small steps that they need cost less there than the
+calls alone would on a device.
 """
 
 import itertools
@@ -15,21 +15,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Float64, Int64
 
 from app.ballots import Ballots
 from app.readout import Readout
+from app.tally import count_cells
 
 CELL_REACH: Final = 0.6
 """Edge of a cell in reaches: small enough to tell places apart that the read-out can tell apart."""
 
 TABLE_BYTES: Final = 256 << 20
-"""Most memory that the table of all cells may take; only the pages of cells that are hit do. So a
-cell's number fits 32 bits."""
-
-GATHER: Final = 3.0
-"""Votes within this many reaches of a peak may join its mode: it would have to wander two reaches
-before it missed one."""
+"""Most memory that the table of all cells may take; only the pages of cells that are hit do."""
 
 _NEIGHBOURS: Final = tuple(itertools.product((-1, 0, 1), repeat=3))
 
@@ -51,18 +47,14 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The highest cells of every landmark, and the votes around them.
+    """The highest cells of every landmark.
 
     Attributes:
-        centre_mm: Centres of the cells along grid axes, highest first; NaN where there is none.
-        row: Which vote, of every vote near a peak.
-        segment: Which peak it is near to, as landmark * modes + mode.
+        centre_mm: Their centres along grid axes, highest first; NaN where there is none.
         error_mm: How far a peak may be from its cell's centre: half the cell's diagonal.
     """
 
     centre_mm: Float64[np.ndarray, "3 landmarks modes"]
-    row: Int64[np.ndarray, " pairs"]
-    segment: Int64[np.ndarray, " pairs"]
     error_mm: float
 
 
@@ -76,7 +68,7 @@ class _Hit:
         height: Votes in it and around it, in units that only compare.
     """
 
-    landmark: Int32[np.ndarray, " cells"]
+    landmark: Int64[np.ndarray, " cells"]
     centre_mm: Float64[np.ndarray, "3 cells"]
     height: Float64[np.ndarray, " cells"]
 
@@ -94,22 +86,10 @@ def find_peaks(ballots: Ballots, readout: Readout, count: int, cells: Cells | No
         The peaks; ties go to the lowest index. Votes outside of all cells are left out.
     """
     cells = cells or lay_cells(readout)
-    number, rows = _cell_of(ballots, cells)
-    weight = ballots.weight if rows is None else ballots.weight[rows]
-    hit, slot = _hit_cells(number, weight, cells, readout)
-    centres = _highest(hit, readout, count)
-    near = _near(hit, centres, readout, cells)
-    pairs = [(mode, np.flatnonzero(near[mode][slot])) for mode in range(count) if near[mode].any()]
-    if not pairs:
-        pairs = [(0, np.zeros(0, dtype=np.int64))]
-    row = np.concatenate([found for _, found in pairs])
-    row = row if rows is None else rows[row]
-    mode = np.concatenate([np.full(len(found), mode) for mode, found in pairs])
+    diagonal = [edge * mm for edge, mm in zip(cells.edge, readout.spacing_mm, strict=True)]
     return Peaks(
-        centre_mm=centres,
-        row=row,
-        segment=ballots.landmark[row] * count + mode,
-        error_mm=_half_diagonal_mm(cells, readout),
+        centre_mm=_highest(_hit_cells(ballots, cells, readout), readout, count),
+        error_mm=math.hypot(*diagonal) / 2,
     )
 
 
@@ -149,57 +129,26 @@ def square(vectors: Float64[np.ndarray, "3 ..."]) -> Float64[np.ndarray, "..."]:
     return np.asarray(x * x + y * y + z * z)
 
 
-def _half_diagonal_mm(cells: Cells, readout: Readout) -> float:
-    return math.hypot(*(n * mm / 2 for n, mm in zip(cells.edge, readout.spacing_mm, strict=True)))
-
-
-def _cell_of(
-    ballots: Ballots, cells: Cells
-) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"] | None]:
-    """Number the cell of each vote that falls into one, and say which votes do; None: all."""
-    indices = []
-    for place, edge, first in zip(ballots.position, cells.edge, cells.first, strict=True):
-        index = place * np.float32(1 / edge)
-        index += np.float32((0.5 - first) / edge)
-        indices.append(index)
-    rows = None
-    if any(
-        index.size and not (index.min() >= 1 and index.max() < size - 1)
-        for index, size in zip(indices, cells.shape, strict=True)
-    ):
-        inside = [
-            (index >= 1) & (index < size - 1)
-            for index, size in zip(indices, cells.shape, strict=True)
-        ]
-        rows = np.flatnonzero(inside[0] & inside[1] & inside[2])
-        indices = [index[rows] for index in indices]
-    number = (ballots.landmark if rows is None else ballots.landmark[rows]).astype(np.int32)
-    for index, size in zip(indices, cells.shape, strict=True):
-        number *= np.int32(size)
-        number += index.astype(np.int32)
-    return number, rows
-
-
-def _hit_cells(
-    number: Int32[np.ndarray, " n"],
-    weight: Float64[np.ndarray, " n"],
-    cells: Cells,
-    readout: Readout,
-) -> tuple[_Hit, Int32[np.ndarray, " n"]]:
-    """Count the votes; give the cells that are hit, and which of these each vote falls into."""
+def _hit_cells(ballots: Ballots, cells: Cells, readout: Readout) -> _Hit:
+    """Count the votes in the cells that are hit."""
     a, b, c = cells.shape
     # Zeros take no memory until they are touched, so the table's size is no cost.
     table = np.zeros(readout.landmarks * a * b * c, dtype=np.int32)
-    hit = _distinct(number, table)
-    table[hit] = np.arange(1, len(hit) + 1, dtype=np.int32)
-    slot = table[number]
-    slot -= 1
+    number, total = count_cells(
+        ballots.landmark,
+        ballots.position,
+        ballots.weight,
+        np.array(cells.edge, dtype=np.float64),
+        np.array(cells.shape),
+        np.array(cells.first, dtype=np.float64),
+        table,
+    )
+    order = np.argsort(number)  # The table still goes by the first votes.
     steps = np.array([(x * b + y) * c + z for x, y, z in _NEIGHBOURS])
-    total = np.append(0.0, np.bincount(slot, weight, len(hit)))
-    around = total[table[steps[:, None] + hit]]
+    around = np.append(0.0, total)[table[steps[:, None] + number[order]]]
     # A triangle along each axis, 1 2 1, joins a peak that eight cells share at a corner.
     triangle = np.array([math.prod(2 - abs(step) for step in steps) for steps in _NEIGHBOURS])
-    line, k = np.divmod(hit, c)
+    line, k = np.divmod(number[order], c)
     plane, j = np.divmod(line, b)
     landmark, i = np.divmod(plane, a)
     centre_mm = [
@@ -208,20 +157,7 @@ def _hit_cells(
             (i, j, k), cells.edge, cells.first, readout.spacing_mm, strict=True
         )
     ]
-    return _Hit(landmark, np.stack(centre_mm), triangle.astype(np.float64) @ around), slot
-
-
-def _distinct(
-    number: Int32[np.ndarray, " n"], table: Int32[np.ndarray, " numbers"]
-) -> Int32[np.ndarray, " distinct"]:
-    """List the distinct numbers, ascending.
-
-    Everyone signs the place of his number in the table; whose signature is left there speaks for
-    all of them. Only the speakers are sorted: sorting everyone takes several times longer.
-    """
-    everyone = np.arange(len(number), dtype=np.int32)
-    table[number] = everyone
-    return np.sort(number[table[number] == everyone])
+    return _Hit(landmark, np.stack(centre_mm), triangle.astype(np.float64) @ around)
 
 
 def _highest(hit: _Hit, readout: Readout, count: int) -> Float64[np.ndarray, "3 landmarks modes"]:
@@ -242,12 +178,3 @@ def _highest(hit: _Hit, readout: Readout, count: int) -> Float64[np.ndarray, "3 
         away = hit.centre_mm - peaks[:, hit.landmark, mode]
         height[square(away) <= readout.reach_mm**2] = 0.0  # NaN, where there is no peak, is not.
     return peaks
-
-
-def _near(
-    hit: _Hit, peaks: Float64[np.ndarray, "3 landmarks modes"], readout: Readout, cells: Cells
-) -> Bool[np.ndarray, "modes cells"]:
-    """Say which cells may hold votes of which of their landmark's peaks."""
-    limit = GATHER * readout.reach_mm + _half_diagonal_mm(cells, readout)
-    away = hit.centre_mm[:, None] - peaks[:, hit.landmark].swapaxes(1, 2)
-    return np.asarray(square(away) <= limit**2)  # NaN, where there is no peak, is not.

@@ -1,13 +1,12 @@
 """Field -> Survivors: the voxels and landmarks whose probability reaches the threshold.
 
-Almost nothing passes, so almost nothing is done for a voxel that does not. The scores are read
-once, in blocks that fit a cache: the best score of a voxel says, by a test without exponentials,
-whether anything at it can pass; probabilities are computed for those voxels alone. In doubt, a test
-lets something through: only the last one, on the probability, decides.
+This is the plain way, for any device; compiled kernels (``app.votes_numba``) do the same faster.
+Almost nothing passes, so almost nothing is done for a voxel that does not: its best score says, by
+a test without exponentials, whether anything at it can pass. In doubt, a test lets something
+through: only the last one, on the probability, decides.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,19 +15,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from app.errors import NetworkFailed
-from app.indices import split_index, true_indices
+from app.indices import true_indices
 from app.network import Field
 
-BLOCK_VOXELS: Final = 1 << 19
-"""Voxels looked at at once on a CPU: their best scores, 2 MB, stay in the cache from one channel to
-the next, and the cost of a call is small beside that of reading them."""
+BLOCK_BYTES: Final = 1 << 28
+"""Scores looked at at once: enough to fill a device, far below nonzero's 2^31 elements."""
 
-DEVICE_BLOCK_VOXELS: Final = 1 << 26
-"""The same on an accelerator: enough to fill it, far below nonzero's 2^31 elements."""
-
-FEW_CHANNELS: Final = 8
-"""Packed voxels of fewer channels are compared by shifted views of their memory: a reduction over
-so short a last axis is several times slower than the memory."""
+Profiles = tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]
+"""What a voxel counts, along each axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +42,6 @@ class Survivors:
     probability: Float[Tensor, " n"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Test:
-    """What a score must be to pass.
-
-    Attributes:
-        field: The field that is read.
-        threshold: Least probability.
-        limit: A score below it cannot pass; with softmax, a score less the background's.
-        lead: Channels before the first landmark's.
-    """
-
-    field: Field
-    threshold: float
-    limit: float
-    lead: int
-
-
 def collect(field: Field, threshold: float) -> Survivors:
     """Find every voxel and landmark whose probability is at least the threshold.
 
@@ -78,21 +55,14 @@ def collect(field: Field, threshold: float) -> Survivors:
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    if field.activation == "softmax" and not field.background:
-        raise ValueError("expected a background channel with softmax, got none")
-    test = _Test(field, threshold, _score_limit(field, threshold), int(field.background))
-    at_once = BLOCK_VOXELS if field.scores.device.type == "cpu" else DEVICE_BLOCK_VOXELS
-    # One room for all blocks: fresh memory costs more than what is done with it.
-    room = field.scores.new_empty(min(at_once, field.scores.numel()))
+    slice_bytes = field.scores[:, :1].numel() * field.scores.element_size()
+    thickness = max(1, BLOCK_BYTES // max(1, slice_bytes))
     parts = [
-        part
-        for first, voxels in _blocks(field.scores, at_once)
-        if (part := _survivors(voxels, first, test, room)) is not None
+        _survivors(field, slice(first, first + thickness), threshold)
+        for first in range(0, field.scores.shape[1], thickness)
     ]
-    none = torch.zeros(0, dtype=torch.int64, device=field.scores.device)
-    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-    voxel, landmark, probability = columns or [none, none, none.float()]
-    found = Survivors(*split_index(voxel, field.scores.shape[3]), landmark, probability)
+    row, k, landmark, probability = (torch.cat(column) for column in zip(*parts, strict=True))
+    found = Survivors(row, k, landmark, probability)
     passes = probability >= threshold
     if bool(passes.all()):
         return found
@@ -101,102 +71,28 @@ def collect(field: Field, threshold: float) -> Survivors:
     return _select(found, true_indices(passes))
 
 
-def _blocks(
-    scores: Float[Tensor, "channels i j k"], at_once: int
-) -> Iterator[tuple[int, Float[Tensor, "channels voxels"]]]:
-    """Cut the scores into blocks of voxels; only where no view can do that, slices are copied.
-
-    Yields:
-        The number of the first voxel, and the block.
-    """
-    channels, depth, height, width = scores.shape
-    slices = depth
-    try:
-        scores.view(channels, -1)
-    except RuntimeError:
-        slices = max(1, at_once // max(1, height * width))
-    for slab in range(0, depth, slices):
-        voxels = scores[:, slab : slab + slices].reshape(channels, -1)
-        if _is_packed(voxels):
-            at_once = max(1, at_once // channels)
-        for first in range(0, voxels.shape[1], at_once):
-            yield slab * height * width + first, voxels[:, first : first + at_once]
-
-
-def _is_packed(voxels: Float[Tensor, "channels voxels"]) -> bool:
-    """Say whether the few scores of a voxel lie side by side, and then those of the next."""
-    return voxels.stride() == (1, len(voxels)) and len(voxels) < FEW_CHANNELS
-
-
 def _survivors(
-    voxels: Float[Tensor, "channels voxels"], first: int, test: _Test, room: Float[Tensor, " room"]
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Find what may pass in a block, NaN included: number of the voxel, landmark, probability."""
-    best = _best(voxels, test, room)
+    field: Field, slices: slice, threshold: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Find what may pass in some slices, NaN included: row, k, landmark and probability."""
+    block, lead = field.scores[:, slices], int(field.background)
+    limit = score_limit(field, threshold)
+    best = block[lead:].amax(0)
+    if field.activation == "softmax":
+        best = best - block[0]
     # Not "best >= limit": a NaN fails every comparison, so this way it is kept, and found.
-    if bool(best.amax() < test.limit):
-        return None
-    found = true_indices((best < test.limit).logical_not_())
-    scores = _columns(voxels, found).float()
-    limit = test.limit
+    i, j, k = torch.nonzero((best < limit).logical_not_()).unbind(1)
+    scores = block.permute(1, 2, 3, 0)[i, j, k].double()
     # In float64, as the last bit of a float32 exponential depends on its place in a vector.
-    if test.field.activation == "softmax":
-        scores, limit = torch.softmax(scores.double(), dim=0).float(), test.threshold
-    scores = scores[test.lead :]
-    passes = (scores < limit).logical_not_().T.contiguous()
-    place, landmark = split_index(true_indices(passes.view(-1)), len(scores))
-    probability = scores.reshape(-1).index_select(0, landmark * len(found) + place)
-    if test.field.activation == "sigmoid":
-        probability = torch.sigmoid(probability.double()).float()
-    return found.index_select(0, place) + first, landmark, probability
-
-
-def _columns(
-    voxels: Float[Tensor, "channels voxels"], chosen: Int64[Tensor, " chosen"]
-) -> Float[Tensor, "channels chosen"]:
-    """Copy some voxels' scores; index_select would first copy all of a block it cannot walk."""
-    if voxels.stride(1) == 1:
-        return voxels.index_select(1, chosen)
-    return voxels.T[chosen].T.contiguous()
-
-
-def _best(
-    voxels: Float[Tensor, "channels voxels"], test: _Test, room: Float[Tensor, " room"]
-) -> Float[Tensor, " voxels"]:
-    """Give the best score of a landmark at every voxel, with softmax less the background's.
-
-    Each way of laying out memory has its own fastest way; the results are the same.
-    """
-    if voxels.stride(1) == 1:
-        best = voxels[test.lead]
-        for channel in voxels[test.lead + 1 :]:
-            best = torch.maximum(best, channel, out=room[: len(channel)])
-    elif _is_packed(voxels):
-        return _best_of_packed(voxels, test, room)
-    else:
-        best = voxels[test.lead :].amax(0)
-    if test.field.activation == "softmax":
-        best = torch.sub(best, voxels[0], out=room[: len(best)])
-    return best
-
-
-def _best_of_packed(
-    voxels: Float[Tensor, "channels voxels"], test: _Test, room: Float[Tensor, " room"]
-) -> Float[Tensor, " voxels"]:
-    """Do the same where a voxel's few scores lie side by side.
-
-    Every element is compared with those after it, whatever it is, along the whole memory at once;
-    then the results that belong to a voxel's first element are picked.
-    """
-    channels = len(voxels)
-    memory = voxels.T.reshape(-1)
-    last = len(memory) - channels + 1
-    best = memory[test.lead : test.lead + last]
-    for channel in range(test.lead + 1, channels):
-        best = torch.maximum(best, memory[channel : channel + last], out=room[:last])
-    if test.field.activation == "softmax":
-        best = torch.sub(best, memory[:last], out=room[:last])
-    return best[::channels]
+    if field.activation == "softmax":
+        scores, limit = torch.softmax(scores, dim=1).float(), threshold
+    scores = scores[:, lead:]
+    voxel, landmark = torch.nonzero((scores < limit).logical_not_()).unbind(1)
+    probability = scores[voxel, landmark]
+    if field.activation == "sigmoid":
+        probability = torch.sigmoid(probability)
+    row = (i + slices.start) * field.scores.shape[2] + j
+    return row[voxel], k[voxel], landmark, probability.float()
 
 
 def _select(found: Survivors, kept: Int64[Tensor, " kept"]) -> Survivors:
@@ -208,7 +104,7 @@ def _select(found: Survivors, kept: Int64[Tensor, " kept"]) -> Survivors:
     )
 
 
-def _score_limit(field: Field, threshold: float) -> float:
+def score_limit(field: Field, threshold: float) -> float:
     """Say which score a landmark surely needs to pass: absolute, or over the background in softmax.
 
     A probability p over the background's p0 has p / (p + p0) >= p, so in softmax, too, it passes

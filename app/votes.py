@@ -14,9 +14,8 @@ from torch import Tensor
 
 from app.indices import true_indices
 from app.network import Field
-from app.survivors import collect
-
-Profiles = tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]
+from app.survivors import Profiles, collect
+from app.votes_numba import collect_votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,23 @@ def filter_votes(
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
+    if field.scores.device.type == "cpu":
+        landmark, columns = collect_votes(field, threshold, stride, origin, importance)
+        return _votes_of(torch.from_numpy(landmark), torch.from_numpy(columns))
+    return filter_votes_plainly(
+        field, threshold, stride=stride, origin=origin, importance=importance
+    )
+
+
+def filter_votes_plainly(
+    field: Field,
+    threshold: float,
+    *,
+    stride: int = 1,
+    origin: Sequence[int] = (0, 0, 0),
+    importance: Profiles | None = None,
+) -> Votes:
+    """Do the same by torch alone: for devices without a kernel, and what kernels are held to."""
     found = collect(field, threshold)
     _, depth, height, width = field.scores.shape
     i = torch.arange(depth, device=found.row.device).repeat_interleave(height)
@@ -77,20 +93,24 @@ def filter_votes(
     line = _memory_of(field.offsets)
     start = (i * step[2] + j * step[3]).index_select(0, found.row)
     start += found.k * step[4] + found.landmark * step[1]
-    source = torch.empty(3, len(start), device=start.device)
-    position = torch.empty_like(source)
-    weight = found.probability
+    columns = torch.empty(8, len(start), device=start.device)
+    source, position = columns[:3], columns[3:6]
+    columns[6] = columns[7] = found.probability
     for axis, (index, which) in enumerate(places):
         centre = index.float() * stride + (origin[axis] + 0.5 * stride - 0.5)
-        torch.index_select(centre, 0, which, out=source[axis])
+        source[axis] = centre.index_select(0, which)
         offset = line.index_select(0, start + axis * step[0]).float()
-        torch.add(source[axis], offset, alpha=field.offset_scale[axis], out=position[axis])
+        position[axis] = source[axis] + offset * field.offset_scale[axis]
         if importance is not None:
-            weight = weight * importance[axis].index_select(0, index).index_select(0, which)
-    # An axis of all votes lies together in memory; rows are a view of that.
-    votes = Votes(found.landmark, source.T, position.T, found.probability, weight)
+            columns[7] *= importance[axis].index_select(0, index).index_select(0, which)
+    votes = _votes_of(found.landmark, columns)
     # One pass instead of four: a sum is finite only if all terms are.
     return votes if math.isfinite(float(position.sum())) else _finite(votes)
+
+
+def _votes_of(landmark: Int64[Tensor, " votes"], columns: Float[Tensor, "8 votes"]) -> Votes:
+    """View rows of numbers as votes; an axis of all votes lies together in memory."""
+    return Votes(landmark, columns[:3].T, columns[3:6].T, columns[6], columns[7])
 
 
 def _memory_of(

@@ -113,7 +113,7 @@ def test_memory_layout_and_block_size_change_no_bit(
         activation,
         field.background,
     )
-    monkeypatch.setattr("app.survivors.BLOCK_VOXELS", 7)
+    monkeypatch.setattr("app.survivors.BLOCK_BYTES", 1)
     votes = filter_votes(last, 0.3)
     for name in Votes.__slots__:
         assert torch.equal(getattr(votes, name), getattr(expected, name))
@@ -213,7 +213,7 @@ def test_softmax_without_a_background_is_refused() -> None:
     """There would be no class for voxels that vote for nothing."""
     field = random_field(SHAPE, 4, "sigmoid")
     with pytest.raises(ValueError, match="background"):
-        filter_votes(Field(field.scores, field.offsets, "softmax", background=False), 0.5)
+        Field(field.scores, field.offsets, "softmax", background=False)
 
 
 def test_fields_of_more_than_two_to_the_31_elements_are_read_right() -> None:
