@@ -9,12 +9,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from app.heatmap_loops import sort_by_plane, sum_planes
 from app.indices import true_indices
 from app.readout import Readout
+from app.threads import for_parts, share_out
 from app.votes import Votes
 
 FIXED_ONE: Final = 1 << 24
@@ -23,6 +26,9 @@ FIXED_ONE: Final = 1 << 24
 COUNTER_BYTES: Final = 256 << 20
 """Fixed-point counters in memory at once, but for one landmark's at least: the heatmaps of more
 landmarks are counted one group after the other."""
+
+VOTES_PER_THREAD: Final = 1 << 15
+"""Fewer votes are not worth a thread of their own."""
 
 VOTES_AT_ONCE: Final = 1 << 18
 """Rows worked on at once: their temporaries stay within a few MB however many votes there are."""
@@ -44,22 +50,49 @@ def aggregate(
     Returns:
         Smoothed vote weight per voxel, float32; votes outside the grid are left out.
     """
-    device = votes.landmark.device
-    voxels = math.prod(readout.shape)
-    heatmaps = torch.empty(len(landmarks), *readout.shape, device=device)
-    together = max(1, min(len(landmarks), COUNTER_BYTES // (8 * voxels)))
-    counters = torch.zeros(together, *readout.shape, dtype=torch.int64, device=device)
-    place = torch.full((readout.landmarks,), -1, device=device)
-    place[list(landmarks)] = torch.arange(len(landmarks), device=device)
-    chosen = place.index_select(0, votes.landmark)
-    for first in range(0, len(landmarks), together):
-        last = min(first + together, len(landmarks))
+    place = torch.full((readout.landmarks,), -1, device=votes.landmark.device)
+    place[list(landmarks)] = torch.arange(len(landmarks), device=place.device)
+    which = place.index_select(0, votes.landmark)
+    shape = (len(landmarks), *readout.shape)
+    on_host = which.device.type == "cpu"
+    heatmaps = (add_up if on_host else add_up_plainly)(votes, which, shape)
+    return smooth(heatmaps, [readout.smooth_mm / spacing for spacing in readout.spacing_mm])
+
+
+def add_up(
+    votes: Votes, which: Int64[Tensor, " votes"], shape: tuple[int, int, int, int]
+) -> Float[Tensor, "chosen i j k"]:
+    """Make unsmoothed heatmaps on the CPU; memory that no vote falls into is never touched."""
+    chosen, depth, height, width = shape
+    position, weight = votes.position.T.numpy(), votes.weight.numpy()
+    ordered = sort_by_plane(which.numpy(), position, weight, np.float32(FIXED_ONE), shape)
+    heatmaps = np.zeros((chosen * depth, height * width), dtype=np.float32)
+    shares = share_out(len(weight), VOTES_PER_THREAD)
+    bounds = np.searchsorted(ordered[0], np.minimum(shares, ordered[0][-1]))
+    bounds[-1] = len(heatmaps)
+
+    def add(part: int) -> None:
+        sum_planes(*ordered, 1 / FIXED_ONE, bounds[part], bounds[part + 1], heatmaps)
+
+    for_parts(add, len(shares) - 1)
+    return torch.from_numpy(heatmaps).view(shape)
+
+
+def add_up_plainly(
+    votes: Votes, which: Int64[Tensor, " votes"], shape: tuple[int, int, int, int]
+) -> Float[Tensor, "chosen i j k"]:
+    """Make unsmoothed heatmaps on any device, as many at once as there may be counters."""
+    chosen, *space = shape
+    heatmaps = torch.empty(shape, device=which.device)
+    together = max(1, min(chosen, COUNTER_BYTES // (8 * math.prod(space))))
+    counters = torch.zeros(together, *space, dtype=torch.int64, device=which.device)
+    for first in range(0, chosen, together):
+        last = min(first + together, chosen)
         if first:
             counters.zero_()
-        count_votes(votes, chosen - first, counters[: last - first])
+        count_votes(votes, which - first, counters[: last - first])
         torch.mul(counters[: last - first], 1 / FIXED_ONE, out=heatmaps[first:last])
-    sigmas = [readout.smooth_mm / spacing for spacing in readout.spacing_mm]
-    return smooth(heatmaps, sigmas)
+    return heatmaps
 
 
 def count_votes(

@@ -189,10 +189,11 @@ def _inside(votes: Votes, readout: Readout) -> Votes:
     if len(votes) == 0:
         return votes
     columns = votes.source.T
-    last = columns.amax(1)  # On most grids no voxel pads, and the maxima tell that soonest.
-    if all(float(at) <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
+    # On most grids no voxel pads, and the maxima tell that soonest; NumPy's are the faster ones.
+    last = columns.numpy().max(axis=1) if columns.device.type == "cpu" else columns.amax(1).tolist()
+    if all(at <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
         return votes
-    end = last.new_tensor(readout.shape)[:, None] - 0.5
+    end = columns.new_tensor(readout.shape)[:, None] - 0.5
     return select_votes(votes, true_indices((columns <= end).all(0)))
 
 

@@ -7,17 +7,21 @@ number of fixed-point units, over all landmarks and modes at once, so the order 
 no bit.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from app.ballots import Ballots, collect_ballots
 from app.heatmaps import FIXED_ONE
+from app.mode_loops import count_voters, merge, rank, sum_near, sum_up
 from app.peaks import Cells, find_peaks
-from app.readout import Readout, voters_around
-from app.tally import sum_near, sum_up
+from app.readout import Readout
+from app.threads import for_parts, share_out
 from app.votes import Votes
 
 SHIFTS: Final = 5
@@ -32,6 +36,9 @@ SETTLED: Final = 1e-6
 
 MEETING: Final = 0.5
 """After the first step, modes less than so many reaches apart are about to meet."""
+
+VOTES_PER_THREAD: Final = 1 << 13
+"""Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
 
 _SECOND: Final = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 """Which products of coordinates make a symmetric 3 x 3 matrix."""
@@ -76,7 +83,8 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     unit = np.array(readout.spacing_mm) / readout.reach_mm
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
     centres = _climb(ballots, centres, unit, peaks.error_mm / readout.reach_mm)
-    sums = sum_up(ballots.landmark, ballots.position, ballots.source, ballots.weight, centres, unit)
+    columns = (ballots.landmark, ballots.position, ballots.source, ballots.weight)
+    sums = _in_parts(partial(sum_up, *columns, centres, unit), len(ballots.landmark))
     total = np.bincount(ballots.landmark, ballots.weight, readout.landmarks)
     return _describe(sums / FIXED_ONE, centres, total / FIXED_ONE, readout)
 
@@ -88,28 +96,27 @@ def _climb(
     error: float,
 ) -> Float64[np.ndarray, "landmarks modes 3"]:
     """Move every mode to the mean of the votes within reach of it until all stand still."""
+    columns = (ballots.landmark, ballots.position, ballots.weight)
     for step in range(SHIFTS):
         # Around a peak's cell: what else may be within reach of its corner is not looked at yet.
         reach = error + FIRST_LOOK if step == 0 else 1.0
-        sums = sum_near(ballots.landmark, ballots.position, ballots.weight, centres, unit, reach)
+        sums = _in_parts(partial(sum_near, *columns, centres, unit, reach), len(columns[0]))
         with np.errstate(invalid="ignore"):  # A mode without votes becomes NaN.
             before, centres = centres, centres + sums[..., 1:] / sums[..., :1]
         if step == 0:
-            centres = _merge(centres)
+            merge(centres, MEETING)
         elif not (np.abs(centres - before) > SETTLED).any():
             break
     return centres
 
 
-def _merge(
-    centres: Float64[np.ndarray, "landmarks modes 3"],
-) -> Float64[np.ndarray, "landmarks modes 3"]:
-    """Drop modes that are about to meet one from a higher peak: slopes of it, not peaks."""
-    merged = centres.copy()
-    for later in range(1, merged.shape[1]):
-        gap = np.linalg.norm(merged[:, :later] - merged[:, later, None], axis=2)
-        merged[(gap < MEETING).any(axis=1), later] = np.nan
-    return merged
+def _in_parts(
+    add_up: Callable[[int, int], Float64[np.ndarray, "*sums"]], votes: int
+) -> Float64[np.ndarray, "*sums"]:
+    """Sum over parts of the votes side by side; the sums are exact, so parts change no bit."""
+    bounds = share_out(votes, VOTES_PER_THREAD)
+    parts = for_parts(lambda part: add_up(bounds[part], bounds[part + 1]), len(bounds) - 1)
+    return np.asarray(sum(parts[1:], parts[0]))
 
 
 def _describe(
@@ -121,7 +128,7 @@ def _describe(
     """Say what is known of each mode, and rank the modes."""
     spacing = np.array(readout.spacing_mm)
     places = centres * readout.reach_mm
-    order = _rank(places, sums[..., 0], readout.reach_mm)
+    order = rank(centres, sums[..., 0], 1.0)
     sums = np.take_along_axis(sums, order[..., None], axis=1)
     sums[order < 0] = 0.0
     weight = sums[..., 0]
@@ -142,20 +149,29 @@ def _describe(
     )
 
 
-def _rank(
-    position_mm: Float64[np.ndarray, "landmarks modes 3"],
-    weight: Float64[np.ndarray, "landmarks modes"],
-    reach_mm: float,
-) -> Int64[np.ndarray, "landmarks modes"]:
-    """Order modes by weight; -1 takes the place of ones within reach of a heavier one."""
-    order = np.argsort(-weight, axis=1, kind="stable")
-    position_mm = np.take_along_axis(position_mm, order[..., None], axis=1)
-    weight = np.take_along_axis(weight, order, axis=1)
-    alive = weight > 0
-    for later in range(1, weight.shape[1]):
-        gap = np.linalg.norm(position_mm[:, :later] - position_mm[:, later, None], axis=2)
-        alive[:, later] &= ~((gap < reach_mm) & alive[:, :later]).any(1)
-    back = np.argsort(~alive, axis=1, kind="stable")
-    return np.where(
-        np.take_along_axis(alive, back, axis=1), np.take_along_axis(order, back, axis=1), -1
-    )
+def voters_around(
+    points: Float64[np.ndarray, "*n 3"], readout: Readout
+) -> Float64[np.ndarray, "*n"]:
+    """Count the field voxels that could have voted for a place.
+
+    These are the field voxels with a centre within the voting radius of the place and inside the
+    grid. Around a place outside the grid at least an eighth of a whole ball is counted: no place
+    inside a grid larger than the radius sees less, and a handful of voxels proves nothing.
+
+    Args:
+        points: Places in grid voxels; NaN counts 1.
+        readout: The grid, its field's stride and the voting radius.
+
+    Returns:
+        Counts, at least 1.
+    """
+    pitch = np.array(readout.spacing_mm) * readout.stride
+    size = -(-np.array(readout.shape) // readout.stride)
+    # The last field voxel of an axis may have its centre past the grid's end.
+    size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
+    flat = points.reshape(-1, 3)
+    counts = count_voters((flat + 0.5) / readout.stride - 0.5, size, pitch, readout.radius_mm)
+    outside = ((flat < -0.5) | (flat > np.array(readout.shape) - 0.5)).any(1)
+    octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
+    least = np.where(outside, max(1.0, octant), 1.0)
+    return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))

@@ -9,7 +9,7 @@ continuous functions of mm, evaluated at voxel centres, so no rounding moves a l
 import gzip
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -114,8 +114,16 @@ def truth_json(phantom: Phantom) -> str:
 
     Absent landmarks are listed as undefined and have no position.
     """
+    return markups_json(phantom.names, phantom.points)
+
+
+def markups_json(names: Sequence[str], points: Points) -> str:
+    """Write named points, in mm, RAS, as a 3D Slicer Markups document (LPS mm).
+
+    Points that are NaN are listed as undefined and have no position.
+    """
     controls: list[dict[str, object]] = []
-    for name, point in zip(phantom.names, transform(LPS_FROM_RAS, phantom.points), strict=True):
+    for name, point in zip(names, transform(LPS_FROM_RAS, points), strict=True):
         if np.isfinite(point).all():
             place = {"position": point.tolist(), "positionStatus": "defined"}
             controls.append({"label": name, **place})

@@ -1,11 +1,7 @@
-"""Grid + Manifest -> Readout: where votes are counted, who could have voted, and where that is."""
+"""Grid + Manifest -> Readout: where votes are counted, and where that is."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
-from jaxtyping import Float64
 
 from app.frames import Affine
 from app.grid import Grid
@@ -65,51 +61,3 @@ def readout_of(grid: Grid, manifest: Manifest) -> Readout:
         smooth_mm=manifest.voting.smooth_mm,
         stride=manifest.network.output_stride,
     )
-
-
-def voters_around(
-    points: Float64[np.ndarray, "*n 3"], readout: Readout
-) -> Float64[np.ndarray, "*n"]:
-    """Count the field voxels that could have voted for a place.
-
-    These are the field voxels with a centre within the voting radius of the place and inside the
-    grid. Around a place outside the grid at least an eighth of a whole ball is counted: no place
-    inside a grid larger than the radius sees less, and a handful of voxels proves nothing.
-
-    Args:
-        points: Places in grid voxels; NaN counts 1.
-        readout: The grid, its field's stride and the voting radius.
-
-    Returns:
-        Counts, at least 1.
-    """
-    pitch = np.array(readout.spacing_mm) * readout.stride
-    size = -(-np.array(readout.shape) // readout.stride)
-    # The last field voxel of an axis may have its centre past the grid's end.
-    size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
-    flat = points.reshape(-1, 3)
-    centres = (flat + 0.5) / readout.stride - 0.5
-    near = readout.radius_mm / pitch
-    columns = [
-        np.floor(np.nan_to_num(centres[:, axis, None]))
-        + np.arange(-math.floor(near[axis]), math.floor(near[axis]) + 2)
-        for axis in (0, 1)
-    ]
-    di, dj = (
-        np.where(
-            (column >= 0) & (column < size[axis]),
-            (column - centres[:, axis, None]) * pitch[axis],
-            np.inf,
-        )
-        for axis, column in enumerate(columns)
-    )
-    square = readout.radius_mm**2 - di[:, :, None] ** 2 - dj[:, None, :] ** 2
-    half = np.sqrt(np.maximum(square, 0.0)) / pitch[2]
-    k = centres[:, 2, None, None]
-    high = np.minimum(np.floor(k + half), size[2] - 1)
-    low = np.maximum(np.ceil(k - half), 0)
-    counts = np.where(square >= 0, np.maximum(high - low + 1, 0), 0).sum((1, 2))
-    outside = ((flat < -0.5) | (flat > np.array(readout.shape) - 0.5)).any(1)
-    octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
-    least = np.where(outside, max(1.0, octant), 1.0)
-    return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))

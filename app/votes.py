@@ -15,7 +15,7 @@ from torch import Tensor
 from app.indices import true_indices
 from app.network import Field
 from app.survivors import Profiles, collect
-from app.votes_numba import collect_votes
+from app.votes_numba import collect_votes, list_votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,11 @@ def vote_rows(votes: Votes, sample_shape: Sequence[int]) -> Float[Tensor, "rows 
         One row per vote kept, in the order of ``votes``: that of ``filter_votes`` is by voxel (i,
         then j, then k), then by landmark.
     """
+    if votes.position.device.type == "cpu":
+        place, probability = votes.position.T.numpy(), votes.probability.numpy()
+        return torch.from_numpy(
+            list_votes(votes.landmark.numpy(), place, probability, sample_shape)
+        )
     end = torch.tensor(sample_shape, device=votes.position.device)
     kept = ((votes.position >= 0) & (votes.position < end)).all(1)
     columns = (votes.landmark[kept, None], votes.probability[kept, None], votes.position[kept])

@@ -132,14 +132,7 @@ def random_affine(
     rng: np.random.Generator,
 ) -> Affine:
     """Draw the affine from image voxels to world mm that puts a place near the image's middle."""
-    if augmentation.rotation_deg >= 180.0:
-        rotation = Rotation.random(random_state=rng)
-    else:
-        axis = rng.standard_normal(3)
-        angle = np.deg2rad(augmentation.rotation_deg) * rng.uniform(-1, 1)
-        rotation = Rotation.from_rotvec(axis / np.linalg.norm(axis) * angle)
-    turn = np.eye(4)
-    turn[:3, :3] = rotation.as_matrix()
+    turn = random_rotation(augmentation.rotation_deg, rng)
     size = (1 + augmentation.scale * rng.uniform(-1, 1)) * (
         1 + augmentation.stretch * rng.uniform(-1, 1, 3)
     )
@@ -153,6 +146,19 @@ def random_affine(
         @ scaling([spacing_mm] * 3)
         @ translation(-image_middle)
     )
+
+
+def random_rotation(largest_deg: float, rng: np.random.Generator) -> Affine:
+    """Draw a rotation about a random axis; from 180 degrees on, every one alike."""
+    if largest_deg >= 180.0:
+        rotation = Rotation.random(random_state=rng)
+    else:
+        axis = rng.standard_normal(3)
+        angle = np.deg2rad(largest_deg) * rng.uniform(-1, 1)
+        rotation = Rotation.from_rotvec(axis / np.linalg.norm(axis) * angle)
+    turn = np.eye(4)
+    turn[:3, :3] = rotation.as_matrix()
+    return turn
 
 
 def image_coordinates(shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.heatmaps import FIXED_ONE, aggregate, count_votes, shift_and_sum, voxel_index
+from app.heatmaps import (
+    FIXED_ONE,
+    add_up,
+    add_up_plainly,
+    aggregate,
+    count_votes,
+    shift_and_sum,
+    voxel_index,
+)
 from app.readout import Readout
 from app.votes import Votes, empty_votes, filter_votes
 from tests import oracle
@@ -53,9 +61,23 @@ def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
 
 def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the counters of all do not fit, one landmark after the other gives the same bits."""
-    expected = aggregate(noise(), [2, 0, 1], READOUT)
+    votes = noise()
+    expected = add_up_plainly(votes, votes.landmark, (3, *SHAPE))
     monkeypatch.setattr("app.heatmaps.COUNTER_BYTES", 1)
-    assert torch.equal(aggregate(noise(), [2, 0, 1], READOUT), expected)
+    assert torch.equal(add_up_plainly(votes, votes.landmark, (3, *SHAPE)), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_compiled_sums_have_the_bits_of_the_plain_ones(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Votes for landmarks that are not wanted, and ones outside the grid, are left out by both."""
+    monkeypatch.setattr("app.heatmaps.VOTES_PER_THREAD", 1)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    votes = noise()
+    which = votes.landmark - 1
+    shape = (2, *SHAPE)
+    assert torch.equal(add_up(votes, which, shape), add_up_plainly(votes, which, shape))
 
 
 def test_positions_on_a_half_round_up() -> None:

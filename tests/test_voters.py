@@ -1,10 +1,11 @@
-"""Where votes are counted, and who could have voted."""
+"""Who could have voted for a place."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.readout import Readout, voters_around
+from app.modes import voters_around
+from app.readout import Readout
 from tests import oracle
 
 SHAPE = (9, 14, 21)

@@ -1,0 +1,30 @@
+"""function -> compiled function: how the loops over voxels and votes are made fast.
+
+Compiled code is kept beside the sources or, if that is set, in ``NUMBA_CACHE_DIR``, so that only
+the first start on a machine takes the seconds to compile. Where nothing can be written, every
+start does.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for the types it will be called with; it runs without Python's lock."""
+    return _keep(function, {})
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Do likewise, in the place of every call, which spares the passing of many arrays."""
+    return _keep(function, {"inline": "always"})
+
+
+def _keep(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    loop: Callable[..., Any] = njit(nogil=True, error_model="numpy", **options)(function)
+    # Numba raises this where it finds no folder to write to.
+    with suppress(RuntimeError):
+        loop.enable_caching()  # type: ignore[attr-defined]
+    return loop
