@@ -1,4 +1,4 @@
-"""scores -> probabilities, compiled: reading numbers of any type, and what activations make of them.
+"""scores -> probabilities, compiled: numbers of any type, and what activations make of them.
 
 Numbers come as one line of memory with a step per axis, so any layout is read where it lies. Types
 of 16 bits come as their bits, with a table of what each of these means; otherwise it is None.
