@@ -163,9 +163,7 @@ def check_affine(affine: Array) -> Affine:
     return matrix
 
 
-def cast_votes(
-    field: Field, threshold: float, most: int, go_on: Callable[[], None] | None = None
-) -> Votes:
+def cast_votes(field: Field, threshold: float, most: int, go_on: Callable[[], None]) -> Votes:
     """Collect the votes of a field as ``filter_votes``, but only up to a number of them.
 
     Args:
@@ -183,8 +181,7 @@ def cast_votes(
     parts: list[Votes] = []
     count = 0
     for rows, columns in _blocks(field):
-        if go_on is not None:
-            go_on()
+        go_on()
         block = Field(
             field.scores[:, rows, columns],
             field.offsets[:, :, rows, columns],

@@ -10,7 +10,6 @@ import numpy as np
 from isal import igzip
 from nibabel import nifti1
 
-from app.errors import TooLarge
 from app.frames import Affine, spacing_of
 from app.heatmaps import COUNTER_BYTES, aggregate
 from app.readout import Readout
@@ -38,12 +37,10 @@ class Frame:
     Attributes:
         readout: The part of the array that counts, and how votes are counted there.
         affine: Voxel index -> mm, RAS.
-        most_bytes: Size that a file of heatmaps may have before it is compressed.
     """
 
     readout: Readout
     affine: Affine
-    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +80,10 @@ def write_rows_npy(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> byt
 def write_heatmaps(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> bytes:
     """Write ``aggregate`` as gzip NIfTI-1: float32, i j k landmark.
 
-    Only as many heatmaps as are counted at once are in memory.
-
-    Raises:
-        TooLarge: The file would be larger than ``frame.most_bytes`` before it is compressed.
+    Only as many heatmaps as are counted at once are in memory. All of them together are smaller
+    than the arrays that the votes came from.
     """
     readout = frame.readout
-    size = 4 * readout.landmarks * math.prod(readout.shape)
-    if size > frame.most_bytes:
-        raise TooLarge(f"expected heatmaps of at most {frame.most_bytes:,} bytes, got {size:,}")
     together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
     file = io.BytesIO()
     # The time of writing is left out, so that the same votes give the same bytes.
