@@ -39,14 +39,14 @@ def service() -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the README's Python, in a folder of its own; gives its variables, and that folder."""
     here = tmp_path_factory.mktemp("notebook")
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     (here / "notebook.py").write_text("\n".join(blocks), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        yield runpy.run_path(str(here / "notebook.py")) | {"folder": here}
+        return runpy.run_path(str(here / "notebook.py")) | {"folder": here}
 
 
 @pytest.fixture
