@@ -6,19 +6,23 @@ Read the modules in this order; each may import only those before it (see pyproj
 errors, frames            what all of them speak: the error tree, voxel and world coordinates
 settings, schemas         every knob; everything that crosses the wire
 inflate, header, volume   bytes -> Volume
+archives                  bytes -> arrays of a network that is not here
 folder, manifest          model folder -> Manifest
 grid, tiles               Volume -> Grid -> tile plan
 calls, program, module    model folder -> network, without running code of the folder's
 network                   tile batch -> Fields (scores and offsets)
 votes, readout, heatmaps  Field -> Votes -> Heatmaps
+arrays                    arrays of any network -> Field -> Votes, checked
 modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with each other
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
+vote_files                Votes -> rows, heatmaps as NIfTI
 phantom, selfcheck        seed -> generated scan; loaded network -> does it answer as it should
 registry, detector        models that serve; the device half composed
 scheduler, device_loop    tiles of all requests -> device batches -> answers
 admission, engine         what is let in; everything between a request's bytes and its answer
+vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
-uploads, routes, main     HTTP in and out
+uploads, routes, main     HTTP in and out; votes_routes for whoever brings their own votes
 server, cli               the process, the command; client, offline and demo serve the command
 ========================  =========================================================================
 """

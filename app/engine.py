@@ -8,12 +8,14 @@
 
 import asyncio
 import logging
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import torch
 
@@ -32,7 +34,11 @@ logger = logging.getLogger("landmarkd.engine")
 DECODE_THREADS: Final = 2
 """Inflating releases the interpreter's lock, so two volumes decode at once."""
 
+COMPUTE_THREADS: Final = 2
+"""Work that needs no device; each piece may hold gigabytes, so the rest waits its turn."""
+
 State = Literal["loading", "running", "draining"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Engine:
         )
         self._settings = settings
         self._metrics = metrics
-        self._limits = VolumeLimits(
+        self.limits = VolumeLimits(
             inflated_bytes=settings.max_inflated_bytes,
             voxels=settings.max_voxels,
             axis=settings.max_axis,
@@ -76,6 +82,7 @@ class Engine:
         self._state: State = "loading"
         self._device_loop = DeviceLoop(settings.batch_size, metrics)
         self._decoders = ThreadPoolExecutor(DECODE_THREADS, thread_name_prefix="decode")
+        self._computers = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
 
     @property
     def in_flight(self) -> int:
@@ -131,7 +138,8 @@ class Engine:
             async with asyncio.timeout(self._settings.drain_s):
                 await self.admission.idle.wait()
         await self._device_loop.stop()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._decoders, self._computers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def detect(
         self, content: bytes, model: LoadedModel, *, frame: int | None, timeout_s: float | None
@@ -161,13 +169,46 @@ class Engine:
         except TimeoutError:
             raise DeadlineExceeded(f"expected an answer within {limit:g} s, got none") from None
 
+    async def compute(
+        self, work: Callable[[Callable[[], None]], T], *, timeout_s: float | None
+    ) -> T:
+        """Do work that needs no model and no device, on a thread of its own.
+
+        Args:
+            work: Is given a function to call now and then, which raises as soon as nobody waits
+                for the result any more.
+            timeout_s: Seconds after which nobody does; None for the default.
+
+        Returns:
+            What the work returns.
+
+        Raises:
+            DeadlineExceeded: It took longer.
+            LandmarkdError: What the work raises.
+        """
+        limit = min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
+        abandoned = threading.Event()
+
+        def go_on() -> None:
+            if abandoned.is_set():
+                raise DeadlineExceeded("expected somebody to wait for the answer, got nobody")
+
+        try:
+            async with asyncio.timeout(limit):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._computers, work, go_on)
+        except TimeoutError:
+            raise DeadlineExceeded(f"expected an answer within {limit:g} s, got none") from None
+        finally:
+            abandoned.set()
+
     async def _detect(
         self, content: bytes, detector: Detector, frame: int | None, limit: float
     ) -> Detection:
         start = time.perf_counter()
         deadline = time.monotonic() + limit
         volume = await asyncio.get_running_loop().run_in_executor(
-            self._decoders, read_volume, content, self._limits, frame
+            self._decoders, read_volume, content, self.limits, frame
         )
         decode_s = time.perf_counter() - start
         self._metrics.observe_volume(volume.voxels.size)

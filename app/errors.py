@@ -6,6 +6,8 @@
     ├── RequestError              the client's doing; the answer says expected and got
     │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
     │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
+    │   ├── NotAnArchive          400 not-an-archive       bytes are no safetensors or npz file
+    │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownFormat         406 unknown-format
@@ -14,6 +16,7 @@
     │   ├── UnsupportedMediaType  415 unsupported-media-type
     │   ├── BadGeometry           422 bad-geometry         affine, axes or units
     │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
+    │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   └── BadParameter          422 bad-parameter        a query or form parameter
     ├── ServiceError              the service's state; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
@@ -28,7 +31,7 @@
 volume raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter; routes
 raise SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat and Unauthorized; the engine raises
 the ServiceErrors; detector raises NetworkFailed and DoesNotFit; registry raises UnknownModel and
-ModelRefused.
+ModelRefused; archives raises NotAnArchive, BrokenArchive, TooLarge and BadArrays, arrays BadArrays.
 """
 
 from typing import ClassVar
@@ -66,6 +69,20 @@ class BrokenVolume(RequestError):
 
     code = "broken-volume"
     title = "Broken NIfTI volume"
+
+
+class NotAnArchive(RequestError):
+    """The bytes are not a safetensors or npz file."""
+
+    code = "not-an-archive"
+    title = "Not an archive"
+
+
+class BrokenArchive(RequestError):
+    """The file of arrays is truncated, corrupt or encrypted, or inflates past what it declares."""
+
+    code = "broken-archive"
+    title = "Broken archive"
 
 
 class Unauthorized(RequestError):
@@ -130,6 +147,14 @@ class BadVoxels(RequestError):
     status = 422
     code = "bad-voxels"
     title = "Bad voxel values"
+
+
+class BadArrays(RequestError):
+    """An array has a name, shape, type or value that cannot be read as votes; names the array."""
+
+    status = 422
+    code = "bad-arrays"
+    title = "Bad arrays"
 
 
 class BadParameter(RequestError):

@@ -1,12 +1,28 @@
 """LandmarksAnswer -> bytes of the format that was asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from app.errors import UnknownFormat
 from app.markups import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
 from app.schemas import LandmarksAnswer
+
+
+@runtime_checkable
+class Named(Protocol):
+    """What a format is chosen by."""
+
+    @property
+    def name(self) -> str:
+        """As in ``?format=``."""
+
+    @property
+    def media_type(self) -> str:
+        """As in ``Accept``."""
+
+
+F = TypeVar("F", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +57,37 @@ FORMATS: Final = (
 
 
 def choose_format(name: str | None, accept: str | None) -> Format:
+    """Choose how to write landmarks; see ``choose``."""
+    return choose(FORMATS, name, accept)
+
+
+def choose(formats: Sequence[F], name: str | None, accept: str | None) -> F:
     """Choose how to write the answer.
 
     Args:
+        formats: Those there are, in order of preference.
         name: The ``format`` of the query; it wins over ``accept``.
         accept: The ``Accept`` header.
 
     Returns:
-        The format; JSON if neither says.
+        The format; the first if neither says.
 
     Raises:
         UnknownFormat: None of the formats is acceptable.
     """
     if name is not None:
-        for form in FORMATS:
+        for form in formats:
             if form.name == name:
                 return form
-        known = ", ".join(form.name for form in FORMATS)
+        known = ", ".join(form.name for form in formats)
         raise UnknownFormat(f"expected format one of {known}; got {name[:64]!r}")
     ranges = _ranges(accept or "*/*")
-    ranked = [(_rank(form.media_type, ranges), form) for form in FORMATS]
+    ranked = [(_rank(form.media_type, ranges), form) for form in formats]
     # Of equal rank, max takes the first.
     (quality, _), best = max(ranked, key=lambda item: item[0])
     if quality > 0:
         return best
-    known = ", ".join(dict.fromkeys(form.media_type for form in FORMATS))
+    known = ", ".join(dict.fromkeys(form.media_type for form in formats))
     raise UnknownFormat(f"expected Accept to allow one of {known}; got {(accept or '')[:128]!r}")
 
 

@@ -12,9 +12,11 @@ from app.engine import Engine
 from app.metrics import Metrics
 from app.openapi import DESCRIPTION
 from app.problems import install_problem_handlers
-from app.routes import Shared, router
+from app.routes import router
 from app.settings import Settings
+from app.shared import Shared
 from app.tracking import RequestTracking
+from app.votes_routes import votes_router
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ def create_app(
     app.add_middleware(RequestTracking, metrics=metrics)
     install_problem_handlers(app)
     app.include_router(router)
+    app.include_router(votes_router)
     return app
 
 

@@ -1,27 +1,24 @@
-"""Multipart body, piece by piece -> the file in its field ``volume``."""
-
-from typing import Final
+"""Multipart body, piece by piece -> the file in its one field."""
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BadParameter, RequestError
 
-FIELD: Final = "volume"
-
 
 class MultipartFile:
-    """A multipart body whose one part, ``volume``, is the file.
+    """A multipart body whose one part is the file.
 
     Starlette's own form parser spools to disk through a thread pool; this one keeps the chunks.
     """
 
-    def __init__(self, boundary: bytes) -> None:
-        """Args: the boundary of the Content-Type header.
+    def __init__(self, boundary: bytes, field: str) -> None:
+        """Args: the boundary of the Content-Type header, and the name that the part must have.
 
         Raises:
             RequestError: The boundary is too long.
         """
+        self._field = field
         self._chunks: list[bytes] = []
         self._header: list[bytes] = [b"", b""]
         self._parts = 0
@@ -47,7 +44,7 @@ class MultipartFile:
         """Take the next piece of the body.
 
         Raises:
-            BadParameter: There is another field than ``volume``.
+            BadParameter: There is another field.
             RequestError: The body is malformed.
         """
         try:
@@ -63,7 +60,7 @@ class MultipartFile:
             RequestError: The last boundary is missing.
         """
         if self._parts == 0:
-            raise BadParameter(f"expected a form field {FIELD!r}, got none")
+            raise BadParameter(f"expected a form field {self._field!r}, got none")
         if not self._ended:
             raise _malformed()
         return b"".join(self._chunks)
@@ -73,7 +70,7 @@ class MultipartFile:
         self._named = False
         if self._parts > 1:
             raise BadParameter(
-                f"expected one form field, {FIELD!r}, got more (parameters go into the query)"
+                f"expected one form field, {self._field!r}, got more (parameters go into the query)"
             )
 
     def _add_field(self, data: bytes, start: int, end: int) -> None:
@@ -88,15 +85,16 @@ class MultipartFile:
         if name.lower() != b"content-disposition":
             return
         got = parse_options_header(value)[1].get(b"name", b"")
-        self._named = got == FIELD.encode()
+        self._named = got == self._field.encode()
         if not self._named:
             raise BadParameter(
-                f"expected a form field {FIELD!r}, got {got[:64].decode('utf-8', 'replace')!r}"
+                f"expected a form field {self._field!r}, "
+                f"got {got[:64].decode('utf-8', 'replace')!r}"
             )
 
     def _end_headers(self) -> None:
         if not self._named:
-            raise BadParameter(f"expected a form field {FIELD!r}, got one without a name")
+            raise BadParameter(f"expected a form field {self._field!r}, got one without a name")
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         self._chunks.append(data[start:end])

@@ -4,10 +4,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from app.formats import FORMATS
-from app.multipart import FIELD
 from app.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.schemas import Problem
-from app.uploads import MULTIPART, RAW_TYPES
+from app.uploads import ARRAYS, MULTIPART, SCAN, UploadKind
+from app.vote_files import VOTES_FORMATS
 
 DESCRIPTION: Final = """
 Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.
@@ -22,22 +22,31 @@ Every error is an RFC 9457 problem; its `code` is stable.
 
 _BINARY: Final = {"type": "string", "format": "binary"}
 
-UPLOAD_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "description": "The file as it is (fastest), or as the form field `volume`.",
-        "content": {
-            **{media_type: {"schema": _BINARY} for media_type in RAW_TYPES},
-            MULTIPART: {
-                "schema": {
-                    "type": "object",
-                    "required": [FIELD],
-                    "properties": {FIELD: _BINARY},
-                }
+
+def _body(kind: UploadKind, description: str) -> dict[str, Any]:
+    form = {"type": "object", "required": [kind.field], "properties": {kind.field: _BINARY}}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": description,
+            "content": {
+                **{media_type: {"schema": _BINARY} for media_type in kind.media_types},
+                MULTIPART: {"schema": form},
             },
-        },
+        }
     }
-}
+
+
+UPLOAD_BODY: Final = _body(SCAN, "The file as it is (fastest), or as the form field `volume`.")
+
+VOTES_BODY: Final = _body(
+    ARRAYS,
+    "A safetensors or npz file (`np.savez`, `np.savez_compressed`), as it is or as the form field "
+    "`votes`. It holds `offsets`, in voxels, 3 channels per landmark; either `probs`, in [0, 1], "
+    "or `scores`, one channel per landmark and one more if channel 0 is the background; and, if "
+    "voxels are not 1 mm cubes, `affine`, 4 x 4, voxel index → mm, RAS. Numbers are float16, "
+    "float32, float64 or, in safetensors, bfloat16.",
+)
 
 EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
     "name": "nasion",
@@ -83,6 +92,10 @@ EXAMPLE_ANSWER: Final[dict[str, Any]] = {
 LANDMARKS_CONTENT: Final[dict[str, Any]] = {
     form.media_type: {"example": EXAMPLE_ANSWER} if form.name == "json" else {"schema": _BINARY}
     for form in FORMATS
+}
+
+VOTES_CONTENT: Final[dict[str, Any]] = LANDMARKS_CONTENT | {
+    form.media_type: {"schema": _BINARY} for form in VOTES_FORMATS
 }
 
 

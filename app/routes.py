@@ -1,21 +1,18 @@
 """HTTP request -> HTTP answer: what may be called, and what each call does."""
 
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.answers import build_answer, timing_of
 from app.catalogue import describe_model, list_models, reference
 from app.engine import Engine
-from app.errors import BadParameter, NotReady
+from app.errors import NotReady
 from app.formats import choose_format
-from app.keys import check_admin_key, check_api_key
 from app.logs import record_of
-from app.metrics import METRICS_MEDIA_TYPE, Metrics
+from app.metrics import METRICS_MEDIA_TYPE
 from app.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.schemas import (
     AliveAnswer,
@@ -23,42 +20,18 @@ from app.schemas import (
     ModelInfo,
     ModelsAnswer,
     ReadinessAnswer,
-    TimingAnswer,
 )
-from app.settings import Settings
+from app.shared import (
+    SharedDep,
+    require_admin_key,
+    require_api_key,
+    server_timing,
+    timeout_of,
+)
 from app.uploads import plan_upload, read_upload, while_connected
 
 JSON: Final = "application/json"
 router: Final = APIRouter()
-bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all routes of one application share."""
-
-    settings: Settings
-    metrics: Metrics
-    engine: Engine
-
-
-async def shared_by(request: Request) -> Shared:
-    """Return what the routes of the request's application share."""
-    return cast("Shared", request.app.state.shared)
-
-
-SharedDep = Annotated[Shared, Depends(shared_by)]
-KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-
-
-async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
-    """Refuse a call without a key, if keys are set."""
-    check_api_key(key.credentials if key else None, shared.settings)
-
-
-async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
-    """Refuse a call without the admin key."""
-    check_admin_key(key.credentials if key else None, shared.settings)
 
 
 class LandmarksQuery(BaseModel):
@@ -101,7 +74,7 @@ async def find_landmarks(
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
     form = choose_format(query.format, request.headers.get("accept"))
-    timeout_s = _timeout(query.timeout_s, settings)
+    timeout_s = timeout_of(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes)
     with engine.admit(plan.length):
         _require_ready(engine)
@@ -127,7 +100,7 @@ async def find_landmarks(
         timing=timing,
         candidates=query.candidates,
     )
-    headers = {"Server-Timing": _server_timing(timing)}
+    headers = {"Server-Timing": server_timing(timing)}
     return Response(form.write(answer), headers=headers, media_type=form.media_type)
 
 
@@ -202,23 +175,8 @@ async def get_metrics(shared: SharedDep) -> Response:
     return Response(shared.metrics.render(), media_type=METRICS_MEDIA_TYPE)
 
 
-def _timeout(asked: float | None, settings: Settings) -> float:
-    if asked is None:
-        return settings.timeout_s
-    if asked > settings.max_timeout_s:
-        raise BadParameter(
-            f"query.timeout_s: expected at most {settings.max_timeout_s:g}, got {asked:g}"
-        )
-    return asked
-
-
 def _require_ready(engine: Engine) -> None:
     """Refuse before the body is read, rather than after."""
     state = engine.readiness()
     if not state.ready:
         raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
-
-
-def _server_timing(timing: TimingAnswer) -> str:
-    stages: dict[str, Any] = timing.model_dump()
-    return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())

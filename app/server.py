@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.logs import configure_logging
 from app.main import create_app
-from app.routes import Shared
 from app.settings import Settings, open_to_strangers, unknown_variables
+from app.shared import Shared
 
 logger = logging.getLogger(__name__)
 

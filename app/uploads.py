@@ -15,24 +15,63 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from app.errors import NotAVolume, RequestError, SlowUpload, TooLarge, UnsupportedMediaType
+from app.errors import (
+    NotAnArchive,
+    NotAVolume,
+    RequestError,
+    SlowUpload,
+    TooLarge,
+    UnsupportedMediaType,
+)
 from app.multipart import MultipartFile
 
 MULTIPART: Final = "multipart/form-data"
-# A missing Content-Type is taken as raw, too.
-RAW_TYPES: Final = (
-    "application/octet-stream",
-    "application/gzip",
-    "application/x-gzip",
-    "application/x-nifti",
-    "application/nifti",
-)
 # What curl --data-binary says unless it is told otherwise.
 CURL_TYPE: Final = "application/x-www-form-urlencoded"
-# gzip as Content-Encoding is the same bytes as a .nii.gz; the decoder tells by their magic number.
-ENCODINGS: Final = ("identity", "gzip", "x-gzip")
-
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadKind:
+    """What a route expects to be sent.
+
+    Attributes:
+        name: In words, for errors.
+        field: Of a multipart form.
+        media_types: Of a body that is the file itself, those that errors name first; a missing
+            Content-Type is taken as one of them, too.
+        encodings: Content-Encodings that the reader of the file undoes.
+        missing: Error where there is no file.
+    """
+
+    name: str
+    field: str
+    media_types: tuple[str, ...]
+    encodings: tuple[str, ...]
+    missing: type[RequestError]
+
+
+SCAN: Final = UploadKind(
+    name="a NIfTI file",
+    field="volume",
+    media_types=(
+        "application/octet-stream",
+        "application/gzip",
+        "application/x-gzip",
+        "application/x-nifti",
+        "application/nifti",
+    ),
+    # gzip here is the same bytes as a .nii.gz; the decoder tells by their magic number.
+    encodings=("identity", "gzip", "x-gzip"),
+    missing=NotAVolume,
+)
+ARRAYS: Final = UploadKind(
+    name="a safetensors or npz file",
+    field="votes",
+    media_types=("application/octet-stream", "application/zip", "application/x-npz"),
+    encodings=("identity",),
+    missing=NotAnArchive,
+)
 
 
 class ClientLeft(RequestError):  # noqa: N818 - named like its siblings in app.errors
@@ -48,10 +87,12 @@ class UploadPlan:
     """How to read a body, as far as its head tells.
 
     Attributes:
+        kind: What is expected.
         length: Content-Length, None if the body is chunked.
         boundary: Of the multipart parts, None if the body is the file itself.
     """
 
+    kind: UploadKind
     length: int | None
     boundary: bytes | None
 
@@ -69,12 +110,13 @@ class Upload:
     receive_ms: float
 
 
-def plan_upload(headers: Headers, max_bytes: int) -> UploadPlan:
+def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> UploadPlan:
     """Decide from a request's head how to read its body, before any of it is read.
 
     Args:
         headers: The request's.
         max_bytes: Size that a body may have.
+        kind: What is expected to be sent.
 
     Returns:
         The plan.
@@ -89,25 +131,26 @@ def plan_upload(headers: Headers, max_bytes: int) -> UploadPlan:
     if length is not None and int(length) > max_bytes:
         raise TooLarge(f"expected a body of at most {max_bytes} bytes, got {int(length)}")
     encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ENCODINGS:
-        raise UnsupportedMediaType(f"expected Content-Encoding gzip or none, got {encoding[:64]!r}")
-    return UploadPlan(None if length is None else int(length), _boundary(headers))
+    if encoding not in kind.encodings:
+        expected = "gzip or none" if "gzip" in kind.encodings else "none"
+        raise UnsupportedMediaType(f"expected Content-Encoding {expected}, got {encoding[:64]!r}")
+    return UploadPlan(kind, None if length is None else int(length), _boundary(headers, kind))
 
 
-def _boundary(headers: Headers) -> bytes | None:
+def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
     given = headers.get("content-type")
     if given is None:
         return None
-    kind, options = parse_options_header(given)
-    media_type = kind.decode("latin-1").strip().lower()
+    name, options = parse_options_header(given)
+    media_type = name.decode("latin-1").strip().lower()
     if media_type == MULTIPART:
         if not options.get(b"boundary"):
             raise UnsupportedMediaType("expected a boundary in Content-Type, got none")
         return options[b"boundary"]
-    if media_type in (*RAW_TYPES, CURL_TYPE):
+    if media_type in (*kind.media_types, CURL_TYPE):
         return None
     raise UnsupportedMediaType(
-        f"expected Content-Type {RAW_TYPES[0]}, {RAW_TYPES[1]} or {MULTIPART}; "
+        f"expected Content-Type {kind.media_types[0]}, {kind.media_types[1]} or {MULTIPART}; "
         f"got {media_type[:64]!r}"
     )
 
@@ -129,13 +172,15 @@ async def read_upload(
     Raises:
         TooLarge: The body is over the limit.
         SlowUpload: It did not arrive in time.
-        BadParameter: A multipart body has another field than ``volume``, or none.
-        NotAVolume: The file is empty.
+        BadParameter: A multipart body has another field than the kind's, or none.
+        NotAVolume: The file is empty and should be a scan.
+        NotAnArchive: The file is empty and should hold arrays.
         RequestError: A multipart body is malformed.
         ClientLeft: The client closed the connection.
     """
     start = time.perf_counter()
-    sink = _RawFile() if plan.boundary is None else MultipartFile(plan.boundary)
+    kind = plan.kind
+    sink = _RawFile() if plan.boundary is None else MultipartFile(plan.boundary, kind.field)
     size = 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -154,7 +199,7 @@ async def read_upload(
         raise ClientLeft(f"expected a whole body, got {size} bytes") from None
     content = sink.close()
     if not content:
-        raise NotAVolume("expected a NIfTI file, got 0 bytes")
+        raise kind.missing(f"expected {kind.name}, got 0 bytes")
     return Upload(content, 1e3 * (time.perf_counter() - start))
 
 
