@@ -10,7 +10,7 @@ folder, manifest          model folder -> Manifest
 grid, tiles               Volume -> Grid -> tile plan
 calls, program, module    model folder -> network, without running code of the folder's
 network                   tile batch -> Fields (scores and offsets)
-votes, readout, heatmaps  Field -> Votes -> Heatmaps
+votes, readout, heatmaps  Field -> Votes -> Heatmaps; ..._numba, ..._triton: the same, compiled
 modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with each other
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
 phantom, selfcheck        seed -> generated scan; loaded network -> does it answer as it should

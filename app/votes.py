@@ -7,6 +7,7 @@ then k), then by landmark, whatever the memory layout. Nothing downstream depend
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -70,9 +71,28 @@ def filter_votes(
     if field.scores.device.type == "cpu":
         landmark, columns = collect_votes(field, threshold, stride, origin, importance)
         return _votes_of(torch.from_numpy(landmark), torch.from_numpy(columns))
+    if field.scores.device.type == "cuda" and find_spec("triton") is not None:
+        return filter_votes_by_kernel(
+            field, threshold, stride=stride, origin=origin, importance=importance
+        )
     return filter_votes_plainly(
         field, threshold, stride=stride, origin=origin, importance=importance
     )
+
+
+def filter_votes_by_kernel(
+    field: Field,
+    threshold: float,
+    *,
+    stride: int = 1,
+    origin: Sequence[int] = (0, 0, 0),
+    importance: Profiles | None = None,
+) -> Votes:
+    """Do the same by kernels for CUDA, where Triton is installed."""
+    from app import votes_triton  # noqa: PLC0415 - Triton is not there for every platform
+
+    landmark, columns = votes_triton.collect_votes(field, threshold, stride, origin, importance)
+    return _votes_of(landmark, columns)
 
 
 def filter_votes_plainly(
