@@ -43,7 +43,7 @@ def count_votes(
     if len(votes) == 0:
         return
     with torch.cuda.device_of(counters):
-        _add_votes[(triton.cdiv(len(votes), BLOCK),)](
+        add_votes[(triton.cdiv(len(votes), BLOCK),)](
             votes.position,
             votes.position.stride(),
             (votes.weight, votes.weight.stride(0)),
@@ -57,9 +57,9 @@ def count_votes(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 @no_type_check
-def _add_votes(
+def add_votes(
     position,
     steps,
     weights,

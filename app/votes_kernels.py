@@ -172,7 +172,7 @@ def _point(begin, across, keep, index, places, axis: tl.constexpr):
     return source, source + offset.to(tl.float32) * scales[axis]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["found"])
 @no_type_check
 def order_votes(room, ordered, capacity, found, landmarks, block: tl.constexpr):
     """Move votes to where their chunk's begin."""

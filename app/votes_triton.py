@@ -48,7 +48,7 @@ Columns = tuple[Int64[Tensor, " n"], Float32[Tensor, "8 n"]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class Walk:
     """How a field's voxels are walked: along lines of equal steps, each cut into blocks.
 
     Attributes:
@@ -93,27 +93,34 @@ def collect_votes(
     Raises:
         NetworkFailed: As ``filter_votes``.
     """
-    walk = _plan_walk(field)
-    places = _places_of(field, walk.axes, stride, origin, importance)
+    walk = plan_walk(field)
+    places = places_of(field, walk.axes, stride, origin, importance)
     capacity = CAPACITY
     with torch.cuda.device_of(field.scores):
         while True:
-            room = _append(field, threshold, walk, places, capacity)
+            room = append(field, threshold, walk, places, capacity)
             found, bad = room[-1][:2].tolist()
             if bad:
                 raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
             if found <= capacity:
                 break
-            capacity = found
-        landmark, columns, key = _put_in_order(room, found, field.offsets.shape[1])
+            capacity = _power_of_two(found)  # Any other number may have to be compiled for.
+        landmark, columns, key = put_in_order(room, found, field.offsets.shape[1])
     if walk.axes == (0, 1, 2):
         return landmark, columns
     order = key.argsort()
     return landmark.index_select(0, order), columns.index_select(1, order)
 
 
-def _plan_walk(field: Field) -> _Walk:
-    """Say how to walk so that neighbours in the walk are neighbours in memory."""
+def plan_walk(field: Field) -> Walk:
+    """Say how to walk so that neighbours in the walk are neighbours in memory.
+
+    Args:
+        field: Scores and offsets, in any memory layout.
+
+    Returns:
+        The walk; along the grid's axes in their order unless another is the fastest.
+    """
     channels, *sizes = field.scores.shape
     channel, *steps = field.scores.stride()
     axes: tuple[int, ...] = (0, 1, 2)
@@ -137,10 +144,10 @@ def _plan_walk(field: Field) -> _Walk:
         width = min(TILE, _power_of_two(channels))
     else:
         width = min(8, _power_of_two(channels - field.background))
-    return _Walk(axes, (outer, inner), length, (*used, voxel, channel), last, align, width)
+    return Walk(axes, (outer, inner), length, (*used, voxel, channel), last, align, width)
 
 
-def _places_of(
+def places_of(
     field: Field,
     axes: Sequence[int],
     stride: int,
@@ -148,6 +155,13 @@ def _places_of(
     importance: Profiles | None,
 ) -> tuple[Any, ...]:
     """Say how a voxel's place in the walk becomes a key, a source, a position and a weight.
+
+    Args:
+        field: As of ``filter_votes``, like all but ``axes``.
+        axes: The grid axes in the order of the walk.
+        stride: Grid voxels per field voxel.
+        origin: Grid index of the tile's first voxel.
+        importance: What a field voxel counts along each axis.
 
     Returns:
         Voxels per step of the two slower axes; the stride; for each axis of the walk: which one it
@@ -180,10 +194,17 @@ def _single(number: float) -> float:
     return float(np.float32(number))
 
 
-def _append(
-    field: Field, threshold: float, walk: _Walk, places: tuple[Any, ...], capacity: int
+def append(
+    field: Field, threshold: float, walk: Walk, places: tuple[Any, ...], capacity: int
 ) -> tuple[Tensor, ...]:
-    """Append votes to a room.
+    """Append votes to a room; the device is not waited for.
+
+    Args:
+        field: Scores and offsets.
+        threshold: Least probability of a vote.
+        walk: From ``plan_walk``.
+        places: From ``places_of``.
+        capacity: How many votes the room holds.
 
     Returns:
         Columns, keys and chunks of the votes; and the table: how many votes there are, whether a
@@ -222,10 +243,19 @@ def _append(
     return columns, keys, chunk_of, table
 
 
-def _put_in_order(
+def put_in_order(
     room: tuple[Tensor, ...], found: int, landmarks: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Move votes from the room to where they belong: landmarks, columns and keys."""
+    """Move votes from the room to where they belong.
+
+    Args:
+        room: From ``append``.
+        found: How many votes there are.
+        landmarks: How many landmarks there are.
+
+    Returns:
+        Landmarks, columns and keys, by the number of the voxel in the walk, then by landmark.
+    """
     columns, keys, chunk_of, table = room
     counts, starts = table[2:].chunk(2)
     # What is added to a row of the room: votes of the chunks before this one, less those in room.
