@@ -1,7 +1,7 @@
 """field -> machine code: compiles the kernels of the voting stages for CUDA, without a device.
 
 Run as a process of its own, without ``TRITON_INTERPRET``: ``python -m tests.compile_kernels 80``
-for compute capability 8.0. Prints the PTX of what filters a field of each layout and type.
+for compute capability 8.0. Prints the PTX.
 """
 
 import os
@@ -13,8 +13,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from app import heatmaps_triton, votes_triton
+from app import heatmaps_triton, modes_triton, votes_triton
 from app.heatmaps import FIXED_ONE
+from app.readout import Readout
 from app.votes import filter_votes_plainly
 from tests.synthetic import random_field
 
@@ -58,6 +59,8 @@ def main(capability: int) -> None:
         (votes_triton, "append_votes"),
         (votes_triton, "order_votes"),
         (heatmaps_triton, "add_votes"),
+        (modes_triton, "add_to_cells"),
+        (modes_triton, "add_to_modes"),
     ):
         setattr(module, name, Compiled(getattr(module, name)))
     field = random_field(SHAPE, 3)
@@ -72,6 +75,7 @@ def main(capability: int) -> None:
     votes = filter_votes_plainly(field, 0.3)
     counters = torch.zeros(3, *SHAPE, dtype=torch.int64)
     heatmaps_triton.count_votes(votes, votes.landmark, counters, FIXED_ONE)
+    modes_triton.ModeFinder(votes, Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0, 0.5), 4).find()
 
 
 if __name__ == "__main__":
