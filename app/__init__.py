@@ -13,6 +13,8 @@ calls, program, module    model folder -> network, without running code of the f
 network                   tile batch -> Fields (scores and offsets)
 votes, readout, heatmaps  Field -> Votes -> Heatmaps
 arrays                    arrays of any network -> Field -> Votes, checked
+..._numba, ..._loops      the same compiled for the CPU
+..._triton, ..._kernels   the same compiled for CUDA
 modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with each other
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI

@@ -7,8 +7,10 @@ start does.
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
+import torch
 from numba import njit
 
 
@@ -28,3 +30,8 @@ def _keep(function: Callable[..., Any], options: dict[str, Any]) -> Callable[...
     with suppress(RuntimeError):
         loop.enable_caching()  # type: ignore[attr-defined]
     return loop
+
+
+def kernels_serve(device: torch.device) -> bool:
+    """Say whether kernels written in Triton, which not every platform has, run on a device."""
+    return device.type == "cuda" and find_spec("triton") is not None

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from app.compiled import kernels_serve
 from app.heatmap_loops import sort_by_plane, sum_planes
 from app.indices import true_indices
 from app.readout import Readout
@@ -105,6 +106,11 @@ def count_votes(
         which: The heatmap of each vote; votes for one that is not there are left out.
         counters: Fixed-point sums; votes outside of them are left out.
     """
+    if kernels_serve(counters.device):
+        from app import heatmaps_triton  # noqa: PLC0415 - Triton is not there for every platform
+
+        heatmaps_triton.count_votes(votes, which, counters, FIXED_ONE)
+        return
     heatmaps, *shape = counters.shape
     line = counters.view(-1)
     for rows in in_blocks(len(votes)):

@@ -12,6 +12,19 @@ import numpy as np
 
 from app.compiled import compiled
 
+SHIFTS: Final = 5
+"""Most mean-shift steps; clean modes stand still after two."""
+
+FIRST_LOOK: Final = 0.25
+"""How far around a peak's cell the first step looks, in reaches: enough for the tip of a mode, and
+not as far as the next one."""
+
+SETTLED: Final = 1e-6
+"""No mode moved by more of a reach than this: further steps would not change the answer."""
+
+MEETING: Final = 0.5
+"""After the first step, modes less than so many reaches apart are about to meet."""
+
 TERMS: Final = 10
 """Sums per mode: weight, three of source, six products of distances (xx, xy, xz, yy, yz, zz)."""
 

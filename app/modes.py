@@ -17,25 +17,23 @@ import numpy as np
 from jaxtyping import Float64
 
 from app.ballots import Ballots, collect_ballots
+from app.compiled import kernels_serve
 from app.heatmaps import FIXED_ONE
-from app.mode_loops import count_voters, merge, rank, sum_near, sum_up
-from app.peaks import Cells, find_peaks
+from app.mode_loops import (
+    FIRST_LOOK,
+    MEETING,
+    SETTLED,
+    SHIFTS,
+    count_voters,
+    merge,
+    rank,
+    sum_near,
+    sum_up,
+)
+from app.peaks import Cells, find_peaks, lay_cells
 from app.readout import Readout
 from app.threads import for_parts, share_out
 from app.votes import Votes
-
-SHIFTS: Final = 5
-"""Most mean-shift steps; clean modes stand still after two."""
-
-FIRST_LOOK: Final = 0.25
-"""How far around a peak's cell the first step looks, in reaches: enough for the tip of a mode, and
-not as far as the next one."""
-
-SETTLED: Final = 1e-6
-"""No mode moved by more of a reach than this: further steps would not change the answer."""
-
-MEETING: Final = 0.5
-"""After the first step, modes less than so many reaches apart are about to meet."""
 
 VOTES_PER_THREAD: Final = 1 << 13
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
@@ -78,6 +76,12 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     Returns:
         The modes, heaviest first; ones that came to rest within reach of a heavier one are dropped.
     """
+    if kernels_serve(votes.landmark.device):
+        from app.modes_triton import ModeFinder  # noqa: PLC0415 - not there for every platform
+
+        found = ModeFinder(votes, readout, count, cells or lay_cells(readout)).find()
+        centres, sums, total = (part.numpy() for part in found)
+        return _describe(sums, centres, total, readout)
     ballots = collect_ballots(votes)
     peaks = find_peaks(ballots, readout, count, cells)
     unit = np.array(readout.spacing_mm) / readout.reach_mm

@@ -32,12 +32,11 @@ def count_cells(landmark, position, weight, edge, shape, first, table):
     """
     numbers = np.empty(len(landmark), dtype=np.int64)
     totals = np.empty(len(landmark), dtype=np.float64)
-    per_voxel = 1.0 / edge
     count = 0
     for vote in range(len(landmark)):
-        i = np.floor((position[0, vote] - first[0] + 0.5) * per_voxel[0])
-        j = np.floor((position[1, vote] - first[1] + 0.5) * per_voxel[1])
-        k = np.floor((position[2, vote] - first[2] + 0.5) * per_voxel[2])
+        i = np.floor((position[0, vote] - first[0] + 0.5) / edge[0])
+        j = np.floor((position[1, vote] - first[1] + 0.5) / edge[1])
+        k = np.floor((position[2, vote] - first[2] + 0.5) / edge[2])
         inside = (1 <= i < shape[0] - 1) & (1 <= j < shape[1] - 1) & (1 <= k < shape[2] - 1)
         if not inside:
             continue

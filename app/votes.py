@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from app.compiled import kernels_serve
 from app.indices import true_indices
 from app.network import Field
 from app.survivors import Profiles, collect
@@ -70,9 +71,28 @@ def filter_votes(
     if field.scores.device.type == "cpu":
         landmark, columns = collect_votes(field, threshold, stride, origin, importance)
         return _votes_of(torch.from_numpy(landmark), torch.from_numpy(columns))
+    if kernels_serve(field.scores.device):
+        return filter_votes_by_kernel(
+            field, threshold, stride=stride, origin=origin, importance=importance
+        )
     return filter_votes_plainly(
         field, threshold, stride=stride, origin=origin, importance=importance
     )
+
+
+def filter_votes_by_kernel(
+    field: Field,
+    threshold: float,
+    *,
+    stride: int = 1,
+    origin: Sequence[int] = (0, 0, 0),
+    importance: Profiles | None = None,
+) -> Votes:
+    """Do the same by kernels for CUDA, where Triton is installed."""
+    from app import votes_triton  # noqa: PLC0415 - Triton is not there for every platform
+
+    landmark, columns = votes_triton.collect_votes(field, threshold, stride, origin, importance)
+    return _votes_of(landmark, columns)
 
 
 def filter_votes_plainly(

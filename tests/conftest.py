@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+CUDA = torch.cuda.is_available()
+# Read when a kernel is defined: without a CUDA device, kernels run in Triton's interpreter.
+if not CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
@@ -27,3 +32,17 @@ def data_dir() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="kernels are compiled here")),
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device")]
+        ),
+    ],
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Say where Triton's kernels run: on CUDA, or without it in the interpreter."""
+    return torch.device(request.param)

@@ -3,8 +3,9 @@
 ``Field`` is the exception: it is what both sides start from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,6 +56,15 @@ def add_up(
 ) -> Float[Tensor, "chosen i j k"]:
     """Votes -> dense heatmaps without smoothing: the aggregation of P1."""
     return aggregate(votes, landmarks, replace(reading.readout, smooth_mm=0.0))
+
+
+def scan(field: Field, threshold: float) -> Callable[[], object]:
+    """Prepare the kernel that filters votes on CUDA, by itself: no waiting, no putting in order."""
+    from app import votes_triton  # noqa: PLC0415 - Triton is not there for every platform
+
+    walk = votes_triton.plan_walk(field)
+    places = votes_triton.places_of(field, walk.axes, 1, (0, 0, 0), None)
+    return partial(votes_triton.append, field, threshold, walk, places, votes_triton.CAPACITY)
 
 
 def list_all(votes: Votes) -> Float[Tensor, "votes 5"]:

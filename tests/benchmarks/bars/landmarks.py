@@ -1,8 +1,9 @@
 """V1, V6 and the cost table: Field -> Landmarks."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,7 @@ PEAK_TOLERANCE: Final = 2.0
 """Voxels; the highest voxel of a cloud of votes with sigma 1 may lie this far from its mean."""
 
 FLOOR: Final = 1.67
-"""The votes' time may be this many times that of copying as many bytes: 60 % of the bandwidth."""
+"""The kernel's time may be this many times that of copying as many bytes: 60 % of the bandwidth."""
 
 MEMORY_SHARE: Final = 0.8
 """Of the memory that is free, as much may a field take."""
@@ -48,12 +49,13 @@ def v1_landmarks(run: Run) -> Iterator[Case]:
 
 
 def v6_landmarks_on_cuda(run: Run) -> Iterator[Case | Row]:
-    """The same on CUDA; the filter alone against copying as many bytes."""
-    whats = ("Field -> Landmarks on CUDA", "votes alone on CUDA")
-    if not torch.cuda.is_available():
-        limits = (Limit(5.0), Limit(FLOOR, "cost"))
+    """The same on CUDA; the kernel that filters, by itself, against copying as many bytes."""
+    whats = ("Field -> Landmarks on CUDA", "filter kernel on CUDA", "Field -> Votes on CUDA")
+    missing = "Triton" if find_spec("triton") is None else "CUDA device"
+    if missing == "Triton" or not torch.cuda.is_available():
+        limits = (Limit(5.0), Limit(FLOOR, "cost"), None)
         for what, limit in zip(whats, limits, strict=True):
-            yield Row(what, None, limit=limit, note="no CUDA device here")
+            yield Row(what, None, limit=limit, note=f"no {missing} here")
         return
     for size, speed in ((70, None), (300, 5.0)) if not run.fast else ((40, None),):
         shape = (size,) * 3
@@ -61,11 +63,13 @@ def v6_landmarks_on_cuda(run: Run) -> Iterator[Case | Row]:
         size_text = f"{_text(shape)}, C = 3"
         rivals = (_plain_torch(scene, speed), _read_once(scene, Limit(None, "cost")))
         yield Case(f"{whats[0]}, {size_text}", _find(scene), rivals)
-        yield Case(
-            f"{whats[1]}, {size_text}",
-            partial(ours.filter_votes, scene.field, scene.threshold),
-            (_copy_as_much(scene, Limit(FLOOR if speed else None, "cost")),),
+        sides: tuple[tuple[Callable[[], object], float | None], ...] = (
+            (ours.scan(scene.field, scene.threshold), FLOOR if speed else None),
+            (partial(ours.filter_votes, scene.field, scene.threshold), None),
         )
+        for what, (side, floor) in zip(whats[1:], sides, strict=True):
+            copied = _copy_as_much(scene, Limit(floor, "cost"))
+            yield Case(f"{what}, {size_text}", side, (copied,))
 
 
 def cost(run: Run) -> Iterator[Case | Row]:
