@@ -50,6 +50,7 @@ format: .venv/dev.stamp
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
 	$(PIP) --no-build-isolation --editable .
+	@$(BIN)/python -m app.warm
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -18,7 +18,7 @@ arrays                    arrays of any network -> Field -> Votes, checked
 modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with each other
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI
-phantom, selfcheck        seed -> generated scan; loaded network -> does it answer as it should
+phantom, selfcheck, warm  generated scan; does a network answer as it should; compile ahead
 registry, detector        models that serve; the device half composed
 scheduler, device_loop    tiles of all requests -> device batches -> answers
 admission, engine         what is let in; everything between a request's bytes and its answer
