@@ -1,5 +1,8 @@
 """Field -> Votes on a CPU: the compiled loops against the torch code that says what is computed."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,10 @@ from app.network import Field
 from app.votes import Votes, filter_votes, filter_votes_plainly
 from tests.synthetic import random_field
 
-PROFILES = tuple(torch.linspace(0.1, 1.0, 24)[:size] for size in (9, 11, 13))
+RAMP = torch.linspace(0.1, 1.0, 24)
+PROFILES = (RAMP[:9], RAMP[:11], RAMP[:13])
+
+Activation = Literal["sigmoid", "softmax", "none"]
 
 
 def relaid(field: Field, layout: str, dtype: torch.dtype) -> Field:
@@ -29,6 +35,11 @@ def relaid(field: Field, layout: str, dtype: torch.dtype) -> Field:
     return Field(scores, offsets, field.activation, field.background)
 
 
+def placed(way: Callable[..., Votes], field: Field, threshold: float) -> Votes:
+    """Filter a field of stride 2 somewhere in a grid, where it counts more or less."""
+    return way(field, threshold, stride=2, origin=(3, -1, 40), importance=PROFILES)
+
+
 def assert_same(votes: Votes, expected: Votes) -> None:
     """Rows and places are the same in every bit; exponentials to the last bit of float32."""
     assert torch.equal(votes.landmark, expected.landmark)
@@ -44,20 +55,19 @@ def assert_same(votes: Votes, expected: Votes) -> None:
 )
 @pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
 def test_votes_are_those_of_the_plain_way(
-    activation: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    activation: Activation, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one thread and in four, for thresholds on both sides of a half."""
     field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
     for threshold in (0.1, 0.5, 0.8):
-        given = {"stride": 2, "origin": (3, -1, 40), "importance": PROFILES}
-        expected = filter_votes_plainly(field, threshold, **given)
+        expected = placed(filter_votes_plainly, field, threshold)
         assert len(expected) > 0
-        assert_same(filter_votes(field, threshold, **given), expected)
+        assert_same(placed(filter_votes, field, threshold), expected)
         with monkeypatch.context() as patch:
             patch.setattr("app.votes_numba.VOXELS_PER_THREAD", 1)
             patch.setattr("app.votes_numba.VOTES_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
-            assert_same(filter_votes(field, threshold, **given), expected)
+            assert_same(placed(filter_votes, field, threshold), expected)
 
 
 @given(
@@ -69,7 +79,7 @@ def test_votes_are_those_of_the_plain_way(
 )
 @settings(max_examples=100, deadline=None)
 def test_any_shape_and_threshold_gives_the_votes_of_the_plain_way(
-    seed: int, shape: tuple[int, int, int], landmarks: int, threshold: float, activation: str
+    seed: int, shape: tuple[int, int, int], landmarks: int, threshold: float, activation: Activation
 ) -> None:
     """Rows shorter and longer than a word of flags, one voxel, one landmark."""
     field = random_field(shape, landmarks, activation, seed)
