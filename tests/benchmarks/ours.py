@@ -17,9 +17,24 @@ from app.landmarks import Landmark, locate
 from app.manifest import LandmarkSpec
 from app.network import Field
 from app.readout import GridFrame, Readout
-from app.votes import Votes, concat_votes, filter_votes, select_votes, vote_rows
+from app.votes import (
+    Votes,
+    concat_votes,
+    filter_votes,
+    filter_votes_plainly,
+    select_votes,
+    vote_rows,
+)
 
-__all__ = ["Landmark", "Votes", "filter_votes", "select_votes", "shift_and_sum", "vote_rows"]
+__all__ = [
+    "Landmark",
+    "Votes",
+    "filter_votes",
+    "filter_votes_plainly",
+    "select_votes",
+    "shift_and_sum",
+    "vote_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)

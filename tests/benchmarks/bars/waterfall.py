@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 
 from tests.benchmarks import agreement, ours
@@ -28,6 +29,32 @@ def as_plain_torch(scene: Scene) -> Places:
     return plain_torch.find(scene.field, scene.threshold).peaks.double().numpy()
 
 
+def only_candidates(scene: Scene) -> Places:
+    """Compare scores with a limit before any exponential; read the offsets of survivors alone."""
+    votes = ours.filter_votes_plainly(scene.field, scene.threshold)
+    reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
+    heatmaps = ours.add_up(votes, range(scene.landmarks), reading)
+    highest = heatmaps.flatten(1).argmax(1)
+    return np.stack(np.unravel_index(highest.numpy(), scene.shape), axis=1).astype(np.float64)
+
+
+def nothing_dense(scene: Scene) -> Places:
+    """Find peaks in the cells that votes hit, and modes on the votes: no heatmap at all."""
+    votes = ours.filter_votes_plainly(scene.field, scene.threshold)
+    reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
+    return ours.places(ours.find_from_votes(votes, reading))
+
+
+def compiled(scene: Scene) -> Places:
+    """Filter by compiled loops, in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return as_ours(scene)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def as_ours(scene: Scene) -> Places:
     """Find landmarks as the service does."""
     reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
@@ -36,7 +63,10 @@ def as_ours(scene: Scene) -> Places:
 
 STEPS: Final[tuple[tuple[str, Step], ...]] = (
     ("plain torch", as_plain_torch),
-    ("ours", as_ours),
+    ("only candidates", only_candidates),
+    ("nothing dense", nothing_dense),
+    ("compiled filter, one thread", compiled),
+    ("ours: all threads", as_ours),
 )
 
 
