@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from app.constellation import Shape
-from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
+from app.errors import DoesNotFit
 from app.frames import Affine, Points, axis_codes, spacing_of
 from app.grid import Grid, make_grid
 from app.landmarks import Landmark, locate
 from app.phantom import make_phantom
 from app.readout import GridFrame, readout_of
+from app.refine import Refiner
 from app.registry import LoadedModel, load_model
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
@@ -81,6 +82,7 @@ class Detection:
 class Case:
     """One scan on the device; grows by the votes of each tile that was run."""
 
+    volume: Volume
     grid: Grid
     plan: TilePlan
     prepare_s: float
@@ -99,6 +101,7 @@ class Detector:
         self._shape = None
         if model.shape is not None and spec is not None:
             self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
+        self._refiner = None if model.refine is None else Refiner(model.refine)
 
     def prepare(self, volume: Volume) -> Case:
         """Bring a scan to the device and plan its tiles.
@@ -116,7 +119,7 @@ class Detector:
                 f"expected a scan whose grid fits the device, got shape {volume.voxels.shape}"
             ) from error
         plan = plan_tiles(grid.voxels.shape, spec, self.model.manifest.network.output_stride)
-        return Case(grid, plan, prepare_s=time.perf_counter() - start)
+        return Case(volume, grid, plan, prepare_s=time.perf_counter() - start)
 
     def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
         """Run some tiles of some cases in one forward pass and keep their votes.
@@ -129,18 +132,9 @@ class Detector:
             DoesNotFit: The batch needs more memory than the device has.
         """
         start = time.perf_counter()
-        try:
-            batch = torch.stack([cut(case.grid.voxels, case.plan, index) for case, index in tiles])
-            fields = self.model.network.predict(batch)
-        except torch.OutOfMemoryError as error:
-            raise DoesNotFit(
-                f"expected tiles that fit the device, got {len(tiles)} of shape "
-                f"{tiles[0][0].plan.tile_shape}"
-            ) from error
-        except LandmarkdError:
-            raise
-        except RuntimeError as error:
-            raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
+        fields = self.model.network.predict_tiles(
+            [cut(case.grid.voxels, case.plan, index) for case, index in tiles]
+        )
         forward = time.perf_counter() - start
         threshold = self.model.manifest.voting.threshold
         cast: list[tuple[Case, Votes, float]] = []
@@ -165,13 +159,19 @@ class Detector:
     def locate(self, case: Case) -> tuple[Landmark, ...]:
         """Read the landmarks off a case whose tiles have all been run."""
         manifest = self.model.manifest
-        return locate(
+        found = locate(
             concat_votes(case.votes),
             readout_of(case.grid, manifest),
             GridFrame(case.grid.to_volume, case.grid.to_world),
             manifest.landmarks,
             self._shape,
         )
+        if self._refiner is None:
+            return found
+        start = time.perf_counter()
+        refined = self._refiner.refine(case.volume, found, case.grid.window or (0.0, 1.0))
+        case.network_s += time.perf_counter() - start
+        return refined
 
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.
@@ -191,9 +191,9 @@ class Detector:
         for first in range(0, len(case.plan), batch_size):
             last = min(first + batch_size, len(case.plan))
             self.run([(case, index) for index in range(first, last)])
-        start = time.perf_counter()
+        start, network_s = time.perf_counter(), case.network_s
         landmarks = self.locate(case)
-        locate_s = time.perf_counter() - start
+        locate_s = time.perf_counter() - start - (case.network_s - network_s)
         times = stage_times(case, locate_s=locate_s, decode_s=decode_s)
         return Detection(describe(volume), landmarks, volume.warnings, len(case.plan), times)
 

@@ -79,12 +79,18 @@ def update_hashes(folder: Path, text: str) -> str:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
-    for section, keys in (("network", ("weights", "program")), ("shape", ("mean",))):
+    named = (
+        ("network", "weights"),
+        ("network", "program"),
+        ("shape", "mean"),
+        ("refine", "folder"),
+    )
+    for section, key in named:
         found = table.get(section)
-        for key in keys:
-            if isinstance(found, dict) and isinstance(found.get(key), str):
-                path = find_file(folder, f"{section}.{key}", found[key])
-                text = _set_hash(folder.name, text, section, key, hash_file(path))
+        if isinstance(found, dict) and isinstance(found.get(key), str):
+            file = found[key] + ("/model.toml" if section == "refine" else "")
+            path = find_file(folder, f"{section}.{key}", file)
+            text = _set_hash(folder.name, text, section, key, hash_file(path))
     return text
 
 

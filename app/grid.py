@@ -43,12 +43,14 @@ class Grid:
         to_volume: Grid voxel index -> index of the uploaded array.
         to_world: Grid voxel index -> mm, RAS.
         spacing_mm: Spacing of the grid along its own axes.
+        window: Voxel values of the scan that became 0 and 1; None where the model's rule has none.
     """
 
     voxels: Voxels
     to_volume: Affine
     to_world: Affine
     spacing_mm: tuple[float, float, float]
+    window: tuple[float, float] | None = None
 
 
 def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
@@ -68,11 +70,13 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     values, axes_from_grid = resample(values, np.asarray(spec.spacing_mm) / axes_spacing)
     to_volume = volume_from_axes @ axes_from_grid
     to_world = volume.affine @ to_volume
+    window = find_window(values, spec.intensity)
     return Grid(
-        voxels=normalise(values, spec.intensity),
+        voxels=normalise(values, spec.intensity, window),
         to_volume=to_volume,
         to_world=to_world,
         spacing_mm=spec.spacing_mm,
+        window=window,
     )
 
 
@@ -184,17 +188,33 @@ def apply_along(
     ).contiguous()
 
 
-def normalise(values: Voxels, intensity: IntensitySpec) -> Voxels:
-    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN."""
-    match intensity.method:
-        case "none":
-            return values
-        case "zscore":
-            return (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)
-        case "window":
-            lower, upper = intensity.lower, intensity.upper
-        case "percentile":
-            lower, upper = percentiles(values, intensity.lower, intensity.upper)
+def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float] | None:
+    """Say which values a model's intensity rule makes 0 and 1; None where it has no window."""
+    if intensity.method == "window":
+        return intensity.lower, intensity.upper
+    if intensity.method == "percentile":
+        return percentiles(values, intensity.lower, intensity.upper)
+    return None
+
+
+def normalise(
+    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
+) -> Voxels:
+    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN.
+
+    Args:
+        values: Voxel values.
+        intensity: The rule.
+        window: As ``find_window`` gives it for the rule; None: it is found here.
+
+    Returns:
+        The normalised values.
+    """
+    if intensity.method == "none":
+        return values
+    if intensity.method == "zscore":
+        return (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)
+    lower, upper = window or find_window(values, intensity) or (0.0, 1.0)
     return ((values - lower) / max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
 
 

@@ -85,6 +85,8 @@ def configure_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # httpx logs every request that the demo sends; the service logs them already.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # At debug level it tells every instruction that it compiles.
+    logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

@@ -119,6 +119,13 @@ class ShapeSpec(_Section):
     tolerance_mm: Annotated[float, Field(gt=0.0)]
 
 
+class RefineSpec(_Section):
+    """A second model, of a folder within this one, that looks again in the subject's own pose."""
+
+    folder: FileName
+    sha256: Sha256
+
+
 class LandmarkSpec(_Section):
     """One landmark; the order of the sections is the order of the network's channels."""
 
@@ -159,6 +166,7 @@ class Manifest(_Section):
     network: NetworkSpec
     voting: VotingSpec
     shape: ShapeSpec | None = None
+    refine: RefineSpec | None = None
     landmarks: Annotated[tuple[LandmarkSpec, ...], Field(min_length=1, max_length=4096)]
     selfcheck: SelfCheckSpec
 
@@ -173,6 +181,15 @@ class Manifest(_Section):
                     f"mirror of landmark {name!r}: expected a landmark whose mirror it is, "
                     f"got {mirror!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_refine(self) -> "Manifest":
+        if self.refine is not None and self.input.intensity.method not in ("percentile", "window"):
+            raise ValueError(
+                "refine: expected input.intensity.method percentile or window, whose bounds both "
+                f"networks share, got {self.input.intensity.method!r}"
+            )
         return self
 
     @model_validator(mode="after")

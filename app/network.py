@@ -1,5 +1,6 @@
 """tile batch -> Fields: run the network and say how to read what it answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from app.errors import NetworkFailed
+from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.manifest import Manifest
 
 
@@ -72,6 +73,25 @@ class Network:
             self._offset_scale = (1 / x, 1 / y, 1 / z)
         # Costs nothing in float32, and is what bfloat16 is fast with, on CPUs as on CUDA.
         self._module = module.eval().to(device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+
+    def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
+        """Do as ``predict`` for tiles one by one, with errors that say what went wrong.
+
+        Raises:
+            NetworkFailed: The network raised, or gave something else than it should.
+            DoesNotFit: The batch needs more memory than the device has.
+        """
+        try:
+            return self.predict(torch.stack(list(tiles)))
+        except torch.OutOfMemoryError as error:
+            raise DoesNotFit(
+                f"expected tiles that fit the device, got {len(tiles)} of shape "
+                f"{tuple(tiles[0].shape[1:])}"
+            ) from error
+        except LandmarkdError:
+            raise
+        except RuntimeError as error:
+            raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
     def predict(self, tiles: Float[Tensor, "n 1 i j k"]) -> list[Field]:
         """Run the network on a batch of tiles.

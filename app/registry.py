@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.folder import check_hash, find_file, read_text
 from app.frames import Points
-from app.manifest import Manifest, parse_manifest
+from app.manifest import WHOLE, Manifest, parse_manifest
 from app.module import load_module
 from app.network import Network
 from app.selfcheck import check
@@ -40,6 +40,7 @@ class LoadedModel:
         shape: Mean landmark positions in mm, for the constellation; None if the folder has none.
         digest: SHA-256 over its ``model.toml`` and the hash of its weights.
         card: Text of its README.md; empty if it has none.
+        refine: The model that looks again in the subject's pose; None if there is none.
     """
 
     manifest: Manifest
@@ -47,6 +48,7 @@ class LoadedModel:
     shape: Mean | None
     digest: str
     card: str
+    refine: "LoadedModel | None" = None
 
 
 DetectWith = Callable[[LoadedModel, int], tuple[Points, Points]]
@@ -113,8 +115,31 @@ def _load(
     network = Network(manifest, load_module(folder, manifest), device, dtype)
     digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
     card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
-    loaded = LoadedModel(manifest, network, shape, digest, card)
+    refine = _load_refine(folder, manifest, device, dtype)
+    loaded = LoadedModel(manifest, network, shape, digest, card, refine)
     check(folder, manifest, network, detect and (lambda seed: detect(loaded, seed)))
+    return loaded
+
+
+def _load_refine(
+    folder: Path, manifest: Manifest, device: torch.device, dtype: torch.dtype
+) -> LoadedModel | None:
+    """Load the model that looks again; it must fit the one that it belongs to."""
+    if manifest.refine is None:
+        return None
+    key = f"{folder.name}: refine"
+    inner = folder / manifest.refine.folder
+    text = find_file(folder, "refine.folder", f"{manifest.refine.folder}/model.toml")
+    check_hash(folder, "refine.sha256", text, manifest.refine.sha256)
+    loaded = _load(inner, device, None, dtype)
+    names = [landmark.name for landmark in manifest.landmarks]
+    found = [landmark.name for landmark in loaded.manifest.landmarks]
+    if found != names:
+        raise ModelRefused(f"{key}: expected the landmarks {names}, got {found}")
+    if loaded.shape is None or loaded.manifest.refine is not None:
+        raise ModelRefused(f"{key}: expected a section shape and no section refine")
+    if loaded.manifest.input.tile_shape == WHOLE:
+        raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
     return loaded
 
 

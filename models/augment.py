@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.frames import Affine, Points, scaling, transform, translation
+from app.posed import index_grid, sample_at
 from models.specimens import Specimen
 
 NEAR_LANDMARK: Final = 0.75
@@ -91,10 +92,11 @@ def pose(
         / np.asarray(spacing_mm)
         * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     )
-    image_grid = image_coordinates(shape)
+    image_grid = index_grid(shape, np.eye(4))
     # A warp of nothing costs as much as one of something.
     warped = image_grid + warp_at(image_grid, knots, shape) if knots.any() else image_grid
-    image = sample_at(specimen.voxels, apply(voxel_from_image, warped))
+    matrix = torch.from_numpy(voxel_from_image).float()
+    image = sample_at(specimen.voxels, warped @ matrix[:3, :3].T + matrix[:3, 3])
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
     )
@@ -159,29 +161,6 @@ def random_rotation(largest_deg: float, rng: np.random.Generator) -> Affine:
     turn = np.eye(4)
     turn[:3, :3] = rotation.as_matrix()
     return turn
-
-
-def image_coordinates(shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:
-    """List the index of every voxel."""
-    axes = [torch.arange(n, dtype=torch.float32) for n in shape]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-
-
-def apply(affine: Affine, grid: Float[Tensor, "i j k 3"]) -> Float[Tensor, "i j k 3"]:
-    """Map a grid of points by an affine."""
-    matrix = torch.from_numpy(affine).float()
-    return grid @ matrix[:3, :3].T + matrix[:3, 3]
-
-
-def sample_at(
-    voxels: Float[Tensor, "a b c"], index: Float[Tensor, "i j k 3"]
-) -> Float[Tensor, "i j k"]:
-    """Interpolate voxels linearly at fractional indices; outside the scan is 0."""
-    size = torch.tensor(voxels.shape, dtype=torch.float32)
-    unit = (2 * index + 1) / size - 1
-    # grid_sample wants the fastest axis first.
-    sampled = functional.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
-    return sampled[0, 0]
 
 
 def warp_at(

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from app.constellation import mean_shape
 from app.folder import hash_file
 from app.frames import Points
 from app.selfcheck import write_selfcheck
@@ -28,7 +27,7 @@ def write_model_folder(
     network: nn.Module,
     recipe: Recipe,
     names: Sequence[str],
-    point_sets: Sequence[Points],
+    mean: Points | None,
 ) -> None:
     """Write a servable model folder, or bring an existing one up to date.
 
@@ -39,17 +38,15 @@ def write_model_folder(
         network: The trained network; its weights are stored in half precision.
         recipe: What it was trained with.
         names: Landmark names in channel order.
-        point_sets: Training landmarks in mm, NaN where missing, for the mean shape. A network that
-            slides has none: it sees parts of scans, in which landmarks may be anywhere.
+        mean: Mean shape of the landmarks in mm, NaN where unknown; None: the model has none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plain = copy.deepcopy(network).half().cpu()
     plain = plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     # save_model stores a tensor once that a network registers under several names.
     save_model(plain, str(folder / "weights.safetensors"))
-    if not recipe.slides:
-        mean = torch.from_numpy(mean_shape(list(point_sets)))
-        save_file({"mean": mean}, folder / "shape.safetensors")
+    if mean is not None:
+        save_file({"mean": torch.from_numpy(mean)}, folder / "shape.safetensors")
     path = folder / "model.toml"
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else _new(folder)
     _update(document, folder, recipe, names)
@@ -58,6 +55,20 @@ def write_model_folder(
     # safetensors writes files that only their owner may read; a service often runs as another user.
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)
+
+
+def attach_refine(folder: Path) -> Path:
+    """Name a folder in the ``model.toml`` of the one around it as its second model.
+
+    Returns:
+        The folder around it.
+    """
+    path = folder.parent / "model.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
+    document.setdefault("refine", tomlkit.table()).update(section)
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    return folder.parent
 
 
 def _new(folder: Path) -> tomlkit.TOMLDocument:
@@ -76,7 +87,7 @@ def _update(
         "input": {
             "orientation": "RAS",
             "spacing_mm": [recipe.spacing_mm] * 3,
-            "tile_shape": list(recipe.tile_shape) if recipe.slides else "whole",
+            "tile_shape": "whole" if recipe.sees == "whole" else list(recipe.tile_shape),
             "divisor": recipe.divisor,
             "intensity": recipe.intensity.model_dump(),
         },
@@ -94,7 +105,7 @@ def _update(
             "smooth_mm": recipe.spacing_mm,
         },
     }
-    if not recipe.slides:
+    if (folder / "shape.safetensors").exists():
         sections["shape"] = {
             "mean": "shape.safetensors",
             "sha256": hash_file(folder / "shape.safetensors"),

@@ -24,8 +24,9 @@ from app.detector import Detector, load_checked
 from app.device import choose_device
 from app.frames import Points, scaling, spacing_of, transform, translation
 from app.phantom import markups_json
+from app.posed import index_grid, sample_at
 from app.volume import Volume, read_volume
-from models.augment import apply, image_coordinates, random_rotation, sample_at
+from models.augment import random_rotation
 from models.specimens import landmark_names, pair_files, read_points
 
 POSES: Final = 8
@@ -147,7 +148,7 @@ def _detect_posed(
         turned_middle = transform(posed_affine, (edge - 1) / 2 + rng.uniform(-1, 1, 3))
         to_world = translation(middle) @ random_rotation(180.0, rng) @ translation(-turned_middle)
         index = np.linalg.inv(volume.affine) @ to_world @ posed_affine
-        image = sample_at(voxels, apply(index, image_coordinates((edge, edge, edge))))
+        image = sample_at(voxels, index_grid((edge, edge, edge), index))
         answer = detector.detect(Volume(image.numpy(), posed_affine, 0, "", ()))
         for column, landmark in enumerate(answer.landmarks):
             if landmark.ras_mm is not None:

@@ -42,7 +42,8 @@ class Recipe:
         spacing_mm: Spacing of the model's grid, isotropic.
         radius_mm: Distance up to which a voxel votes for a landmark.
         tile_shape: Shape of a training image in voxels; also the model's tile if it slides.
-        slides: Whether the model slides over a scan in tiles; otherwise it sees the grid whole.
+        sees: The whole grid; tiles of it; or, as a second model, the subject in the pose that a
+            first one has found: the tile is then the grid, in the frame of the mean shape.
         stride: Grid voxels per output voxel.
         filters: Channels per level; every level halves the resolution, the first by ``stride``.
         steps: Optimiser steps.
@@ -58,7 +59,7 @@ class Recipe:
     spacing_mm: float
     radius_mm: float
     tile_shape: tuple[int, int, int] = (WHOLE_EDGE, WHOLE_EDGE, WHOLE_EDGE)
-    slides: bool = False
+    sees: Literal["whole", "tiles", "posed"] = "whole"
     stride: Literal[1, 2] = 2
     filters: tuple[int, ...] = (24, 48, 96, 128)
     steps: int = 4500
@@ -82,7 +83,7 @@ class Recipe:
         about one size; otherwise its normalisation would get used to one share of background.
         """
         i, j, k = self.tile_shape
-        if self.slides:
+        if self.sees != "whole":
             return (self.tile_shape,)
         d = self.divisor
         longer = [(i + d, j, k - d), (i - d, j + d, k), (i, j - d, k + d)]

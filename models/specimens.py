@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from app.frames import Affine, Points, Voxels, spacing_of, transform
-from app.grid import apply_along, normalise, resample, smoothing_matrix
+from app.grid import normalise, resample
 from app.manifest import IntensitySpec
+from app.posed import smooth_for
 from app.volume import read_volume
 from models.landmark_files import landmark_stem, read_landmarks
 
@@ -70,11 +71,23 @@ def load_specimen(
     names: Sequence[str],
     spacing_mm: float,
     intensity: IntensitySpec,
+    window_mm: float | None = None,
 ) -> Specimen:
     """Read one scan and its landmarks and prepare it for posing.
 
-    The percentiles come from the scan at the model's spacing, as in the service; the smoothing is
-    the service's too, so that a posed sample equals what the service would make of such a scan.
+    The percentiles come from the scan at the model's spacing, or at that of the first model if this
+    is a second one, as in the service; the smoothing is the service's too, so that a posed sample
+    equals what the service would make of such a scan.
+
+    Args:
+        pair: Name, scan and landmark file.
+        names: Landmarks in the order wanted.
+        spacing_mm: Of the model's grid.
+        intensity: The model's rule.
+        window_mm: Spacing at which percentiles are taken; None: that of the grid.
+
+    Raises:
+        ValueError: A landmark lies outside the scan.
     """
     name, scan, _ = pair
     volume = read_volume(scan.read_bytes())
@@ -86,14 +99,9 @@ def load_specimen(
             "do the files share one frame (LPS or RAS)?"
         )
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
-    step = spacing_mm / spacing_of(volume.affine)
-    coarse, _ = resample(values, step)
+    coarse, _ = resample(values, (window_mm or spacing_mm) / spacing_of(volume.affine))
     values = normalise_like(values, coarse, intensity)
-    for axis in range(3):
-        if step[axis] > 1.0:
-            sigma = 0.5 * np.sqrt(step[axis] ** 2 - 1)
-            matrix = torch.from_numpy(smoothing_matrix(values.shape[axis], sigma)).float()
-            values = apply_along(values, axis, matrix)
+    values = smooth_for(values, spacing_mm, volume.affine)
     return Specimen(name=name, voxels=values, to_world=volume.affine, points=points)
 
 

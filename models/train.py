@@ -20,9 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import load_model
 from torch import nn
 
+from app.constellation import mean_shape
 from app.device import choose_device
+from app.frames import Points
 from models.augment import Augmentation, Sample, pose
-from models.export import write_model_folder
+from models.export import attach_refine, write_model_folder
 from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network, suggest_spacing
 from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
 from models.targets import make_targets, vote_loss
@@ -51,9 +53,18 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a run learns from, and what it is judged by."""
+    """What a run learns from, and what it is judged by.
+
+    Attributes:
+        names: Of the landmarks.
+        mean: Their mean shape; None for a network that sees parts of scans, in which landmarks may
+            be anywhere.
+        train: What is learned from.
+        held_out: Name, scan and landmark file of what it is judged by.
+    """
 
     names: tuple[str, ...]
+    mean: Points | None
     train: tuple[Specimen, ...]
     held_out: tuple[tuple[str, Path, Path], ...]
 
@@ -74,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     specimens = tuple(
         load_specimen(pair, names, recipe.spacing_mm, recipe.intensity) for pair in trained
     )
-    data = Data(tuple(names), specimens, tuple(pair for pair in pairs if pair[0] in held))
+    mean = None
+    if recipe.sees == "whole":
+        mean = mean_shape([specimen.points for specimen in specimens])
+    data = Data(tuple(names), mean, specimens, tuple(pair for pair in pairs if pair[0] in held))
     torch.manual_seed(recipe.seed)
     network = build_network(recipe, len(names))
     if options.start is not None:
@@ -120,7 +134,7 @@ def make_recipe(options: argparse.Namespace, point_sets: Sequence[np.ndarray]) -
         spacing_mm=spacing,
         radius_mm=options.radius or RADIUS_VOXELS * spacing,
         tile_shape=(tile, tile, tile),
-        slides=options.tile is not None,
+        sees="whole" if options.tile is None else "tiles",
         stride=options.stride,
         filters=tuple(filters),
         steps=options.steps,
@@ -253,8 +267,9 @@ def report(
 ) -> str:
     """Write the model folder and say how it does on the scans held out."""
     network.eval()
-    points = [specimen.points for specimen in data.train]
-    write_model_folder(folder, network, recipe, data.names, points)
+    write_model_folder(folder, network, recipe, data.names, data.mean)
+    if recipe.sees == "posed":
+        folder = attach_refine(folder)
     network.train()
     if not data.held_out:
         return "saved (no scans held out, so no error)"

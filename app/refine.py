@@ -1,0 +1,106 @@
+"""Landmarks found roughly -> the same landmarks, closer: the second model of a model.
+
+It sees the scan in the pose that the first one has found (see ``app.posed``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from app.constellation import Shape
+from app.landmarks import Landmark, locate
+from app.posed import find_pose, make_posed_grid
+from app.readout import GridFrame, readout_of
+from app.registry import LoadedModel
+from app.volume import Volume
+from app.votes import filter_votes
+
+PLACED: Final = ("detected", "low_confidence")
+"""What a landmark with a position is."""
+
+
+class Refiner:
+    """The second model of a model: looks again in the pose that the first one has found."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        """Args: the loaded second model; its folder has a shape."""
+        self.model = model
+        spec, mean = model.manifest.shape, model.shape
+        if spec is None or mean is None:
+            raise ValueError("expected a model with a shape, got one without")
+        self._shape = Shape(mean, spec.tolerance_mm, spec.modes)
+
+    def refine(
+        self, volume: Volume, found: tuple[Landmark, ...], window: tuple[float, float]
+    ) -> tuple[Landmark, ...]:
+        """Find landmarks again, closer.
+
+        Args:
+            volume: The scan.
+            found: Its landmarks, of the first model.
+            window: Voxel values that become 0 and 1.
+
+        Returns:
+            The landmarks of both models, as ``app.refine.merge`` chooses; ``found`` as they are if
+            they show no pose.
+        """
+        manifest, device = self.model.manifest, self.model.network.device
+        pose = find_pose(found, self._shape)
+        if pose is None:
+            return found
+        grid = make_posed_grid(volume, pose, manifest.input, window, device)
+        field = self.model.network.predict_tiles([grid.voxels[None]])[0]
+        votes = filter_votes(
+            field, manifest.voting.threshold, stride=manifest.network.output_stride
+        )
+        # Everything below is in mm of the subject, and so is what was learned in mm of the frame.
+        readout = readout_of(grid, manifest)
+        readout = replace(readout, radius_mm=pose.scale * readout.radius_mm)
+        frame = GridFrame(grid.to_volume, grid.to_world)
+        refined = locate(votes, readout, frame, manifest.landmarks, self._shape)
+        return merge(found, refined, self._shape.tolerance_mm)
+
+
+def merge(
+    rough: Sequence[Landmark], refined: Sequence[Landmark], tolerance_mm: float
+) -> tuple[Landmark, ...]:
+    """Choose between what both networks say of each landmark.
+
+    The second one answers where it places a landmark, and the first where the second does not, but
+    then with low confidence: the one that looked closer did not find it. Two places further apart
+    than the tolerance are two opinions, and the more confident is told, with low confidence.
+
+    Args:
+        rough: Landmarks of the first model.
+        refined: Landmarks of the second, in the same order.
+        tolerance_mm: Distance up to which both mean the same place.
+
+    Returns:
+        One answer for each, with the names of the first model.
+    """
+    return tuple(
+        _choose(before, after, tolerance_mm) for before, after in zip(rough, refined, strict=True)
+    )
+
+
+def _choose(before: Landmark, after: Landmark, tolerance_mm: float) -> Landmark:
+    """Choose between two answers for one landmark."""
+    if after.status not in PLACED:
+        if before.status not in PLACED:
+            return before
+        return replace(
+            before, status="low_confidence", confidence=before.confidence / 2, region95_mm=None
+        )
+    apart = (
+        before.ras_mm is not None
+        and after.ras_mm is not None
+        and np.linalg.norm(after.ras_mm - before.ras_mm) > tolerance_mm
+    )
+    chosen = before if apart and before.confidence > after.confidence else after
+    if apart:
+        chosen = replace(
+            chosen, status="low_confidence", confidence=chosen.confidence / 2, region95_mm=None
+        )
+    return replace(chosen, name=before.name, description=before.description)
