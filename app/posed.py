@@ -99,7 +99,9 @@ def make_posed_grid(
     fine = torch.from_numpy(np.ascontiguousarray(values)).to(device).float()
     fine = ((fine - lower) / max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
     fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine)
-    voxels = sample_at(fine, index_grid(spec.tile_shape, translation(-first) @ to_volume, device))
+    voxels = sample_at(
+        fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
+    )
     i, j, k = (pose.scale * mm for mm in spec.spacing_mm)
     return Grid(voxels, to_volume, to_world, (i, j, k), window)
 
@@ -148,7 +150,9 @@ def _crop(
     volume: Volume, to_volume: Affine, shape: np.ndarray, step: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut out the part of a scan that a grid needs, and say where it begins."""
-    corners = np.stack(np.meshgrid(*[(0, n - 1) for n in shape], indexing="ij"), -1).reshape(-1, 3)
+    corners = np.stack(np.meshgrid(*[(0.0, n - 1.0) for n in shape], indexing="ij"), -1).reshape(
+        -1, 3
+    )
     reached = transform(to_volume, corners)
     margin = KERNEL_RADIUS_SIGMAS * 0.5 * step + 2
     size = np.array(volume.voxels.shape)

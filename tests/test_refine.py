@@ -1,0 +1,102 @@
+"""The second model of a model: how its answers are taken, trained and loaded."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.detector import Detector, load_checked
+from app.errors import ModelRefused
+from app.folder import update_hashes
+from app.refine import merge
+from app.volume import read_volume
+from models.train import main as train
+from models.train_refine import main as train_refine
+from models.train_refine import upright
+from tests.test_posed import landmark
+from tests.test_train import NAMES, write_specimen
+
+HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
+SMALL = ["--filters", "4", "4", "8", "--batch", "1", "--steps", "2", "--device", "cpu"]
+
+
+def test_the_second_network_answers_where_both_mean_one_place() -> None:
+    """With the first one's names."""
+    (answer,) = merge([landmark(HERE, name="tip")], [landmark(NEAR, name="x")], 1.0)
+    assert (answer.name, answer.status) == ("tip", "detected")
+    assert answer.ras_mm is NEAR
+    (found,) = merge([landmark(None, "not_found", 0.0)], [landmark(NEAR)], 1.0)
+    assert found.status == "detected"
+
+
+def test_what_the_second_network_does_not_find_is_told_with_low_confidence() -> None:
+    """It looked closer; what neither finds is missing."""
+    gone = landmark(None, "not_found", 0.1)
+    (answer,) = merge([landmark(HERE, confidence=0.9)], [gone], 1.0)
+    assert (answer.status, answer.confidence) == ("low_confidence", 0.45)
+    assert answer.ras_mm is HERE
+    assert answer.region95_mm is None
+    (missing,) = merge([landmark(None, "not_found", 0.2)], [gone], 1.0)
+    assert (missing.status, missing.ras_mm) == ("not_found", None)
+
+
+def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
+    """Further apart than the tolerance."""
+    (first,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    assert (first.status, first.confidence) == ("low_confidence", 0.45)
+    assert first.ras_mm is HERE
+    (second,) = merge([landmark(HERE, confidence=0.5)], [landmark(FAR, confidence=0.8)], 1.0)
+    assert (second.status, second.confidence) == ("low_confidence", 0.4)
+    assert second.ras_mm is FAR
+
+
+def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
+    """Its longest extent comes first; distances and handedness stay."""
+    mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
+    mean -= mean.mean(axis=0)
+    turned = upright(mean)
+    spread = turned.std(axis=0)
+    assert spread[0] > spread[1] > spread[2]
+    np.testing.assert_allclose(turned @ turned.T, mean @ mean.T, atol=1e-9)
+    assert np.linalg.det(turned[:3]) == pytest.approx(np.linalg.det(mean[:3]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a first and a second network for two steps each."""
+    data = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_specimen(data, name, seed)
+    model = tmp_path_factory.mktemp("models") / "mine"
+    files = [str(data / "scans"), str(data / "landmarks")]
+    train([*files, "-o", str(model), *SMALL])
+    train_refine([*files, "--model", str(model), "--validate", "two", "--spacing", "1.0", *SMALL])
+    return model
+
+
+def test_training_writes_a_second_model_that_loads_and_runs(folder: Path) -> None:
+    """Weights of two steps find nothing, but everything is there."""
+    model = load_checked(folder, torch.device("cpu"))
+    assert model.refine is not None
+    assert [mark.name for mark in model.refine.manifest.landmarks] == list(NAMES)
+    assert model.refine.manifest.input.tile_shape != "whole"
+    mean = model.refine.shape
+    assert mean is not None
+    np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
+    scan = next((folder.parents[1] / "data0" / "scans").glob("one*")).read_bytes()
+    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+
+
+def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
+    folder: Path,
+) -> None:
+    """The first folder's model.toml vouches for the second's."""
+    inner = folder / "refine" / "model.toml"
+    inner.write_text(inner.read_text() + "\n# changed\n")
+    with pytest.raises(ModelRefused, match=re.escape("refine.sha256")):
+        load_checked(folder, torch.device("cpu"))
+    outer = folder / "model.toml"
+    outer.write_text(update_hashes(folder, outer.read_text()))
+    assert load_checked(folder, torch.device("cpu")).refine is not None
