@@ -30,7 +30,7 @@ COPY app app
 COPY models models
 RUN pip install --no-build-isolation --no-deps --editable . \
  && python3 -m compileall -q app models \
- && NUMBA_CACHE_DIR=/opt/loops python3 -m app.warm
+ && NUMBA_CACHE_DIR=/srv/loops python3 -m app.warm
 
 USER landmarkd
 ENV LANDMARKD_HOST=0.0.0.0 \
@@ -43,4 +43,4 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
   CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['LANDMARKD_PORT'] + '/livez', timeout=2)"]
 # Compiled loops are read only from where they could be written, and all but /tmp may be read-only. On
 # a processor unlike the one that built the image they are compiled again there.
-CMD ["sh", "-c", "cp -r /opt/loops /tmp/ 2>/dev/null; exec landmarkd serve"]
+CMD ["sh", "-c", "cp -r /srv/loops /tmp/ 2>/dev/null; exec landmarkd serve"]
