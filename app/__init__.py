@@ -24,10 +24,11 @@ scheduler, batch_sizes    tiles of all requests -> the next batch, and how large
 jobs, worklist            who asks for the same scan; what the device does next
 batches, device_thread    a batch -> votes, whatever fails; the one thread of a device
 device_loop               volumes of all requests -> Detections
-admission, engine         what is let in; everything between a request's bytes and its answer
+admission, places, engine what is let in; everything between a request's bytes and its answer
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
-uploads, routes, main     HTTP in and out; votes_routes for whoever brings their own votes
+uploads, events,          HTTP in, progress and answers out;
+routes, main              votes_routes for whoever brings their own votes
 server, cli               the process, the command; client, offline and demo serve the command
 ========================  =========================================================================
 """

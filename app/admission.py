@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +23,7 @@ class Admission:
         max_requests: Requests in flight at most.
         max_bytes: Bytes of all their bodies together at most.
         max_body_bytes: Bytes of one body at most; also what a body of unknown length counts.
+        backlog_s: Estimates how long the device will be busy with the tiles that wait.
         open: False once the service is draining.
         idle: Set while nothing is in flight.
     """
@@ -30,6 +31,7 @@ class Admission:
     max_requests: int
     max_bytes: int
     max_body_bytes: int
+    backlog_s: Callable[[], float] = lambda: 0.0
     open: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     requests: int = field(default=0, init=False)
@@ -85,4 +87,6 @@ class Admission:
 
     def retry_after_s(self) -> int:
         """Estimate after how many seconds half of what is in flight will have been answered."""
-        return max(1, math.ceil(self._cost_s * self.requests / 2))
+        # Tiles tell more than requests, but scans that are not prepared have none yet.
+        busy_s = max(self._cost_s * self.requests, self.backlog_s())
+        return max(1, math.ceil(busy_s / 2))

@@ -39,7 +39,7 @@ class BatchTiming:
         chosen: Whether this is how many tiles a batch now has at most.
     """
 
-    tile_shape: tuple[int, ...]
+    tile_shape: tuple[int, int, int]
     tiles: int
     seconds: float
     chosen: bool
@@ -81,6 +81,11 @@ class BatchSizes:
         if known is None or known.tile_s is None:
             return self.mean_cost
         return known.tile_s
+
+    def knows(self, lane: Hashable) -> bool:
+        """Tell whether tiles of a lane were timed."""
+        known = self._lanes.get(lane)
+        return known is not None and known.tile_s is not None
 
     @property
     def mean_cost(self) -> float:

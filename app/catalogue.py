@@ -2,7 +2,7 @@
 
 from app.engine import Engine
 from app.registry import LoadedModel
-from app.schemas import LandmarkInfo, ModelInfo, ModelRef, ModelsAnswer, ModelSummary
+from app.schemas import BatchInfo, LandmarkInfo, ModelInfo, ModelRef, ModelsAnswer, ModelSummary
 
 READY = "ready"
 
@@ -67,6 +67,15 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
                 region95_mm=landmark.region95_mm,
             )
             for landmark in manifest.landmarks
+        ],
+        batches=[
+            BatchInfo(
+                tile_shape=timing.tile_shape,
+                tiles=timing.tiles,
+                seconds=timing.seconds,
+                chosen=timing.chosen,
+            )
+            for timing in engine.sizes.timings(model.digest)
         ],
         card=model.card or None,
     )

@@ -20,15 +20,7 @@ from typing import Final, Literal, ParamSpec, TypeVar
 
 from app.batch_sizes import BatchSizes
 from app.detector import Detection, Detector
-from app.device_thread import (
-    DeviceThread,
-    Event,
-    Lost,
-    Prepared,
-    Progressed,
-    Settled,
-    Troubled,
-)
+from app.device_thread import DeviceThread, Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.errors import DeadlineExceeded, NotReady
 from app.jobs import Job, Progress, Waiter
 from app.metrics import Metrics
@@ -90,6 +82,10 @@ class DeviceLoop:
     def backlog_s(self) -> float:
         """Estimate how long the device will be busy with the tiles that wait."""
         return self._work.backlog_s
+
+    def foresee_s(self, lane: Hashable, tiles: int) -> float:
+        """Estimate how long a new scan would take; 0 if tiles like its were never timed."""
+        return self._work.foresee_s(lane, tiles) if self.sizes.knows(lane) else 0.0
 
     @property
     def oldest_s(self) -> float:
@@ -171,6 +167,7 @@ class DeviceLoop:
         waiter = Waiter(loop.create_future(), deadline, on_prepared, watch)
         job = self._join((detector.model.digest, volume.digest, frame), detector, volume, waiter)
         self._arm()
+        waiter.tell(Progress("queued", ahead=len(self._jobs) - 1, tile=job.run, tiles=job.tiles))
         try:
             return await waiter.answer
         finally:

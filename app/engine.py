@@ -25,10 +25,14 @@ from app.detector import Detection, Detector, check_again, load_checked
 from app.device import choose_device, memory_room
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
+from app.grid import foresee_shape
+from app.jobs import Progress
 from app.metrics import Gauges, Metrics
+from app.places import Place
 from app.registry import LoadedModel, Registry
 from app.settings import Settings
-from app.volume import Volume, VolumeLimits, read_volume
+from app.tiles import plan_tiles
+from app.volume import Volume, VolumeLimits, check_header, read_volume
 
 logger = logging.getLogger("landmarkd.engine")
 
@@ -81,7 +85,10 @@ class Engine:
             settings.models_dir, partial(load_checked, device=self.device), settings.default_model
         )
         self.admission = Admission(
-            settings.max_in_flight, settings.max_queued_bytes, settings.max_body_bytes
+            settings.max_in_flight,
+            settings.max_queued_bytes,
+            settings.max_body_bytes,
+            lambda: self._device_loop.backlog_s,
         )
         self._settings = settings
         self._metrics = metrics
@@ -145,10 +152,14 @@ class Engine:
         """
         await self._device_loop.call(self.registry.reload, name)
 
-    async def stop(self) -> None:
-        """Refuse what comes, answer what was accepted (for at most ``drain_s``), and end."""
+    def close(self) -> None:
+        """Refuse what comes from now on."""
         self._state = "draining"
         self.admission.open = False
+
+    async def stop(self) -> None:
+        """Refuse what comes, answer what was accepted (for at most ``drain_s``), and end."""
+        self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 await self.admission.idle.wait()
@@ -156,8 +167,44 @@ class Engine:
         for threads in (self._decoders, self._computers):
             threads.shutdown(wait=False, cancel_futures=True)
 
+    def look(
+        self, head: bytes, model: LoadedModel, *, frame: int | None, timeout_s: float | None
+    ) -> None:
+        """Refuse a file by its header, before the rest of it is received.
+
+        Args:
+            head: The file's first ``HEAD_BYTES``, or all of it.
+            model: The one that is asked.
+            frame: As for ``detect``.
+            timeout_s: As for ``detect``.
+
+        Raises:
+            RequestError: As ``read_volume``, where the header is enough to tell.
+            DeadlineExceeded: What is queued and its own tiles take longer, as was measured.
+        """
+        header = check_header(head, self.limits, frame)
+        manifest = model.manifest
+        shape = foresee_shape(header.shape, header.affine, manifest.input)
+        plan = plan_tiles(shape, manifest.input, manifest.network.output_stride)
+        needed = self._device_loop.foresee_s((model.digest, plan.tile_shape), len(plan))
+        limit = self._limit(timeout_s)
+        if needed > limit:
+            raise DeadlineExceeded(
+                f"expected a scan that can be answered within {limit:g} s, got {len(plan)} tiles, "
+                f"which would take {needed:.1f} s with what is queued"
+            )
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
+
     async def detect(
-        self, content: bytes, model: LoadedModel, *, frame: int | None, timeout_s: float | None
+        self,
+        content: bytes,
+        model: LoadedModel,
+        *,
+        frame: int | None,
+        timeout_s: float | None,
+        watch: Callable[[Progress], None] | None = None,
     ) -> Detection:
         """Find the landmarks in an uploaded file.
 
@@ -168,6 +215,7 @@ class Engine:
             model: Of ``registry``; it answers even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
             timeout_s: Seconds after which nobody waits for the answer; None for the default.
+            watch: Is told of progress.
 
         Returns:
             The landmarks and what belongs to them.
@@ -177,9 +225,8 @@ class Engine:
         """
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
-        limit = min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
-        deadline = asyncio.get_running_loop().time() + limit
-        place = _Place(self._places)
+        deadline = asyncio.get_running_loop().time() + self._limit(timeout_s)
+        place = Place(self._places)
         try:
             await place.take(deadline)
             start = time.perf_counter()
@@ -191,6 +238,7 @@ class Engine:
                 deadline=deadline,
                 frame=frame or 0,
                 on_prepared=place.leave,
+                watch=watch,
             )
         finally:
             place.leave()
@@ -217,7 +265,7 @@ class Engine:
             DeadlineExceeded: It took longer.
             LandmarkdError: What the work raises.
         """
-        limit = min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
+        limit = self._limit(timeout_s)
         abandoned = threading.Event()
 
         def go_on() -> None:
@@ -249,24 +297,3 @@ class Engine:
         """Run the self-checks of all models again; called on the device's thread."""
         for name, model in self.registry.models.items():
             check_again(self._settings.models_dir / name, model)
-
-
-class _Place:
-    """A place for a decoded volume, taken and left once."""
-
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-        self._taken = False
-
-    async def take(self, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._places.acquire()
-                self._taken = True
-        except TimeoutError:
-            raise DeadlineExceeded("expected a place in the queue in time, got none") from None
-
-    def leave(self) -> None:
-        if self._taken:
-            self._taken = False
-            self._places.release()

@@ -80,6 +80,31 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     )
 
 
+def foresee_shape(
+    shape: tuple[int, int, int], affine: Affine, spec: InputSpec
+) -> tuple[int, int, int]:
+    """Say which shape a scan's grid will have, before there are voxels.
+
+    Args:
+        shape: Of the scan, voxels.
+        affine: Its voxel index -> mm, RAS.
+        spec: The model's axes and spacing.
+
+    Returns:
+        Shape of the grid, in voxels.
+    """
+    # One zero seen through strides of 0: an array of any shape that takes no memory.
+    view, turned = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
+    step = np.asarray(spec.spacing_mm) / spacing_of(affine @ turned)
+    i, j, k = (_resampled(n, s) for n, s in zip(view.shape, step, strict=True))
+    return i, j, k
+
+
+def _resampled(size: int, step: float) -> int:
+    """Count the voxels of an axis after resampling."""
+    return max(1, round(size / step))
+
+
 def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndarray, Affine]:
     """View an array in other anatomical axes by permuting and flipping; nothing is copied.
 
@@ -128,7 +153,7 @@ def resample(
     Returns:
         The new values, and the affine from new indices to old ones. Middles coincide.
     """
-    shape = [max(1, round(n / s)) for n, s in zip(values.shape, step, strict=True)]
+    shape = [_resampled(n, s) for n, s in zip(values.shape, step, strict=True)]
     old_middle = [(n - 1) / 2 for n in values.shape]
     new_middle = [(n - 1) / 2 for n in shape]
     old_from_new = (

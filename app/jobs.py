@@ -19,7 +19,7 @@ class Progress:
 
     Attributes:
         stage: ``queued``: no tile has run; ``tile``: some have.
-        ahead: Tiles of others that wait as well, when this was noted.
+        ahead: Other scans that were in work when this one was queued.
         tile: Tiles that have run.
         tiles: Tiles there are, as far as is known; 0 before the scan is prepared.
     """
@@ -45,6 +45,11 @@ class Waiter:
     deadline: float
     on_prepared: Callable[[], None]
     watch: Callable[[Progress], None] | None = None
+
+    def tell(self, progress: Progress) -> None:
+        """Tell of progress, if it is wanted."""
+        if self.watch is not None:
+            self.watch(progress)
 
 
 @dataclass(eq=False, slots=True)
@@ -93,8 +98,7 @@ class Job:
     def tell(self, progress: Progress) -> None:
         """Tell everybody who wants to know how far the job is."""
         for waiter in self.waiters:
-            if waiter.watch is not None:
-                waiter.watch(progress)
+            waiter.tell(progress)
 
     def answer(self, detection: Detection) -> None:
         """Answer everybody."""

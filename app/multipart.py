@@ -1,5 +1,7 @@
 """Multipart body, piece by piece -> the file in its one field."""
 
+from collections.abc import Sequence
+
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -65,6 +67,10 @@ class MultipartFile:
             raise _malformed()
         return b"".join(self._chunks)
 
+    def head(self, size: int) -> bytes | None:
+        """Return the first bytes of the file, once that many have come."""
+        return head_of(self._chunks, size)
+
     def _begin_part(self) -> None:
         self._parts += 1
         self._named = False
@@ -101,6 +107,16 @@ class MultipartFile:
 
     def _end(self) -> None:
         self._ended = True
+
+
+def head_of(chunks: Sequence[bytes], size: int) -> bytes | None:
+    """Join the first so many bytes; None if there are fewer."""
+    head = b""
+    for chunk in chunks:
+        head += chunk[: size - len(head)]
+        if len(head) == size:
+            return head
+    return None
 
 
 def _malformed() -> RequestError:

@@ -3,6 +3,7 @@
 from http import HTTPStatus
 from typing import Any, Final
 
+from app.events import EVENTS
 from app.formats import FORMATS
 from app.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.schemas import Problem
@@ -89,12 +90,20 @@ EXAMPLE_ANSWER: Final[dict[str, Any]] = {
     },
 }
 
-LANDMARKS_CONTENT: Final[dict[str, Any]] = {
+_FORMATS: Final[dict[str, Any]] = {
     form.media_type: {"example": EXAMPLE_ANSWER} if form.name == "json" else {"schema": _BINARY}
     for form in FORMATS
 }
 
-VOTES_CONTENT: Final[dict[str, Any]] = LANDMARKS_CONTENT | {
+LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS | {
+    EVENTS: {
+        "schema": {"type": "string"},
+        "example": 'event: progress\ndata: {"stage": "tile", "ahead": 0, "tile": 4, "tiles": 9}\n\n'
+        "event: answer\ndata: {…}\n\n",
+    }
+}
+
+VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
     form.media_type: {"schema": _BINARY} for form in VOTES_FORMATS
 }
 

@@ -37,16 +37,21 @@ def problem_response(
         extra["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         extra["WWW-Authenticate"] = "Bearer"
-    problem = Problem(
+    problem = describe_problem(error, request_id)
+    return Response(
+        problem.model_dump_json(), error.status, headers=extra, media_type=PROBLEM_MEDIA_TYPE
+    )
+
+
+def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
+    """Say an error of the tree in the words of the wire."""
+    return Problem(
         type=TYPE_PREFIX + error.code,
         title=error.title,
         status=error.status,
         detail=str(error),
         code=error.code,
         request_id=request_id,
-    )
-    return Response(
-        problem.model_dump_json(), error.status, headers=extra, media_type=PROBLEM_MEDIA_TYPE
     )
 
 

@@ -1,25 +1,35 @@
 """HTTP request -> HTTP answer: what may be called, and what each call does."""
 
+import json
 import time
-from typing import Annotated, Final
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.answers import build_answer, timing_of
 from app.catalogue import describe_model, list_models, reference
+from app.detector import Detection
 from app.engine import Engine
 from app.errors import NotReady
-from app.formats import choose_format
-from app.logs import record_of
+from app.events import EventStream, wants_events
+from app.formats import Format, choose_format
+from app.jobs import Progress
+from app.logs import RequestRecord, record_of
 from app.metrics import METRICS_MEDIA_TYPE
 from app.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.registry import LoadedModel
 from app.schemas import (
     AliveAnswer,
     LandmarksAnswer,
     ModelInfo,
     ModelsAnswer,
     ReadinessAnswer,
+    TimingAnswer,
 )
 from app.shared import (
     SharedDep,
@@ -28,7 +38,7 @@ from app.shared import (
     server_timing,
     timeout_of,
 )
-from app.uploads import plan_upload, read_upload, while_connected
+from app.uploads import Upload, plan_upload, read_upload, while_connected
 
 JSON: Final = "application/json"
 router: Final = APIRouter()
@@ -73,10 +83,13 @@ async def find_landmarks(
     start = time.perf_counter()
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
-    form = choose_format(query.format, request.headers.get("accept"))
+    accept = request.headers.get("accept")
+    streams = wants_events(accept)
+    form = choose_format(query.format or ("json" if streams else None), accept)
     timeout_s = timeout_of(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes)
-    with engine.admit(plan.length):
+    with ExitStack() as held:
+        held.enter_context(engine.admit(plan.length))
         _require_ready(engine)
         model = engine.registry.get(query.model)
         record.model = model.manifest.name
@@ -85,23 +98,70 @@ async def find_landmarks(
             plan,
             max_bytes=settings.max_body_bytes,
             timeout_s=settings.body_timeout_s,
+            look=partial(engine.look, model=model, frame=query.frame, timeout_s=timeout_s),
         )
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-        work = engine.detect(upload.content, model, frame=query.frame, timeout_s=timeout_s)
+        asked = _Asked(engine, model, query, timeout_s, start)
+        if streams:
+            # The place is kept until the last event.
+            return EventStream(partial(_write, asked, upload, form, record), held.pop_all())
+        work = asked.detect(upload)
         detection = await while_connected(request.receive, work)
     record.shape = detection.volume.shape
-    total_ms = 1e3 * (time.perf_counter() - start)
-    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
-    answer = build_answer(
-        detection,
-        model=reference(model),
-        request_id=record.request_id,
-        timing=timing,
-        candidates=query.candidates,
-    )
+    timing = asked.timing(detection, upload)
     headers = {"Server-Timing": server_timing(timing)}
-    return Response(form.write(answer), headers=headers, media_type=form.media_type)
+    answer = form.write(asked.answer(detection, timing, record.request_id))
+    return Response(answer, headers=headers, media_type=form.media_type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One question about one scan, and when it was asked."""
+
+    engine: Engine
+    model: LoadedModel
+    query: LandmarksQuery
+    timeout_s: float
+    start: float
+
+    def detect(
+        self, upload: Upload, watch: Callable[[Progress], None] | None = None
+    ) -> Coroutine[Any, Any, Detection]:
+        frame, timeout_s = self.query.frame, self.timeout_s
+        return self.engine.detect(
+            upload.content, self.model, frame=frame, timeout_s=timeout_s, watch=watch
+        )
+
+    def timing(self, detection: Detection, upload: Upload) -> TimingAnswer:
+        total_ms = 1e3 * (time.perf_counter() - self.start)
+        return timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+
+    def answer(
+        self, detection: Detection, timing: TimingAnswer, request_id: str
+    ) -> LandmarksAnswer:
+        return build_answer(
+            detection,
+            model=reference(self.model),
+            request_id=request_id,
+            timing=timing,
+            candidates=self.query.candidates,
+        )
+
+
+async def _write(
+    asked: _Asked,
+    upload: Upload,
+    form: Format,
+    record: RequestRecord,
+    watch: Callable[[Progress], None],
+) -> bytes:
+    """Answer as the last event; JSON in one line, other formats as a JSON string."""
+    detection = await asked.detect(upload, watch)
+    record.shape = detection.volume.shape
+    answer = asked.answer(detection, asked.timing(detection, upload), record.request_id)
+    content = form.write(answer)
+    return content if form.name == "json" else json.dumps(content.decode()).encode()
 
 
 @router.get(

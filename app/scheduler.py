@@ -179,6 +179,20 @@ class Scheduler(Generic[Request]):
             for held in lane.waiting.values()
         )
 
+    def foresee(self, lane: Hashable, tiles: int) -> float:
+        """Say what will have been run when a new request's last tile has, at what cost.
+
+        Args:
+            lane: Of the request.
+            tiles: How many it would have.
+
+        Returns:
+            Cost of its tiles, and of as many of everybody else's as come in turn.
+        """
+        others = (held for held in self._held.values() if held.left)
+        turns = sum(min(held.left, tiles) * self._cost(held.lane) for held in others)
+        return turns + tiles * self._cost(lane)
+
     def __len__(self) -> int:
         """Count the requests."""
         return len(self._held)

@@ -133,6 +133,15 @@ class ModelsAnswer(_Wire):
     models: list[ModelSummary]
 
 
+class BatchInfo(_Wire):
+    """What was measured of one batch size, on this device."""
+
+    tile_shape: tuple[int, int, int] = Field(description="Voxels of each tile.")
+    tiles: int = Field(description="Tiles in the batch.")
+    seconds: float = Field(description="For the whole batch, at best.")
+    chosen: bool = Field(description="Whether a batch now has at most so many tiles.")
+
+
 class ModelInfo(_Wire):
     """The answer of ``GET /v1/models/{name}``."""
 
@@ -146,6 +155,9 @@ class ModelInfo(_Wire):
     spacing_mm: Triple = Field(description="The grid it was trained on.")
     tile_shape: tuple[int, int, int] | Literal["whole"]
     landmarks: list[LandmarkInfo]
+    batches: list[BatchInfo] = Field(
+        description="Measured on batches as they came; empty before there were enough."
+    )
     card: str | None = Field(description="The model card, Markdown.")
 
 

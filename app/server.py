@@ -96,11 +96,14 @@ class LandmarkdServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         del frame
-        logger.info("draining", extra={"signal": signal.Signals(sig).name})
-        self._loop.call_soon_threadsafe(self._drain)
+        self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
 
-    def _drain(self) -> None:
+    def _drain(self, name: str) -> None:
         if self._draining is None:
+            shared: Shared = self.app.state.shared
+            shared.engine.close()
+            # Only now, so that whoever reads it can rely on it.
+            logger.info("draining", extra={"signal": name})
             self._draining = asyncio.get_running_loop().create_task(self._drain_engine())
 
     async def _drain_engine(self) -> None:

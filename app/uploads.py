@@ -6,7 +6,7 @@ by the bytes.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -24,7 +24,8 @@ from app.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from app.multipart import MultipartFile
+from app.multipart import MultipartFile, head_of
+from app.volume import HEAD_BYTES
 
 MULTIPART: Final = "multipart/form-data"
 # What curl --data-binary says unless it is told otherwise.
@@ -149,7 +150,12 @@ def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
 
 
 async def read_upload(
-    request: Request, plan: UploadPlan, *, max_bytes: int, timeout_s: float
+    request: Request,
+    plan: UploadPlan,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    look: Callable[[bytes], None] | None = None,
 ) -> Upload:
     """Read a request's body, at most so many bytes for at most so long.
 
@@ -158,41 +164,40 @@ async def read_upload(
         plan: Made from its head.
         max_bytes: Size that the body may have, framing included.
         timeout_s: Seconds for all of it to arrive.
+        look: Is given the first HEAD_BYTES of the file, or all of it, and raises to refuse it.
 
     Returns:
         The uploaded file.
 
     Raises:
-        TooLarge: The body is over the limit.
-        SlowUpload: It did not arrive in time.
+        TooLarge, SlowUpload: The body is over the limit, or did not arrive in time.
         BadParameter: A multipart body has another field than the kind's, or none.
-        NotAVolume: The file is empty and should be a scan.
-        NotAnArchive: The file is empty and should hold arrays.
-        RequestError: A multipart body is malformed.
+        NotAVolume, NotAnArchive: The file is empty.
+        RequestError: A multipart body is malformed, or what ``look`` raises.
         ClientLeft: The client closed the connection.
     """
     start = time.perf_counter()
     kind = plan.kind
     sink = _RawFile() if plan.boundary is None else MultipartFile(plan.boundary, kind.field)
-    size = 0
+    meter = _Meter(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise TooLarge(
-                        f"expected a body of at most {max_bytes} bytes, got {size} and more"
-                    )
+                meter.count(chunk)
                 sink.write(chunk)
+                if look is not None and (head := sink.head(HEAD_BYTES)) is not None:
+                    look(head)
+                    look = None
     except TimeoutError:
-        raise SlowUpload(
-            f"expected the whole body within {timeout_s:g} s, got {size} bytes"
-        ) from None
+        wanted = f"expected the whole body within {timeout_s:g} s"
+        raise SlowUpload(f"{wanted}, got {meter.size} bytes") from None
     except ClientDisconnect:
-        raise ClientLeft(f"expected a whole body, got {size} bytes") from None
+        raise ClientLeft(f"expected a whole body, got {meter.size} bytes") from None
     content = sink.close()
     if not content:
         raise kind.missing(f"expected {kind.name}, got 0 bytes")
+    if look is not None:
+        look(content)
     return Upload(content, 1e3 * (time.perf_counter() - start))
 
 
@@ -227,6 +232,21 @@ async def _until_left(receive: Receive) -> None:
         pass
 
 
+class _Meter:
+    """Counts the bytes of a body, and refuses those over the limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.size = 0
+
+    def count(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self.size > self._most:
+            raise TooLarge(
+                f"expected a body of at most {self._most} bytes, got {self.size} and more"
+            )
+
+
 class _RawFile:
     """A body that is the file."""
 
@@ -238,3 +258,6 @@ class _RawFile:
 
     def close(self) -> bytes:
         return b"".join(self._chunks)
+
+    def head(self, size: int) -> bytes | None:
+        return head_of(self._chunks, size)

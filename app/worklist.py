@@ -108,6 +108,11 @@ class WorkList:
         with self._changed:
             return self._scheduler.backlog
 
+    def foresee_s(self, lane: Hashable, tiles: int) -> float:
+        """Estimate how long a new scan of so many tiles would take."""
+        with self._changed:
+            return self._scheduler.foresee(lane, tiles)
+
     def take(self, patience_s: float | None = None, *, calls_only: bool = False) -> Work:
         """Wait until there is something to do, and take it.
 

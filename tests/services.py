@@ -93,12 +93,22 @@ def scope_of(path: str) -> Scope:
 class ServiceProcess:
     """The service as users run it, on a free port; its log lines are how tests wait for things."""
 
-    def __init__(self, models: Path, **environment: str) -> None:
-        """Start it, and wait until its models are loaded."""
+    def __init__(self, models: Path, before: str = "", **environment: str) -> None:
+        """Start it, and wait until its models are loaded.
+
+        Args:
+            models: The models folder.
+            before: Python to run first, such as what makes a test's own network known.
+            environment: Settings.
+        """
         chosen = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": "0"}
         chosen |= {"LOG_LEVEL": "debug"} | environment
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from app.server import serve; raise SystemExit(serve())"],
+            [
+                sys.executable,
+                "-c",
+                f"{before}\nfrom app.server import serve\nraise SystemExit(serve())",
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env={PREFIX + name: value for name, value in chosen.items()},
@@ -130,6 +140,11 @@ class ServiceProcess:
     def terminate(self) -> None:
         """Ask it to stop."""
         self._process.send_signal(signal.SIGTERM)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
