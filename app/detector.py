@@ -101,7 +101,10 @@ class Detector:
         self._shape = None
         if model.shape is not None and spec is not None:
             self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
-        self._refiner = None if model.refine is None else Refiner(model.refine)
+        self._refiner = None
+        if model.refine is not None:
+            off = spec.tolerance_mm if spec is not None else model.manifest.voting.radius_mm
+            self._refiner = Refiner(model.refine, off)
 
     def prepare(self, volume: Volume) -> Case:
         """Bring a scan to the device and plan its tiles.

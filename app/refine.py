@@ -24,9 +24,15 @@ PLACED: Final = ("detected", "low_confidence")
 class Refiner:
     """The second model of a model: looks again in the pose that the first one has found."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        """Args: the loaded second model; its folder has a shape."""
+    def __init__(self, model: LoadedModel, tolerance_mm: float) -> None:
+        """Prepare to look again.
+
+        Args:
+            model: The loaded second model; its folder has a shape.
+            tolerance_mm: How far off the first model may be about a place and still mean it.
+        """
         self.model = model
+        self._tolerance_mm = tolerance_mm
         spec, mean = model.manifest.shape, model.shape
         if spec is None or mean is None:
             raise ValueError("expected a model with a shape, got one without")
@@ -60,7 +66,7 @@ class Refiner:
         readout = replace(readout, radius_mm=pose.scale * readout.radius_mm)
         frame = GridFrame(grid.to_volume, grid.to_world)
         refined = locate(votes, readout, frame, manifest.landmarks, self._shape)
-        return merge(found, refined, self._shape.tolerance_mm)
+        return merge(found, refined, self._tolerance_mm)
 
 
 def merge(
