@@ -20,7 +20,10 @@ landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI
 phantom, selfcheck, warm  generated scan; does a network answer as it should; compile ahead
 registry, detector        models that serve; the device half composed
-scheduler, device_loop    tiles of all requests -> device batches -> answers
+scheduler, batch_sizes    tiles of all requests -> the next batch, and how large it may be
+jobs, worklist            who asks for the same scan; what the device does next
+batches, device_thread    a batch -> votes, whatever fails; the one thread of a device
+device_loop               volumes of all requests -> Detections
 admission, engine         what is let in; everything between a request's bytes and its answer
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV

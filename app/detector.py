@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from app.constellation import Shape
+from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit
 from app.frames import Affine, Points, axis_codes, spacing_of
 from app.grid import Grid, make_grid
@@ -23,6 +24,7 @@ from app.phantom import make_phantom
 from app.readout import GridFrame, readout_of
 from app.refine import Refiner
 from app.registry import LoadedModel, load_model
+from app.selfcheck import check
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
@@ -117,12 +119,20 @@ class Detector:
         spec = self.model.manifest.input
         try:
             grid = make_grid(volume, spec, self.model.network.device)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            device = self.model.network.device
             raise DoesNotFit(
-                f"expected a scan whose grid fits the device, got shape {volume.voxels.shape}"
+                "expected a scan whose grid fits the device, got shape "
+                f"{volume.voxels.shape}: {describe_shortage(error, device)}"
             ) from error
         plan = plan_tiles(grid.voxels.shape, spec, self.model.manifest.network.output_stride)
         return Case(volume, grid, plan, prepare_s=time.perf_counter() - start)
+
+    def lane(self, case: Case) -> tuple[str, tuple[int, int, int]]:
+        """Say what tiles of cases must have in common to be run together, the model first."""
+        return self.model.digest, case.plan.tile_shape
 
     def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
         """Run some tiles of some cases in one forward pass and keep their votes.
@@ -176,6 +186,17 @@ class Detector:
         case.network_s += time.perf_counter() - start
         return refined
 
+    def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
+        """Say what comes after all tiles of a case: its landmarks, or tiles of a second look.
+
+        Args:
+            case: Its tiles have all been run.
+
+        Returns:
+            The landmarks; or a case with the times of this one, whose tiles are run next.
+        """
+        return self.locate(case)
+
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.
 
@@ -215,6 +236,19 @@ def load_checked(folder: Path, device: torch.device) -> LoadedModel:
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
     return load_model(folder, device, _detect_phantom)
+
+
+def check_again(folder: Path, model: LoadedModel) -> None:
+    """Run a loaded model's self-check again, after its device was in trouble.
+
+    Args:
+        folder: The model's folder.
+        model: The model as it serves.
+
+    Raises:
+        ModelRefused: It does not answer what it answered when its folder was made.
+    """
+    check(folder, model.manifest, model.network, lambda seed: _detect_phantom(model, seed))
 
 
 def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:

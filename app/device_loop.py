@@ -1,84 +1,114 @@
-"""Volumes of many requests -> Detections: one device, one thread, batch after batch.
+"""Volumes of many requests -> Detections: the event loop's side of one device.
 
 ::
 
-    queue ─► prepare ─► scheduler ─► run ─► locate ─► answer
-    bounded  └────────── the device's one thread ───────┘
+    request ─► job ─► work list ─► device's thread ─► answer to all who asked
+               │ the same scan in flight: one job for all
+               └ deadline, or nobody waits any more: its tiles leave
 
-A full queue makes whoever brings a volume wait. One loop takes jobs out and lets the scheduler
-decide which tiles of all jobs form the next batch; between two batches the same thread prepares and
-locates, so a small scan is never behind a whole huge one. When nothing is left to do the loop waits
-at the queue: an idle service never wakes.
+Identical scans in flight are computed once. Who is late is told so by one timer, set to the
+earliest deadline. When nothing is left to do both sides sleep: an idle service never wakes.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Final, Literal, ParamSpec, TypeVar
 
-from app.detector import Case, Detection, Detector, describe, stage_times
-from app.errors import NotReady
+from app.batch_sizes import BatchSizes
+from app.detector import Detection, Detector
+from app.device_thread import (
+    DeviceThread,
+    Event,
+    Lost,
+    Prepared,
+    Progressed,
+    Settled,
+    Troubled,
+)
+from app.errors import DeadlineExceeded, NotReady
+from app.jobs import Job, Progress, Waiter
 from app.metrics import Metrics
-from app.scheduler import Batch, Scheduler
 from app.volume import Volume
+from app.worklist import Call, WorkList
 
 logger = logging.getLogger("landmarkd.device")
 
-QUEUED_VOLUMES: Final = 4
-"""Decoded volumes that may wait for the device; each may hold gigabytes."""
+JOIN_S: Final = 10.0
+"""Given to the thread to end a forward pass; one that hangs must not keep the process alive."""
+
+TIMER_STEP_S: Final = 0.001
+"""An event loop's clock may be this coarse, and its timers this early."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-@dataclass(eq=False, slots=True)
-class Job:
-    """One request between its decoding and its answer."""
-
-    detector: Detector
-    volume: Volume
-    deadline: float
-    answer: asyncio.Future[Detection]
-    decode_s: float
-    waiting_since: float
-    queue_s: float = 0.0
-    case: Case | None = None
-    tiles_left: int = 0
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class DeviceLoop:
-    """The one consumer of a device."""
+    """Everything that is asked of one device, and those who wait for it."""
 
-    def __init__(self, batch_size: int, metrics: Metrics) -> None:
-        """Args: most tiles in a batch, and where to count."""
-        self.failed = False
+    def __init__(
+        self,
+        sizes: BatchSizes,
+        metrics: Metrics,
+        check: Callable[[], None] = _nothing,
+        on_lost: Callable[[], None] = _nothing,
+    ) -> None:
+        """Bring a device's work list and its thread together.
+
+        Args:
+            sizes: How many tiles a batch may hold.
+            metrics: Where to count.
+            check: Raises if the device does not answer as it should; called on its thread.
+            on_lost: Is called if the device cannot be used any more.
+        """
+        self.sizes = sizes
+        self.trouble: str | None = None
         self._metrics = metrics
-        self._queue: asyncio.Queue[Job] = asyncio.Queue(QUEUED_VOLUMES)
-        self._scheduler = Scheduler[Job](batch_size)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._jobs: set[Job] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._check = check
+        self._on_lost = on_lost
+        self._work = WorkList(sizes.size, sizes.cost)
+        self._jobs: dict[Hashable, Job] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: DeviceThread | None = None
+        self._reviving = self._stopping = False
+        self._loop: asyncio.AbstractEventLoop
 
     @property
     def depth(self) -> int:
         """Count the volumes that wait to be prepared and the tiles that no batch holds yet."""
-        return self._queue.qsize() + self._scheduler.waiting_tiles
+        return self._work.depth
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimate how long the device will be busy with the tiles that wait."""
+        return self._work.backlog_s
+
+    @property
+    def oldest_s(self) -> float:
+        """Say how long the oldest job has been without an answer; 0 if there is none."""
+        now = time.perf_counter()
+        return max((now - job.asked_s for job in self._jobs.values()), default=0.0)
 
     def start(self) -> None:
-        """Begin to take jobs."""
-        self._task = asyncio.create_task(self._serve(), name="device loop")
+        """Begin to take calls and volumes."""
+        self._loop = asyncio.get_running_loop()
+        self._begin(doubted=False)
 
     async def stop(self) -> None:
-        """End the loop and its thread; whoever still waits is told."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._fail_all()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """End the thread; whoever still waits is told."""
+        self._stopping = True
+        self._fail_all("expected an answer before the service stopped; try again")
+        self._work.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, JOIN_S)
 
     async def call(
         self,
@@ -87,142 +117,182 @@ class DeviceLoop:
         **kwargs: Arguments.kwargs,
     ) -> Result:
         """Call a function on the thread that owns the device."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        answer: Future[Result] = Future()
+
+        def work() -> None:
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - handed to who waits
+                answer.set_exception(error)
+            except BaseException:
+                answer.set_exception(NotReady("expected an answer, but the device's thread ended"))
+                raise
+            else:
+                answer.set_result(result)
+
+        self._work.add_call(Call(work, answer.set_exception))
+        # Once the device has begun there is no way back, whoever goes.
+        return await asyncio.shield(asyncio.wrap_future(answer))
 
     async def detect(
-        self, detector: Detector, volume: Volume, *, deadline: float, decode_s: float
+        self,
+        detector: Detector,
+        volume: Volume,
+        *,
+        deadline: float,
+        frame: int = 0,
+        on_prepared: Callable[[], None] = _nothing,
+        watch: Callable[[Progress], None] | None = None,
     ) -> Detection:
         """Bring a volume to the device and wait for its landmarks.
 
-        Cancelling the awaiting task takes the volume's tiles out of the queue.
+        Cancelling the awaiting task takes the volume's tiles out of the queue, unless somebody
+        else waits for the same.
 
         Args:
             detector: The model to use.
             volume: The scan.
-            deadline: ``time.monotonic()`` after which its tiles need not run.
-            decode_s: How long decoding took; passed through to the answer.
+            deadline: Of the event loop's clock, after which the answer is of no use.
+            frame: Which frame of its file the volume is; all of them share a digest.
+            on_prepared: Is called once the volume need not be kept any more.
+            watch: Is told of progress.
 
         Returns:
             The landmarks and what belongs to them.
 
         Raises:
-            LandmarkdError: As ``Detector.prepare`` and ``Detector.run``; NotReady if the loop ends.
+            DeadlineExceeded: The deadline has passed.
+            NotReady: The device is lost or in trouble, or the loop ends.
+            LandmarkdError: As ``Detector.prepare`` and ``Detector.run``.
         """
-        if self.failed:
-            raise NotReady("expected a running device loop, got one that failed")
-        answer = asyncio.get_running_loop().create_future()
-        job = Job(detector, volume, deadline, answer, decode_s, time.perf_counter())
-        self._jobs.add(job)
+        loop = asyncio.get_running_loop()
+        if self.trouble is not None or self._stopping:
+            raise NotReady(f"expected a working device, but {self.trouble or 'it is stopping'}")
+        waiter = Waiter(loop.create_future(), deadline, on_prepared, watch)
+        job = self._join((detector.model.digest, volume.digest, frame), detector, volume, waiter)
+        self._arm()
         try:
-            await self._queue.put(job)
-            return await job.answer
+            return await waiter.answer
         finally:
-            job.answer.cancel()
-            self._jobs.discard(job)
-            self._scheduler.remove(job)
+            self._leave(job, waiter)
 
-    async def _serve(self) -> None:
-        try:
-            while True:
-                if not self._scheduler.waiting_tiles:
-                    await self._prepare(await self._queue.get())
-                elif not self._queue.empty():
-                    await self._prepare(self._queue.get_nowait())
-                batch = self._scheduler.next_batch(time.monotonic())
-                if batch is not None:
-                    await self._run(batch)
-        except Exception:
-            self.failed = True
-            self._fail_all()
-            logger.exception("device loop failed")
-            raise
+    def _join(self, key: Hashable, detector: Detector, volume: Volume, waiter: Waiter) -> Job:
+        """Find the job that answers a question already, or make one."""
+        job = self._jobs.get(key)
+        if job is not None:
+            self._metrics.count_shared()
+            job.waiters.append(waiter)
+            self._work.set_deadline(job)
+            waiter.on_prepared()
+            return job
+        now = time.perf_counter()
+        job = Job(key, detector, volume, now, now, [waiter])
+        self._jobs[key] = job
+        self._work.add(job)
+        return job
 
-    async def _prepare(self, job: Job) -> None:
-        if job.answer.done():
+    def _leave(self, job: Job, waiter: Waiter) -> None:
+        """Forget one who waits no longer, and the job if nobody does."""
+        if waiter not in job.waiters:
             return
-        with _errors_to([job]):
-            start = time.perf_counter()
-            job.queue_s = start - job.waiting_since
-            job.case = await self.call(job.detector.prepare, job.volume)
-            job.tiles_left = len(job.case.plan)
-            job.waiting_since = time.perf_counter()
-        if job.case is not None and not job.answer.done():
-            lane = (job.detector.model.digest, job.case.plan.tile_shape)
-            self._scheduler.add(job, lane, job.tiles_left, job.deadline)
+        job.waiters.remove(waiter)
+        if job.wanted:
+            self._work.set_deadline(job)
+        else:
+            self._drop(job, "cancelled")
+        self._arm()
 
-    async def _run(self, batch: Batch[Job]) -> None:
-        tiles = [(job, index) for job, index in batch.tiles if not job.answer.done()]
-        if not tiles:
+    def _drop(self, job: Job, why: Literal["cancelled", "late"]) -> None:
+        """Take a job for which nobody waits out of the queue."""
+        self._forget(job)
+        saved = self._work.remove(job)
+        lane = job.detector.lane(job.case) if job.case is not None else None
+        self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
+
+    def _forget(self, job: Job) -> None:
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+
+    def _arm(self) -> None:
+        """Set the timer to the earliest deadline."""
+        deadline = min((job.deadline for job in self._jobs.values()), default=None)
+        if self._timer is not None and (deadline is None or self._timer.when() != deadline):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        """Tell those who are late; their tiles leave the queue at once."""
+        self._timer = None
+        now = asyncio.get_running_loop().time() + TIMER_STEP_S
+        for job in self._work.late(now):
+            job.expire(now, DeadlineExceeded("expected an answer in time, got none"))
+            if job.wanted:
+                self._work.set_deadline(job)
+            else:
+                self._drop(job, "late")
+        self._arm()
+
+    def _begin(self, *, doubted: bool) -> None:
+        self._thread = DeviceThread(self._work, self.sizes, self._metrics, self._check, self._post)
+        self._thread.start(doubted=doubted)
+
+    def _post(self, event: Event) -> None:
+        """Tell the event loop; called on the device's thread."""
+        # A loop that is closed has nobody left to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._hear, event)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Prepared(job):
+                job.prepared()
+            case Progressed(job):
+                job.tell(Progress("tile", tile=job.run, tiles=job.tiles))
+            case Settled(job, result):
+                self._settle(job, result)
+            case Troubled(reason, recovering):
+                self._note_trouble(reason, recovering)
+            case Lost(error):
+                self._lose(error)
+
+    def _settle(self, job: Job, result: Detection | Exception) -> None:
+        self._forget(job)
+        self._work.remove(job)
+        if isinstance(result, Exception):
+            job.fail(result)
+        else:
+            job.answer(result)
+        self._arm()
+
+    def _note_trouble(self, reason: str | None, recovering: bool) -> None:
+        self.trouble = reason
+        self._reviving = False
+        if reason is not None:
+            logger.error("device in trouble", extra={"reason": reason})
+        if reason is not None and not recovering:
+            self._fail_all(f"expected a working device, but {reason}; try another")
+
+    def _lose(self, error: BaseException) -> None:
+        """Tell everybody; then try a new thread once, which must pass the self-check."""
+        self.trouble = "the device's thread has ended"
+        logger.critical("device thread ended", exc_info=error)
+        self._metrics.count_faults("thread", 1)
+        self._fail_all("expected an answer, but the device's thread ended; try again")
+        if self._stopping:
             return
-        for job in dict.fromkeys(job for job, _ in tiles):
-            if job.case is not None and not job.case.votes:
-                job.queue_s += time.perf_counter() - job.waiting_since
-        self._metrics.observe_batch(len(tiles))
-        with _errors_to([]) as failure:
-            await self.call(_run_tiles, tiles)
-        if failure:
-            self._metrics.count_fault("batch")
-            await self._run_one_by_one(tiles)
-        for job, _ in tiles:
-            job.tiles_left -= 1
-        for job in dict.fromkeys(job for job, _ in tiles):
-            if job.tiles_left == 0 and not job.answer.done():
-                await self._finish(job)
-
-    async def _run_one_by_one(self, tiles: Sequence[tuple[Job, int]]) -> None:
-        """Run a batch that failed again tile by tile: only the guilty request fails."""
-        for job, index in tiles:
-            if not job.answer.done():
-                with _errors_to([job]):
-                    await self.call(_run_tiles, [(job, index)])
-            if job.answer.done():
-                self._scheduler.remove(job)
-
-    async def _finish(self, job: Job) -> None:
-        if job.case is None:
+        if self._reviving:
+            self._stopping = True
+            self._work.close()
+            self._on_lost()
             return
-        with _errors_to([job]):
-            start = time.perf_counter()
-            landmarks = await self.call(job.detector.locate, job.case)
-            times = stage_times(
-                job.case,
-                locate_s=time.perf_counter() - start,
-                decode_s=job.decode_s,
-                queue_s=job.queue_s,
-            )
-            detection = Detection(
-                describe(job.volume), landmarks, job.volume.warnings, len(job.case.plan), times
-            )
-            if not job.answer.done():
-                job.answer.set_result(detection)
+        self._reviving = True
+        self._begin(doubted=True)
 
-    def _fail_all(self) -> None:
-        for job in self._jobs:
-            if not job.answer.done():
-                job.answer.set_exception(
-                    NotReady("expected an answer before the service stopped; try again")
-                )
-
-
-def _run_tiles(tiles: Sequence[tuple[Job, int]]) -> None:
-    """Run tiles of jobs that share a model."""
-    cases = [(job.case, index) for job, index in tiles if job.case is not None]
-    tiles[0][0].detector.run(cases)
-
-
-@contextmanager
-def _errors_to(jobs: Sequence[Job]) -> Iterator[list[Exception]]:
-    """Hand any error to those who wait for the jobs' answers, and go on.
-
-    Yields:
-        A list that holds the error afterwards, if there was one.
-    """
-    failure: list[Exception] = []
-    try:
-        yield failure
-    except Exception as error:  # noqa: BLE001 - handed to every waiter
-        failure.append(error)
+    def _fail_all(self, detail: str) -> None:
+        jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
-            if not job.answer.done():
-                job.answer.set_exception(error)
+            self._work.remove(job)
+            job.fail(NotReady(detail))
+        self._arm()

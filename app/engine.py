@@ -13,26 +13,30 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeVar
 
 import torch
 
 from app.admission import Admission
-from app.detector import Detection, Detector, load_checked
-from app.device import choose_device
+from app.batch_sizes import BatchSizes
+from app.detector import Detection, Detector, check_again, load_checked
+from app.device import choose_device, memory_room
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
-from app.metrics import Metrics
+from app.metrics import Gauges, Metrics
 from app.registry import LoadedModel, Registry
 from app.settings import Settings
-from app.volume import VolumeLimits, read_volume
+from app.volume import Volume, VolumeLimits, read_volume
 
 logger = logging.getLogger("landmarkd.engine")
 
 DECODE_THREADS: Final = 2
 """Inflating releases the interpreter's lock, so two volumes decode at once."""
+
+QUEUED_VOLUMES: Final = 4
+"""Volumes that are decoded or wait for the device at once; each may hold gigabytes."""
 
 COMPUTE_THREADS: Final = 2
 """Work that needs no device; each piece may hold gigabytes, so the rest waits its turn."""
@@ -59,8 +63,15 @@ class Readiness:
 class Engine:
     """Everything between a request's bytes and its answer, for one device."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        """Args: settings of the process, and where to count.
+    def __init__(
+        self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] | None = None
+    ) -> None:
+        """Make an engine that has not started.
+
+        Args:
+            settings: Of the process.
+            metrics: Where to count.
+            on_lost: Is called if the device cannot be used any more.
 
         Raises:
             StartupError: The device asked for is not there.
@@ -80,19 +91,23 @@ class Engine:
             axis=settings.max_axis,
         )
         self._state: State = "loading"
-        self._device_loop = DeviceLoop(settings.batch_size, metrics)
+        self.sizes = BatchSizes(settings.batch_size, partial(memory_room, self.device))
+        self._device_loop = DeviceLoop(
+            self.sizes, metrics, self._check_models, on_lost or (lambda: None)
+        )
+        self._places = asyncio.Semaphore(QUEUED_VOLUMES)
         self._decoders = ThreadPoolExecutor(DECODE_THREADS, thread_name_prefix="decode")
         self._computers = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
 
-    @property
-    def in_flight(self) -> int:
-        """Count the requests that are admitted and not yet answered."""
-        return self.admission.requests
-
-    @property
-    def queue_depth(self) -> int:
-        """Count the volumes that wait to be prepared and the tiles that no batch holds yet."""
-        return self._device_loop.depth
+    def gauges(self) -> Gauges:
+        """Say what there is to read about the present."""
+        return Gauges(
+            queue_depth=lambda: self._device_loop.depth,
+            in_flight=lambda: self.admission.requests,
+            queue_age_s=lambda: self._device_loop.oldest_s,
+            batch_size=lambda: self.sizes.largest,
+            ready=lambda: self.readiness().ready,
+        )
 
     def admit(self, content_length: int | None) -> AbstractContextManager[None]:
         """Hold a place for a request; see ``Admission.admit``."""
@@ -105,8 +120,8 @@ class Engine:
             reason = "models are being loaded"
         elif self._state == "draining":
             reason = "the service is stopping"
-        elif self._device_loop.failed:
-            reason = "the device loop has failed"
+        elif self._device_loop.trouble is not None:
+            reason = self._device_loop.trouble
         else:
             reason = "ready" if self.registry.models else "no usable model"
         return Readiness(ready=reason == "ready", reason=reason, models=models)
@@ -115,10 +130,10 @@ class Engine:
         """Load and check all models, then begin to answer; a bad model is only recorded."""
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
+        self._device_loop.start()
         await self._device_loop.call(self.registry.load_all)
         for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
-        self._device_loop.start()
         self._state = "running"
 
     async def reload(self, name: str) -> None:
@@ -163,11 +178,27 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         limit = min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
+        deadline = asyncio.get_running_loop().time() + limit
+        place = _Place(self._places)
         try:
-            async with asyncio.timeout(limit):
-                return await self._detect(content, Detector(model), frame, limit)
-        except TimeoutError:
-            raise DeadlineExceeded(f"expected an answer within {limit:g} s, got none") from None
+            await place.take(deadline)
+            start = time.perf_counter()
+            volume = await self._decode(content, frame, deadline)
+            decode_s = time.perf_counter() - start
+            detection = await self._device_loop.detect(
+                Detector(model),
+                volume,
+                deadline=deadline,
+                frame=frame or 0,
+                on_prepared=place.leave,
+            )
+        finally:
+            place.leave()
+        detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
+        times = detection.timing
+        self._metrics.observe_stages(times)
+        self.admission.learn((times.prepare + times.network + times.vote + times.locate) / 1e3)
+        return detection
 
     async def compute(
         self, work: Callable[[Callable[[], None]], T], *, timeout_s: float | None
@@ -202,20 +233,40 @@ class Engine:
         finally:
             abandoned.set()
 
-    async def _detect(
-        self, content: bytes, detector: Detector, frame: int | None, limit: float
-    ) -> Detection:
-        start = time.perf_counter()
-        deadline = time.monotonic() + limit
-        volume = await asyncio.get_running_loop().run_in_executor(
-            self._decoders, read_volume, content, self.limits, frame
-        )
-        decode_s = time.perf_counter() - start
+    async def _decode(self, content: bytes, frame: int | None, deadline: float) -> Volume:
+        """Read a scan on a thread of its own."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._decoders, read_volume, content, self.limits, frame)
+        try:
+            async with asyncio.timeout_at(deadline):
+                volume = await work
+        except TimeoutError:
+            raise DeadlineExceeded("expected the scan to be read in time, it was not") from None
         self._metrics.observe_volume(volume.voxels.size)
-        detection = await self._device_loop.detect(
-            detector, volume, deadline=deadline, decode_s=decode_s
-        )
-        times = detection.timing
-        self._metrics.observe_stages(times)
-        self.admission.learn((times.prepare + times.network + times.vote + times.locate) / 1e3)
-        return detection
+        return volume
+
+    def _check_models(self) -> None:
+        """Run the self-checks of all models again; called on the device's thread."""
+        for name, model in self.registry.models.items():
+            check_again(self._settings.models_dir / name, model)
+
+
+class _Place:
+    """A place for a decoded volume, taken and left once."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._taken = False
+
+    async def take(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+                self._taken = True
+        except TimeoutError:
+            raise DeadlineExceeded("expected a place in the queue in time, got none") from None
+
+    def leave(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._places.release()

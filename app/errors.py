@@ -17,7 +17,8 @@
     │   ├── BadGeometry           422 bad-geometry         affine, axes or units
     │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
-    │   └── BadParameter          422 bad-parameter        a query or form parameter
+    │   ├── BadParameter          422 bad-parameter        a query or form parameter
+    │   └── ClientLeft            499 client-left          nobody reads this answer
     ├── ServiceError              the service's state; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
     │   ├── NotReady              503 not-ready
@@ -163,6 +164,14 @@ class BadParameter(RequestError):
     status = 422
     code = "bad-parameter"
     title = "Bad parameter"
+
+
+class ClientLeft(RequestError):
+    """The client closed the connection before its answer; nobody reads this status (nginx's)."""
+
+    status = 499
+    code = "client-left"
+    title = "Client left"
 
 
 class ServiceError(LandmarkdError):

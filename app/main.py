@@ -31,7 +31,7 @@ def create_app(
 
     Args:
         settings: All knobs; None reads them from the environment.
-        on_fatal: Is called if the engine cannot start at all, so that the process can end.
+        on_fatal: Is called if the engine cannot start or go on, so that the process can end.
 
     Returns:
         The application; alive at once, ready when its models are.
@@ -41,12 +41,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = Engine(chosen, metrics)
-        metrics.watch(
-            queue_depth=lambda: engine.queue_depth,
-            in_flight=lambda: engine.in_flight,
-            ready=lambda: engine.readiness().ready,
-        )
+        engine = Engine(chosen, metrics, on_fatal)
+        metrics.watch(engine.gauges())
         app.state.shared = Shared(chosen, metrics, engine)
         app.state.starting = asyncio.create_task(_start(engine, on_fatal))
         try:

@@ -1,7 +1,7 @@
 """What happens in the service -> Prometheus metrics, one registry per application."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, cast
 
 from prometheus_client import (
@@ -16,13 +16,36 @@ from prometheus_client import (
 
 from app.detector import StageTimes
 
+Fault = Literal["out-of-memory", "tile", "self-check", "thread"]
 Stage = Literal["receive", "decode", "prepare", "queue", "network", "vote", "locate"]
 
 METRICS_MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
 # From a tile on a fast device to a whole body on a slow CPU, about three buckets per decade.
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TILES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+SHARES: Final = (0.125, 0.25, 0.5, 0.75, 1)
+SIZES: Final = (1, 8, 64)
+"""Tiles of small, middling and large scans."""
 VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is read at the moment the metrics are asked for.
+
+    Attributes:
+        queue_depth: Tiles that wait.
+        in_flight: Requests accepted, unanswered.
+        queue_age_s: How long the oldest scan is in work.
+        batch_size: Most tiles in a forward pass.
+        ready: Whether new requests are accepted.
+    """
+
+    queue_depth: Callable[[], float]
+    in_flight: Callable[[], float]
+    queue_age_s: Callable[[], float]
+    batch_size: Callable[[], float]
+    ready: Callable[[], bool]
 
 
 class Metrics:
@@ -40,6 +63,19 @@ class Metrics:
             "stage_seconds", "Time of one request in one stage.", SECONDS, "stage"
         )
         self._batches = self._histogram("batch_tiles", "Tiles in a forward pass.", TILES)
+        self._fill = self._histogram(
+            "batch_fill", "Tiles in a forward pass, of those that it could hold.", SHARES
+        )
+        self._tiles = self._counter("tiles", "Tiles that were run.")
+        self._busy = self._counter("device_busy_seconds", "Time the device was at work.")
+        self._waits = self._histogram(
+            "wait_seconds", "Time a scan waited for the device, by its tiles.", SECONDS, "tiles"
+        )
+        self._shared = self._counter("shared", "Requests answered by another's computation.")
+        self._dropped = self._counter(
+            "dropped", "Scans that were given up because nobody waited any more.", "why"
+        )
+        self._saved = self._counter("saved_seconds", "Device time saved by tiles not run.")
         self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
         self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
         self._ready = Gauge(
@@ -50,6 +86,12 @@ class Metrics:
         )
         self._in_flight = Gauge(
             "landmarkd_requests_in_flight", "Requests accepted, unanswered.", registry=self.registry
+        )
+        self._age = Gauge(
+            "landmarkd_queue_age_seconds", "Of the oldest scan in work.", registry=self.registry
+        )
+        self._size = Gauge(
+            "landmarkd_batch_size", "Most tiles in a forward pass now.", registry=self.registry
         )
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
@@ -72,29 +114,45 @@ class Metrics:
         for stage, milliseconds in asdict(times).items():
             self.observe_stage(cast("Stage", stage), milliseconds / 1e3)
 
-    def observe_batch(self, size: int) -> None:
-        """Note how many tiles one forward pass took."""
+    def observe_batch(self, size: int, capacity: int) -> None:
+        """Note how many tiles one forward pass took, of how many it could have taken."""
         self._batches.observe(size)
+        self._fill.observe(size / max(size, capacity))
+        self._tiles.inc(size)
+
+    def observe_busy(self, seconds: float) -> None:
+        """Note that the device was at work."""
+        self._busy.inc(seconds)
+
+    def observe_wait(self, tiles: int, seconds: float) -> None:
+        """Note how long a scan of so many tiles has waited for the device."""
+        limit = next((edge for edge in SIZES if tiles <= edge), None)
+        self._waits.labels("more" if limit is None else f"{limit}").observe(seconds)
+
+    def count_shared(self) -> None:
+        """Count a request for what is computed already."""
+        self._shared.inc()
+
+    def count_dropped(self, why: Literal["cancelled", "late"], saved_s: float) -> None:
+        """Count a scan that nobody waits for any more, and the device time that it saves."""
+        self._dropped.labels(why).inc()
+        self._saved.inc(saved_s)
 
     def observe_volume(self, voxels: int) -> None:
         """Note the size of a decoded volume."""
         self._voxels.observe(voxels)
 
-    def count_fault(self, kind: str) -> None:
-        """Count a fault that the engine survived, such as ``batch``: a batch that failed."""
-        self._faults.labels(kind).inc()
+    def count_faults(self, kind: Fault, number: int) -> None:
+        """Count faults that the engine survived."""
+        self._faults.labels(kind).inc(number)
 
-    def watch(
-        self,
-        *,
-        queue_depth: Callable[[], float],
-        in_flight: Callable[[], float],
-        ready: Callable[[], bool],
-    ) -> None:
+    def watch(self, gauges: Gauges) -> None:
         """Read the gauges from these functions whenever the metrics are asked for."""
-        self._depth.set_function(queue_depth)
-        self._in_flight.set_function(in_flight)
-        self._ready.set_function(lambda: float(ready()))
+        self._depth.set_function(gauges.queue_depth)
+        self._in_flight.set_function(gauges.in_flight)
+        self._age.set_function(gauges.queue_age_s)
+        self._size.set_function(gauges.batch_size)
+        self._ready.set_function(lambda: float(gauges.ready()))
 
     def render(self) -> bytes:
         """Write all metrics in the Prometheus text format."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.manifest import Manifest
 
@@ -83,14 +84,14 @@ class Network:
         """
         try:
             return self.predict(torch.stack(list(tiles)))
-        except torch.OutOfMemoryError as error:
-            raise DoesNotFit(
-                f"expected tiles that fit the device, got {len(tiles)} of shape "
-                f"{tuple(tiles[0].shape[1:])}"
-            ) from error
         except LandmarkdError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error):
+                raise DoesNotFit(
+                    f"expected tiles that fit the device, got {len(tiles)} of shape "
+                    f"{tuple(tiles[0].shape[1:])}: {describe_shortage(error, self.device)}"
+                ) from error
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
     def predict(self, tiles: Float[Tensor, "n 1 i j k"]) -> list[Field]:

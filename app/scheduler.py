@@ -4,15 +4,19 @@ The unit of device work is the tile, not the request, so volumes of any shape sh
 policy is processor sharing: every active request gives one tile in turn, so a scan of one tile
 passes a scan of a hundred after at most one batch per competitor; slots left over go to the request
 with the earliest deadline, else to the oldest. There is no delay timer: a batch is never held back
-for company, and no slot stays empty while a tile waits. Tiles can share a batch only within a
-**lane** (one model and one tile shape); lanes take turns.
+for company, and no slot stays empty while a tile waits.
+
+Tiles can share a batch only within a **lane** (one model and one tile shape). Lanes share the
+device by the number of their active requests: each is charged what its batch costs per request, and
+the lane that was charged least goes next (start-time fair queueing, Goyal et al. 1996). One batch
+may be prepared ahead; whoever leaves meanwhile is replaced in it.
 
 Pure Python: no torch, no HTTP, no clock but the one that is passed in.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -37,120 +41,236 @@ class Batch(Generic[Request]):
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Tiles of one request that no batch holds yet."""
+class _Held:
+    """A request: its deadline, and its tiles that no batch holds yet."""
 
-    tiles: int
+    age: int
     deadline: float
+    lane: Hashable = None
+    tiles: int = 0
     next_tile: int = 0
-
-    def take(self) -> int:
-        self.next_tile += 1
-        return self.next_tile - 1
+    given_back: list[int] = field(default_factory=list)
 
     @property
     def left(self) -> int:
-        return self.tiles - self.next_tile
+        return self.tiles - self.next_tile + len(self.given_back)
+
+    def take(self) -> int:
+        if self.given_back:
+            return self.given_back.pop()
+        self.next_tile += 1
+        return self.next_tile - 1
 
 
 @dataclass(slots=True)
+class _Lane(Generic[Request]):
+    """The requests of a lane with tiles that wait, in turn, and what it was charged so far."""
+
+    charged: float
+    waiting: OrderedDict[Request, _Held] = field(default_factory=OrderedDict)
+
+
+def _alike(lane: Hashable) -> float:
+    """Charge every tile the same."""
+    del lane
+    return 1.0
+
+
 class Scheduler(Generic[Request]):
-    """Hold the tiles that wait, and choose which go next.
+    """Hold the requests and their tiles, and choose which tiles go next."""
 
-    Attributes:
-        batch_size: Most tiles in a batch.
-    """
-
-    batch_size: int
-    _lanes: OrderedDict[Hashable, OrderedDict[Request, _Waiting]] = field(
-        default_factory=OrderedDict
-    )
-
-    def add(
-        self, request: Request, lane: Hashable, tiles: int, deadline: float | None = None
+    def __init__(
+        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float] = _alike
     ) -> None:
-        """Accept a request's tiles.
+        """Begin with nothing.
+
+        Args:
+            batch_size: Most tiles in a batch of a lane; asked for every batch.
+            cost: What one tile of a lane costs, in any unit above 0.
+        """
+        self._batch_size = batch_size
+        self._cost = cost
+        self._held: dict[Request, _Held] = {}
+        self._lanes: OrderedDict[Hashable, _Lane[Request]] = OrderedDict()
+        self._owed: dict[Hashable, float] = {}
+        self._clock = 0.0
+        self._ages = 0
+        self._ahead: Batch[Request] | None = None
+
+    def hold(self, request: Request, deadline: float | None = None) -> None:
+        """Accept a request, whose tiles may come later.
 
         Args:
             request: Names the request; not held already.
-            lane: What its tiles must have in common with their batch.
-            tiles: How many there are.
             deadline: Time, on the caller's clock, after which nobody waits for the answer.
 
         Raises:
-            ValueError: The request is held already, or has no tiles.
+            ValueError: The request is held already.
         """
-        if tiles < 1:
-            raise ValueError(f"expected at least one tile, got {tiles}")
-        if any(request in waiting for waiting in self._lanes.values()):
+        if request in self._held:
             raise ValueError(f"expected a new request, got one that is held: {request!r}")
-        waiting = self._lanes.setdefault(lane, OrderedDict())
-        waiting[request] = _Waiting(tiles, math.inf if deadline is None else deadline)
+        self._held[request] = _Held(self._ages, math.inf if deadline is None else deadline)
+        self._ages += 1
+
+    def offer(self, request: Request, lane: Hashable, tiles: int) -> None:
+        """Accept tiles of a request; further ones, counted anew, once all before them are taken.
+
+        Args:
+            request: Is held.
+            lane: What its tiles must have in common with their batch.
+            tiles: How many there are.
+
+        Raises:
+            ValueError: There are no tiles, or earlier ones still wait.
+        """
+        held = self._held[request]
+        if tiles < 1 or held.left:
+            raise ValueError(f"expected tiles, and none before, got {tiles} after {held.left}")
+        held.lane, held.tiles, held.next_tile = lane, tiles, 0
+        self._queue(request, held)
 
     def remove(self, request: Request) -> int:
-        """Drop a request's waiting tiles: it was cancelled, failed or is late.
+        """Forget a request: it is answered, cancelled, failed or late.
 
         Returns:
-            How many tiles will not be run; 0 if none were waiting.
+            How many of its tiles will not be run; 0 for a request that is not held.
         """
-        for lane, waiting in self._lanes.items():
-            if request in waiting:
-                left = waiting.pop(request).left
-                if not waiting:
-                    del self._lanes[lane]
-                return left
-        return 0
+        held = self._held.pop(request, None)
+        if held is None:
+            return 0
+        if held.left:
+            self._unqueue(request, held)
+        ahead = 0
+        if self._ahead is not None:
+            kept = tuple(slot for slot in self._ahead.tiles if slot[0] != request)
+            ahead = len(self._ahead.tiles) - len(kept)
+            self._ahead = Batch(self._ahead.lane, kept)
+        return held.left + ahead
+
+    def set_deadline(self, request: Request, deadline: float) -> None:
+        """Change the time after which nobody waits for a request's answer, if it is held."""
+        if request in self._held:
+            self._held[request].deadline = deadline
+
+    def late(self, now: float) -> tuple[Request, ...]:
+        """List the requests whose deadline has passed, the oldest first."""
+        return tuple(request for request, held in self._held.items() if now >= held.deadline)
+
+    @property
+    def next_deadline(self) -> float:
+        """Say when the next request will be late; infinity if none will."""
+        return min((held.deadline for held in self._held.values()), default=math.inf)
+
+    @property
+    def waiting_tiles(self) -> int:
+        """Count the tiles that no batch holds yet, or only the one that is prepared."""
+        ahead = len(self._ahead.tiles) if self._ahead else 0
+        return ahead + sum(
+            held.left for lane in self._lanes.values() for held in lane.waiting.values()
+        )
+
+    @property
+    def backlog(self) -> float:
+        """Add up what the waiting tiles cost."""
+        ahead = len(self._ahead.tiles) * self._cost(self._ahead.lane) if self._ahead else 0.0
+        return ahead + sum(
+            held.left * self._cost(name)
+            for name, lane in self._lanes.items()
+            for held in lane.waiting.values()
+        )
+
+    def __len__(self) -> int:
+        """Count the requests."""
+        return len(self._held)
+
+    def prepare(self, now: float) -> Batch[Request] | None:
+        """Choose the batch after the one that runs, if it is not chosen yet.
+
+        Args:
+            now: The caller's clock.
+
+        Returns:
+            The batch as it stands; ``next_batch`` may give it with others in the place of those
+            who left. None when nothing can run.
+        """
+        if self._ahead is None or not self._ahead.tiles:
+            self._ahead = self._choose(now)
+        return self._ahead
 
     def next_batch(self, now: float) -> Batch[Request] | None:
-        """Choose the tiles that run next, and forget them.
+        """Choose the tiles that run now, and forget them.
 
         Args:
             now: The caller's clock. Requests past their deadline give no tiles; their slots go to
                 others. They stay until ``remove``.
 
         Returns:
-            The batch, or None when nothing can run.
+            The batch that was prepared, or a new one; None when nothing can run.
         """
-        for lane in list(self._lanes):
-            waiting = self._lanes[lane]
-            active = [request for request, held in waiting.items() if now < held.deadline]
-            if not active:
-                continue
-            tiles = self._fill(waiting, active)
-            self._lanes.move_to_end(lane)
-            for request in [request for request in waiting if not waiting[request].left]:
-                del waiting[request]
-            if not waiting:
-                del self._lanes[lane]
-            return Batch(lane, tuple(tiles))
-        return None
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._choose(now)
+        kept: list[tuple[Request, int]] = []
+        for request, tile in ahead.tiles:
+            held = self._held[request]
+            if now < held.deadline:
+                kept.append((request, tile))
+            else:
+                held.given_back.append(tile)
+                self._queue(request, held)
+        lane = self._lanes.get(ahead.lane)
+        if lane is not None and len(kept) < self._batch_size(ahead.lane):
+            kept += self._fill(ahead.lane, lane, self._active(lane, now), len(kept))
+        return Batch(ahead.lane, tuple(kept)) if kept else self._choose(now)
 
-    def late(self, now: float) -> tuple[Request, ...]:
-        """List the waiting requests whose deadline has passed."""
-        return tuple(
-            request
-            for waiting in self._lanes.values()
-            for request, held in waiting.items()
-            if now >= held.deadline
-        )
-
-    @property
-    def waiting_tiles(self) -> int:
-        """Count the tiles that no batch holds yet."""
-        return sum(held.left for lane in self._lanes.values() for held in lane.values())
+    def _choose(self, now: float) -> Batch[Request] | None:
+        """Take a batch from the lane that was charged least; of equals, from the one before."""
+        ready = [(name, lane) for name, lane in self._lanes.items() if self._active(lane, now)]
+        if not ready:
+            return None
+        name, lane = min(ready, key=lambda item: item[1].charged)
+        self._clock = max(self._clock, lane.charged)
+        self._owed = {key: owed for key, owed in self._owed.items() if owed > self._clock}
+        self._lanes.move_to_end(name)
+        return Batch(name, tuple(self._fill(name, lane, self._active(lane, now), taken=0)))
 
     def _fill(
-        self, waiting: OrderedDict[Request, _Waiting], active: list[Request]
+        self, name: Hashable, lane: _Lane[Request], active: Sequence[Request], taken: int
     ) -> list[tuple[Request, int]]:
-        """Take one tile of each in turn, then fill up with the most urgent."""
-        served = active[: self.batch_size]
-        tiles = [(request, waiting[request].take()) for request in served]
-        # Whoever was served goes behind whoever was not, so turns rotate across batches.
-        for request in served:
-            waiting.move_to_end(request)
-        # sorted() is stable, so among equal deadlines the oldest comes first.
-        for request in sorted(active, key=lambda request: waiting[request].deadline):
-            held = waiting[request]
-            while held.left and len(tiles) < self.batch_size:
+        """Take one tile of each in turn, then fill up with the most urgent; charge the lane."""
+        slots = self._batch_size(name) - taken
+        tiles: list[tuple[Request, int]] = []
+        for request in active[:slots]:
+            tiles.append((request, lane.waiting[request].take()))
+            # Whoever was served goes behind whoever was not, so turns rotate across batches.
+            lane.waiting.move_to_end(request)
+        urgent = sorted(active, key=lambda one: (self._held[one].deadline, self._held[one].age))
+        for request in urgent:
+            held = lane.waiting[request]
+            while held.left and len(tiles) < slots:
                 tiles.append((request, held.take()))
+        if active:
+            lane.charged += self._cost(name) * len(tiles) / len(active)
+        for request in active:
+            if not self._held[request].left:
+                self._unqueue(request, self._held[request])
         return tiles
+
+    def _active(self, lane: _Lane[Request], now: float) -> list[Request]:
+        """List the requests of a lane that somebody waits for, in turn."""
+        return [request for request, held in lane.waiting.items() if now < held.deadline]
+
+    def _queue(self, request: Request, held: _Held) -> None:
+        """Put a request in its lane; a lane that was empty gains nothing by having been."""
+        if held.lane not in self._lanes:
+            owed = self._owed.pop(held.lane, 0.0)
+            self._lanes[held.lane] = _Lane(max(self._clock, owed))
+        self._lanes[held.lane].waiting[request] = held
+
+    def _unqueue(self, request: Request, held: _Held) -> None:
+        """Take a request out of its lane, and the lane away if it is empty."""
+        lane = self._lanes[held.lane]
+        del lane.waiting[request]
+        if not lane.waiting:
+            self._owed[held.lane] = lane.charged
+            del self._lanes[held.lane]

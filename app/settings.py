@@ -53,7 +53,12 @@ class Settings(BaseSettings):
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward pass; 0 lets torch choose."
     )
-    batch_size: int = Field(16, ge=1, le=1024, description="Tiles in one forward pass, at most.")
+    batch_size: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Tiles in one forward pass, at most; 0: as many as prove fastest.",
+    )
     max_body_bytes: ByteSize = Field(
         ByteSize(512 * MIB), ge=1, description="Size of a request's body (bytes, or `512MiB`)."
     )

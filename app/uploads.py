@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from app.errors import (
+    ClientLeft,
     NotAnArchive,
     NotAVolume,
     RequestError,
@@ -72,14 +73,6 @@ ARRAYS: Final = UploadKind(
     encodings=("identity",),
     missing=NotAnArchive,
 )
-
-
-class ClientLeft(RequestError):  # noqa: N818 - named like its siblings in app.errors
-    """The client closed the connection before its answer; nobody reads this status (nginx's)."""
-
-    status = 499
-    code = "client-left"
-    title = "Client left"
 
 
 @dataclass(frozen=True, slots=True)

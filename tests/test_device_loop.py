@@ -2,99 +2,44 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
-from app.detector import Detection, Detector, load_checked
+from app.batch_sizes import BatchSizes
+from app.detector import Case, Detection, Detector
 from app.device_loop import DeviceLoop
-from app.errors import LandmarkdError, NetworkFailed, NotReady
+from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
+from app.jobs import Progress
+from app.landmarks import Landmark
 from app.metrics import Metrics
-from app.module import load_module
-from app.network import Network
 from app.registry import LoadedModel
 from app.volume import Volume
-from tests.model_folders import make_model_folder
-
-POISON = 1e6
-FAR = 1e9
-CPU = torch.device("cpu")
-
-
-class Faulty(nn.Module):
-    """A network that raises for poisoned tiles, and that can be held before it answers."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.batches: list[int] = []
-
-    def forward(self, tiles: Tensor) -> Tensor:
-        self.entered.set()
-        assert self.gate.wait(timeout=30)
-        self.batches.append(len(tiles))
-        if float(tiles.max()) >= POISON:
-            raise RuntimeError("poisoned")
-        output: Tensor = self.inner(tiles)
-        return output
+from tests.device_loops import (
+    FAR,
+    POISON,
+    Faulty,
+    ask,
+    assert_same_landmarks,
+    detector_with,
+    load_toy,
+    make_faulty,
+    running,
+    scan,
+)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = make_model_folder(
-        tmp_path_factory.mktemp("models"),
-        input={"intensity": {"method": "none"}},
-        voting={"threshold": 0.45},
-    )
-    return load_checked(folder, CPU)
+    return load_toy(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def faulty(model: LoadedModel, tmp_path: Path) -> Iterator[Faulty]:
-    folder = make_model_folder(tmp_path, input={"intensity": {"method": "none"}})
-    module = Faulty(load_module(folder, model.manifest))
-    yield module
-    module.gate.set()
-
-
-def detector_with(model: LoadedModel, module: nn.Module) -> Detector:
-    return Detector(replace(model, network=Network(model.manifest, module, CPU)))
-
-
-def scan(seed: int, shape: tuple[int, int, int] = (30, 33, 70), peak: float = 0.0) -> Volume:
-    voxels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    voxels[10, 11, 12] += peak
-    return Volume(voxels, np.diag([1.0, 1.5, 2.0, 1.0]), 0, str(seed), ())
-
-
-@asynccontextmanager
-async def running(batch_size: int) -> AsyncIterator[DeviceLoop]:
-    loop = DeviceLoop(batch_size, Metrics())
-    loop.start()
-    try:
-        yield loop
-    finally:
-        await loop.stop()
-
-
-async def ask(loop: DeviceLoop, detector: Detector, volume: Volume) -> Detection:
-    return await loop.detect(detector, volume, deadline=FAR, decode_s=0.0)
-
-
-def assert_same_landmarks(first: Detection, second: Detection) -> None:
-    for one, other in zip(first.landmarks, second.landmarks, strict=True):
-        assert one.status == other.status
-        if one.ijk is not None and other.ijk is not None:
-            np.testing.assert_allclose(one.ijk, other.ijk, atol=1e-3)
+    yield from make_faulty(tmp_path, model)
 
 
 def test_batch_of_strangers_changes_nothing(model: LoadedModel) -> None:
@@ -191,7 +136,7 @@ def test_whoever_still_waits_is_told_when_the_loop_stops(
     detector = detector_with(model, faulty)
 
     async def scenario() -> None:
-        loop = DeviceLoop(2, Metrics())
+        loop = DeviceLoop(BatchSizes(2), Metrics())
         loop.start()
         faulty.gate.clear()
         waiting = asyncio.create_task(ask(loop, detector, scan(1)))
@@ -204,3 +149,123 @@ def test_whoever_still_waits_is_told_when_the_loop_stops(
         await stopping
 
     asyncio.run(scenario())
+
+
+class LooksTwice(Detector):
+    """A detector that has every case run once more, whole, before it answers."""
+
+    def finish(self, case: Case) -> tuple[Landmark, ...] | Case:
+        if len(case.votes) > len(case.plan):
+            return self.locate(replace(case, votes=case.votes[: len(case.plan)]))
+        return case
+
+
+def test_second_look_of_a_job_takes_its_turn_again(model: LoadedModel) -> None:
+    told: list[Progress] = []
+    tiles = len(Detector(model).prepare(scan(1)).plan)
+
+    async def scenario() -> Detection:
+        async with running(batch_size=3) as loop:
+            detector = LooksTwice(model)
+            return await loop.detect(detector, scan(1), deadline=FAR, watch=told.append)
+
+    detection = asyncio.run(scenario())
+    assert detection.tiles == 2 * tiles
+    assert_same_landmarks(detection, Detector(model).detect(scan(1)))
+    assert [step.tile for step in told] == sorted(step.tile for step in told)
+    assert told[-1].tiles == 2 * tiles
+
+
+def test_late_request_is_told_at_once_though_the_device_is_busy(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    detector = detector_with(model, faulty)
+
+    async def scenario() -> Detection:
+        async with running(batch_size=2) as loop:
+            faulty.gate.clear()
+            patient = asyncio.create_task(ask(loop, detector, scan(1)))
+            await asyncio.to_thread(faulty.entered.wait)
+            soon = asyncio.get_running_loop().time() + 0.05
+            # Nothing polls and the device is held, so only the timer can tell.
+            with pytest.raises(DeadlineExceeded):
+                await loop.detect(detector, scan(2), deadline=soon)
+            faulty.gate.set()
+            detection = await patient
+            assert loop.depth == 0
+            return detection
+
+    assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
+
+
+def test_request_whose_tiles_all_run_already_is_late_as_well(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    detector = detector_with(model, faulty)
+
+    async def scenario() -> None:
+        async with running(batch_size=64) as loop:
+            faulty.gate.clear()
+            soon = asyncio.get_running_loop().time() + 0.05
+            with pytest.raises(DeadlineExceeded):
+                await loop.detect(detector, scan(1), deadline=soon)
+            faulty.gate.set()
+
+    asyncio.run(scenario())
+
+
+def test_calls_run_on_the_one_thread_that_owns_the_device(model: LoadedModel) -> None:
+    del model
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            names = {await loop.call(lambda: threading.current_thread().name) for _ in range(3)}
+            assert names == {"device"}
+            with pytest.raises(ValueError, match="no"):
+                await loop.call(fail)
+
+    asyncio.run(scenario())
+
+
+class LosesItsThread(Detector):
+    """A detector that ends the thread which runs it."""
+
+    def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
+        raise SystemExit(f"{len(tiles)} tiles")
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_lost_thread_fails_who_waits_and_a_new_one_must_pass_the_self_check(
+    model: LoadedModel, sound: bool
+) -> None:
+    checks: list[str] = []
+
+    async def scenario() -> None:
+        lost = asyncio.Event()
+
+        def check() -> None:
+            checks.append(threading.current_thread().name)
+            if not sound:
+                raise RuntimeError("unsound")
+
+        loop = DeviceLoop(BatchSizes(4), Metrics(), check, lost.set)
+        loop.start()
+        waiting = [ask(loop, LosesItsThread(model), scan(n)) for n in (1, 2)]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [NotReady, NotReady]
+        if sound:
+            assert await loop.call(lambda: 5) == 5
+            assert_same_landmarks(
+                await ask(loop, Detector(model), scan(1)), Detector(model).detect(scan(1))
+            )
+        else:
+            await lost.wait()
+            with pytest.raises(NotReady, match="thread has ended"):
+                await ask(loop, Detector(model), scan(1))
+        await loop.stop()
+
+    asyncio.run(scenario())
+    assert checks == ["device"]

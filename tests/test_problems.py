@@ -149,7 +149,7 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
     assert int(response.headers["retry-after"]) >= 1
-    assert engine.in_flight == 0
+    assert engine.admission.requests == 0
 
 
 def test_body_that_comes_too_slowly_is_answered_408(models: Path) -> None:

@@ -150,7 +150,7 @@ def test_client_that_leaves_takes_its_work_with_it(client: TestClient, scan: byt
     client.portal.call(talk)
     assert sent[0]["status"] == 499
     engine = client.app.state.shared.engine  # type: ignore[attr-defined]
-    assert engine.in_flight == 0
+    assert engine.admission.requests == 0
     assert 'landmarkd_requests_total{code="client-left",route="/v1/landmarks"}' in metrics(client)
     assert client.post(URL, content=scan).status_code == 200
 

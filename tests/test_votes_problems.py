@@ -180,7 +180,7 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
     with engine.admit(10), engine.admit(10):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
-    assert engine.in_flight == 0
+    assert engine.admission.requests == 0
 
 
 def test_client_that_leaves_takes_its_work_with_it(client: TestClient, good: bytes) -> None:
@@ -204,7 +204,7 @@ def test_client_that_leaves_takes_its_work_with_it(client: TestClient, good: byt
     client.portal.call(talk)
     assert sent[0]["status"] == 499
     engine = client.app.state.shared.engine  # type: ignore[attr-defined]
-    assert engine.in_flight == 0
+    assert engine.admission.requests == 0
     assert client.post(URL, content=good).status_code == 200
 
 

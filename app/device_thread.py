@@ -1,0 +1,251 @@
+"""A device's work -> votes and landmarks: the only thread that touches the device.
+
+::
+
+    work list ─► prepare ─► tiles ─► batch ─► finish ─► answer
+                              ▲                  │
+                              └── a second look ─┘
+
+Memory that runs out three times in a row, each time for a single tile, means that the device is
+unwell: nothing is answered then until the models have passed their self-checks again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from app.batch_sizes import BatchSizes
+from app.batches import named, run_batch
+from app.detector import Case, Detection, describe, stage_times
+from app.device import free_memory
+from app.errors import DoesNotFit
+from app.jobs import Job
+from app.landmarks import Landmark
+from app.metrics import Metrics
+from app.scheduler import Batch
+from app.worklist import Call, Rest, WorkList
+
+logger = logging.getLogger("landmarkd.device")
+
+SHORTAGES: Final = 3
+"""Single tiles in a row that do not fit, after which the device itself is in doubt."""
+
+FIRST_RETRY_S: Final = 1.0
+LAST_RETRY_S: Final = 60.0
+"""Between two self-checks of a device that is in trouble; doubled each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job's scan is on the device."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Some of a job's tiles have run."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job is done, or has failed."""
+
+    job: Job
+    result: Detection | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Troubled:
+    """The device is in trouble for a reason, or no more; while it recovers, waiting is worth it."""
+
+    reason: str | None
+    recovering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The thread has ended, and not because it was told to."""
+
+    error: BaseException
+
+
+Event: TypeAlias = Prepared | Progressed | Settled | Troubled | Lost
+"""What becomes of the work."""
+
+
+class DeviceThread:
+    """One thread for one device."""
+
+    def __init__(
+        self,
+        work: WorkList,
+        sizes: BatchSizes,
+        metrics: Metrics,
+        check: Callable[[], None],
+        post: Callable[[Event], None],
+    ) -> None:
+        """Args: what to do, tiles of a batch, where to count, the self-check, whom to tell."""
+        self._work = work
+        self._sizes = sizes
+        self._metrics = metrics
+        self._check = check
+        self._post = post
+        self._shortages = 0
+        self._retry_s: float | None = None
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+
+    def start(self, *, doubted: bool = False) -> None:
+        """Begin to work; with a self-check if the device is in doubt."""
+        if doubted:
+            self._retry_s = 0.0
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end; a network that hangs is left behind with it."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            if self._retry_s is not None:
+                self._check()
+                self._recovered()
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 - handed to everybody who waits
+            self._post(Lost(error))
+
+    def _serve(self) -> None:
+        while (work := self._next()) is not None:
+            match work:
+                case Call():
+                    work.function()
+                case Job():
+                    self._prepare(work)
+                case Batch():
+                    self._run(work)
+                case Rest():
+                    self._recover()
+
+    def _next(self) -> Call | Job | Batch[Job] | Rest | None:
+        return self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+
+    def _prepare(self, job: Job) -> None:
+        volume, start = job.volume, time.perf_counter()
+        if volume is None or not job.wanted:
+            return
+        job.queue_s = start - job.since_s
+        try:
+            case = job.detector.prepare(volume)
+        except Exception as error:  # noqa: BLE001 - handed to everybody who waits
+            self._fail(job, named(error, job.detector))
+            return
+        finally:
+            self._metrics.observe_busy(time.perf_counter() - start)
+        job.volume = None
+        self._offer(job, case)
+        self._post(Prepared(job))
+
+    def _offer(self, job: Job, case: Case) -> None:
+        job.case = case
+        job.tiles += len(case.plan)
+        job.since_s = time.perf_counter()
+        self._work.offer(job, job.detector.lane(case), len(case.plan))
+
+    def _run(self, batch: Batch[Job]) -> None:
+        start = time.perf_counter()
+        jobs = {job.case: job for job in batch.requests() if job.case is not None}
+        for case, job in jobs.items():
+            if not case.votes:
+                job.queue_s += start - job.since_s
+                self._metrics.observe_wait(len(case.plan), job.queue_s)
+        tiles = [(job.case, index) for job, index in batch.tiles if job.case is not None]
+        report = run_batch(batch.tiles[0][0].detector, tiles, lambda case: jobs[case].wanted)
+        self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
+        self._metrics.observe_busy(time.perf_counter() - start)
+        if report.seconds is not None:
+            self._sizes.observe(batch.lane, len(tiles), report.seconds)
+        if report.fits is not None:
+            self._sizes.shrink(batch.lane, report.fits)
+            logger.warning("out of memory", extra={"tiles": len(tiles), "now": report.fits})
+        self._metrics.count_faults("out-of-memory", report.shortages)
+        self._metrics.count_faults("tile", len(report.errors))
+        for job, _ in batch.tiles:
+            job.run += 1
+        for case, job in jobs.items():
+            self._after(case, job, report.errors.get(case))
+
+    def _after(self, case: Case, job: Job, error: Exception | None) -> None:
+        """Go on with a job some of whose tiles have run."""
+        if error is not None:
+            self._fail(job, error)
+        elif job.run == job.tiles:
+            self._shortages = 0
+            self._finish(case, job)
+        else:
+            self._shortages = 0
+            self._post(Progressed(job))
+
+    def _finish(self, case: Case, job: Job) -> None:
+        if not job.wanted:
+            return
+        start, network_s = time.perf_counter(), case.network_s
+        try:
+            found = job.detector.finish(case)
+        except Exception as error:  # noqa: BLE001 - handed to everybody who waits
+            self._fail(job, named(error, job.detector))
+            return
+        finally:
+            self._metrics.observe_busy(time.perf_counter() - start)
+        if isinstance(found, Case):
+            self._offer(job, found)
+            self._post(Progressed(job))
+            return
+        locate_s = time.perf_counter() - start - (case.network_s - network_s)
+        self._post(Settled(job, _detection(job, case, found, locate_s)))
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        # Here and not only by who is told, so that the next batch has none of its tiles.
+        self._work.remove(job)
+        self._post(Settled(job, error))
+        if not isinstance(error, DoesNotFit):
+            self._shortages = 0
+            return
+        free_memory()
+        self._shortages += 1
+        if self._shortages == SHORTAGES:
+            reason = f"the device ran out of memory {SHORTAGES} times in a row and is being checked"
+            self._post(Troubled(reason, recovering=True))
+            self._retry_s = FIRST_RETRY_S
+            self._recover()
+
+    def _recover(self) -> None:
+        """Run the self-checks; the device goes on if they pass, else rests and tries again."""
+        free_memory()
+        try:
+            self._check()
+        except Exception:
+            # Whatever it is: a device that fails here must not answer.
+            logger.exception("device failed its self-check")
+            self._metrics.count_faults("self-check", 1)
+            reason = "the device failed its self-check after running out of memory"
+            self._post(Troubled(reason))
+            self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), LAST_RETRY_S)
+        else:
+            self._recovered()
+
+    def _recovered(self) -> None:
+        self._shortages, self._retry_s = 0, None
+        self._post(Troubled(None))
+        logger.warning("device recovered")
+
+
+def _detection(job: Job, case: Case, landmarks: tuple[Landmark, ...], locate_s: float) -> Detection:
+    times = stage_times(case, locate_s=locate_s, queue_s=job.queue_s)
+    volume = case.volume
+    return Detection(describe(volume), landmarks, volume.warnings, job.tiles, times)

@@ -1,0 +1,154 @@
+"""Calls, scans and tiles that wait -> what the device's thread does next.
+
+The one place where the event loop and the device's thread meet: one lock, held for microseconds.
+The next batch is chosen at the moment the device is free, so it holds whoever came until then and
+nobody who left. Where there is nothing to do, the thread sleeps and nothing wakes it.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from app.errors import NotReady
+from app.jobs import Job
+from app.scheduler import Batch, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to call on the device's thread.
+
+    Attributes:
+        function: Is called without arguments; raises nothing.
+        refuse: Is called in its place with the reason if the thread ends before.
+    """
+
+    function: Callable[[], None]
+    refuse: Callable[[Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing came within the time that the thread was willing to wait."""
+
+
+Work: TypeAlias = Call | Job | Batch[Job] | Rest | None
+
+
+class WorkList:
+    """What waits for the device, in the order of the scheduler's policy."""
+
+    def __init__(
+        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float]
+    ) -> None:
+        """Args: as the scheduler's."""
+        self._changed = threading.Condition()
+        self._scheduler = Scheduler[Job](batch_size, cost)
+        self._calls: deque[Call] = deque()
+        self._arrived: dict[Job, None] = {}
+        self._prefer_tiles = False
+        self._closed = False
+
+    def add_call(self, call: Call) -> None:
+        """Add a function that the thread shall call before anything else."""
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+
+    def add(self, job: Job) -> None:
+        """Add a scan that is to be prepared."""
+        with self._changed:
+            self._scheduler.hold(job, job.deadline)
+            self._arrived[job] = None
+            self._changed.notify()
+
+    def offer(self, job: Job, lane: Hashable, tiles: int) -> None:
+        """Add the tiles of a scan that was prepared, or further ones; not if it was given up."""
+        with self._changed:
+            if job.wanted:
+                self._scheduler.offer(job, lane, tiles)
+
+    def remove(self, job: Job) -> int:
+        """Forget a job, and return how many of its tiles will not be run."""
+        with self._changed:
+            self._arrived.pop(job, None)
+            saved = self._scheduler.remove(job)
+            self._changed.notify()
+            return saved
+
+    def set_deadline(self, job: Job) -> None:
+        """Note that another of a job's waiters is the next to give up."""
+        with self._changed:
+            self._scheduler.set_deadline(job, job.deadline)
+            self._changed.notify()
+
+    def late(self, now: float) -> tuple[Job, ...]:
+        """List the jobs whose deadline has passed."""
+        with self._changed:
+            return self._scheduler.late(now)
+
+    @property
+    def next_deadline(self) -> float:
+        """Say when the next job will be late; infinity if none will."""
+        with self._changed:
+            return self._scheduler.next_deadline
+
+    @property
+    def depth(self) -> int:
+        """Count the scans to be prepared and the tiles that no batch holds yet."""
+        with self._changed:
+            return len(self._arrived) + self._scheduler.waiting_tiles
+
+    @property
+    def backlog_s(self) -> float:
+        """Estimate how long the device will be busy with the tiles that wait."""
+        with self._changed:
+            return self._scheduler.backlog
+
+    def take(self, patience_s: float | None = None, *, calls_only: bool = False) -> Work:
+        """Wait until there is something to do, and take it.
+
+        Args:
+            patience_s: Seconds to wait at most; None: for ever.
+            calls_only: Whether scans and tiles must wait, because the device is in trouble.
+
+        Returns:
+            A call; a scan to prepare and a batch of tiles in turns; Rest after ``patience_s``;
+            None once the list is closed.
+        """
+        with self._changed:
+            while not self._closed:
+                work = self._next(calls_only)
+                if work is not None:
+                    return work
+                if not self._changed.wait(patience_s):
+                    return Rest()
+            return None
+
+    def close(self) -> None:
+        """Let the thread end; whatever waits is not done any more."""
+        with self._changed:
+            self._closed = True
+            calls, self._calls = self._calls, deque()
+            self._changed.notify()
+        for call in calls:
+            call.refuse(NotReady("expected a running device thread, got one that ended"))
+
+    def _next(self, calls_only: bool) -> Call | Job | Batch[Job] | None:
+        if self._calls:
+            return self._calls.popleft()
+        if calls_only:
+            return None
+        batch = None
+        if self._prefer_tiles or not self._arrived:
+            batch = self._scheduler.next_batch(time.monotonic())
+        # A scan is prepared between two batches, so neither waits for all of the others.
+        self._prefer_tiles = batch is None
+        if batch is not None or not self._arrived:
+            return batch
+        job = next(iter(self._arrived))
+        del self._arrived[job]
+        return job
