@@ -183,7 +183,7 @@ def check(
     device: Device = "auto",
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
-    from app.detector import load_checked  # noqa: PLC0415
+    from app.loading import load_checked  # noqa: PLC0415
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
     from app.selfcheck import write_selfcheck  # noqa: PLC0415
 
@@ -199,7 +199,7 @@ def check(
 @app.command()
 def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
     """List the models of a folder, and say of each whether it can be used."""
-    from app.detector import load_checked  # noqa: PLC0415
+    from app.loading import load_checked  # noqa: PLC0415
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
     from app.registry import Registry  # noqa: PLC0415
 

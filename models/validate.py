@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
+from app.loading import load_checked
 from app.volume import read_volume
 from models.landmark_files import read_landmarks
 

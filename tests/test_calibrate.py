@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.detector import load_checked
+from app.loading import load_checked
 from app.manifest import read_manifest
 from models.calibrate import conformal_radius, left_out, sure_errors, write_radius
 from models.train import main as train

@@ -15,8 +15,9 @@ import torch
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from app.detector import Detection, Detector, load_checked
+from app.detector import Detection, Detector
 from app.frames import transform
+from app.loading import load_checked
 from app.volume import Volume, read_volume
 from models.landmark_files import read_landmarks
 from tests.services import RAW, running, toy_settings
