@@ -19,7 +19,7 @@ modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI
 phantom, selfcheck, warm  generated scan; does a network answer as it should; compile ahead
-registry, detector        models that serve; the device half composed
+registry, detector        models that serve; the device half composed (loading: and checked)
 scheduler, batch_sizes    tiles of all requests -> the next batch, and how large it may be
 jobs, worklist            who asks for the same scan; what the device does next
 batches, device_thread    a batch -> votes, whatever fails; the one thread of a device

@@ -8,23 +8,17 @@ All methods run on the one thread that owns the device.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
-import torch
+from dataclasses import dataclass, field, replace
 
 from app.constellation import Shape
 from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit
-from app.frames import Affine, Points, axis_codes, spacing_of
+from app.frames import Affine, axis_codes, spacing_of
 from app.grid import Grid, make_grid
 from app.landmarks import Landmark, locate
-from app.phantom import make_phantom
 from app.readout import GridFrame, readout_of
-from app.refine import Refiner
-from app.registry import LoadedModel, load_model
-from app.selfcheck import check
+from app.refine import SecondLook
+from app.registry import LoadedModel
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
@@ -82,14 +76,30 @@ class Detection:
 
 @dataclass(eq=False, slots=True)
 class Case:
-    """One scan on the device; grows by the votes of each tile that was run."""
+    """One scan on the device; grows by the votes of each tile that was run.
+
+    Attributes:
+        volume: The scan.
+        model: Whose network looks at it: the model's first, or its second.
+        grid: The scan as the network sees it.
+        plan: Tiles of the grid.
+        found: Landmarks of the first look, if this is the second.
+        prepare_s: Time that preparing took, of all looks, as are those that follow.
+        network_s: Forward passes; one that is shared counts for all its cases.
+        vote_s: Collecting votes.
+        locate_s: Reading landmarks off them.
+        votes: Those of the tiles that have been run.
+    """
 
     volume: Volume
+    model: LoadedModel
     grid: Grid
     plan: TilePlan
-    prepare_s: float
+    found: tuple[Landmark, ...] = ()
+    prepare_s: float = 0.0
     network_s: float = 0.0
     vote_s: float = 0.0
+    locate_s: float = 0.0
     votes: list[Votes] = field(default_factory=list)
 
 
@@ -103,7 +113,10 @@ class Detector:
         self._shape = None
         if model.shape is not None and spec is not None:
             self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
-        self._refiner = None if model.refine is None else Refiner(model.refine)
+        self._second = None
+        if model.refine is not None:
+            off = spec.tolerance_mm if spec is not None else model.manifest.voting.radius_mm
+            self._second = SecondLook(model.refine, off)
 
     def prepare(self, volume: Volume) -> Case:
         """Bring a scan to the device and plan its tiles.
@@ -125,28 +138,29 @@ class Detector:
                 f"{volume.voxels.shape}: {describe_shortage(error, device)}"
             ) from error
         plan = plan_tiles(grid.voxels.shape, spec, self.model.manifest.network.output_stride)
-        return Case(volume, grid, plan, prepare_s=time.perf_counter() - start)
+        return Case(volume, self.model, grid, plan, prepare_s=time.perf_counter() - start)
 
     def lane(self, case: Case) -> tuple[str, tuple[int, int, int]]:
         """Say what tiles of cases must have in common to be run together, the model first."""
-        return self.model.digest, case.plan.tile_shape
+        return case.model.digest, case.plan.tile_shape
 
     def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
         """Run some tiles of some cases in one forward pass and keep their votes.
 
         Args:
-            tiles: Case and tile index; all of one tile shape.
+            tiles: Case and tile index; all of one lane.
 
         Raises:
             NetworkFailed: The network raised, or gave scores that are not numbers.
             DoesNotFit: The batch needs more memory than the device has.
         """
         start = time.perf_counter()
-        fields = self.model.network.predict_tiles(
+        model = tiles[0][0].model
+        fields = model.network.predict_tiles(
             [cut(case.grid.voxels, case.plan, index) for case, index in tiles]
         )
         forward = time.perf_counter() - start
-        threshold = self.model.manifest.voting.threshold
+        threshold = model.manifest.voting.threshold
         cast: list[tuple[Case, Votes, float]] = []
         for (case, index), scores in zip(tiles, fields, strict=True):
             start = time.perf_counter()
@@ -156,7 +170,7 @@ class Detector:
                 threshold,
                 stride=case.plan.stride,
                 origin=(int(i), int(j), int(k)),
-                importance=importance(case.plan, index, self.model.network.device),
+                importance=importance(case.plan, index, model.network.device),
             )
             cast.append((case, votes, time.perf_counter() - start))
         # Only now, so that a batch which fails can be run again without doubling a vote.
@@ -165,23 +179,6 @@ class Detector:
             case.vote_s += seconds
         for case in dict.fromkeys(case for case, _ in tiles):
             case.network_s += forward
-
-    def locate(self, case: Case) -> tuple[Landmark, ...]:
-        """Read the landmarks off a case whose tiles have all been run."""
-        manifest = self.model.manifest
-        found = locate(
-            concat_votes(case.votes),
-            readout_of(case.grid, manifest),
-            GridFrame(case.grid.to_volume, case.grid.to_world),
-            manifest.landmarks,
-            self._shape,
-        )
-        if self._refiner is None:
-            return found
-        start = time.perf_counter()
-        refined = self._refiner.refine(case.volume, found, case.grid.window or (0.0, 1.0))
-        case.network_s += time.perf_counter() - start
-        return refined
 
     def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
         """Say what comes after all tiles of a case: its landmarks, or tiles of a second look.
@@ -192,7 +189,36 @@ class Detector:
         Returns:
             The landmarks; or a case with the times of this one, whose tiles are run next.
         """
-        return self.locate(case)
+        start = time.perf_counter()
+        landmarks = self._locate(case)
+        located = time.perf_counter()
+        case.locate_s += located - start
+        if self._second is None or case.model is not self.model:
+            return landmarks
+        grid = self._second.prepare(case.volume, landmarks, case.grid.window or (0.0, 1.0))
+        if grid is None:
+            return landmarks
+        manifest = self._second.model.manifest
+        return replace(
+            case,
+            model=self._second.model,
+            grid=grid,
+            plan=plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride),
+            found=landmarks,
+            prepare_s=case.prepare_s + time.perf_counter() - located,
+            votes=[],
+        )
+
+    def _locate(self, case: Case) -> tuple[Landmark, ...]:
+        """Read the landmarks off a case whose tiles have all been run."""
+        votes = concat_votes(case.votes)
+        if self._second is not None and case.model is self._second.model:
+            return self._second.locate(votes, case.grid, case.found)
+        manifest = self.model.manifest
+        frame = GridFrame(case.grid.to_volume, case.grid.to_world)
+        return locate(
+            votes, readout_of(case.grid, manifest), frame, manifest.landmarks, self._shape
+        )
 
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
         """Find the landmarks of one scan, alone on the device.
@@ -208,59 +234,20 @@ class Detector:
         Raises:
             LandmarkdError: As ``prepare`` and ``run``.
         """
-        case = self.prepare(volume)
-        for first in range(0, len(case.plan), batch_size):
-            last = min(first + batch_size, len(case.plan))
-            self.run([(case, index) for index in range(first, last)])
-        start, network_s = time.perf_counter(), case.network_s
-        landmarks = self.locate(case)
-        locate_s = time.perf_counter() - start - (case.network_s - network_s)
-        times = stage_times(case, locate_s=locate_s, decode_s=decode_s)
-        return Detection(describe(volume), landmarks, volume.warnings, len(case.plan), times)
+        found: tuple[Landmark, ...] | Case = self.prepare(volume)
+        tiles = 0
+        while isinstance(found, Case):
+            case = found
+            tiles += len(case.plan)
+            for first in range(0, len(case.plan), batch_size):
+                last = min(first + batch_size, len(case.plan))
+                self.run([(case, index) for index in range(first, last)])
+            found = self.finish(case)
+        times = stage_times(case, decode_s=decode_s)
+        return Detection(describe(volume), found, volume.warnings, tiles, times)
 
 
-def load_checked(folder: Path, device: torch.device) -> LoadedModel:
-    """Load a model folder; it must pass its self-check, by noise or by a whole phantom.
-
-    Args:
-        folder: The model folder.
-        device: Where the network shall run.
-
-    Returns:
-        The model.
-
-    Raises:
-        ModelRefused: The folder breaks the contract; the key and the reason are named.
-    """
-    return load_model(folder, device, _detect_phantom)
-
-
-def check_again(folder: Path, model: LoadedModel) -> None:
-    """Run a loaded model's self-check again, after its device was in trouble.
-
-    Args:
-        folder: The model's folder.
-        model: The model as it serves.
-
-    Raises:
-        ModelRefused: It does not answer what it answered when its folder was made.
-    """
-    check(folder, model.manifest, model.network, lambda seed: _detect_phantom(model, seed))
-
-
-def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:
-    """Find a phantom's landmarks; gives the points found and the true ones in mm, RAS."""
-    phantom = make_phantom(seed)
-    truth = dict(zip(phantom.names, phantom.points, strict=True))
-    missing = np.full(3, np.nan)
-    landmarks = Detector(model).detect(phantom.volume).landmarks
-    found = [missing if mark.ras_mm is None else mark.ras_mm for mark in landmarks]
-    return np.stack(found), np.stack([truth.get(mark.name, missing) for mark in landmarks])
-
-
-def stage_times(
-    case: Case, *, locate_s: float, decode_s: float = 0.0, queue_s: float = 0.0
-) -> StageTimes:
+def stage_times(case: Case, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
     """Put the times of a case together, in ms."""
     return StageTimes(
         decode=1e3 * decode_s,
@@ -268,7 +255,7 @@ def stage_times(
         queue=1e3 * queue_s,
         network=1e3 * case.network_s,
         vote=1e3 * case.vote_s,
-        locate=1e3 * locate_s,
+        locate=1e3 * case.locate_s,
     )
 
 

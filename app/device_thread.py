@@ -194,7 +194,7 @@ class DeviceThread:
     def _finish(self, case: Case, job: Job) -> None:
         if not job.wanted:
             return
-        start, network_s = time.perf_counter(), case.network_s
+        start = time.perf_counter()
         try:
             found = job.detector.finish(case)
         except Exception as error:  # noqa: BLE001 - handed to everybody who waits
@@ -206,8 +206,7 @@ class DeviceThread:
             self._offer(job, found)
             self._post(Progressed(job))
             return
-        locate_s = time.perf_counter() - start - (case.network_s - network_s)
-        self._post(Settled(job, _detection(job, case, found, locate_s)))
+        self._post(Settled(job, _detection(job, case, found)))
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Here and not only by who is told, so that the next batch has none of its tiles.
@@ -245,7 +244,7 @@ class DeviceThread:
         logger.warning("device recovered")
 
 
-def _detection(job: Job, case: Case, landmarks: tuple[Landmark, ...], locate_s: float) -> Detection:
-    times = stage_times(case, locate_s=locate_s, queue_s=job.queue_s)
+def _detection(job: Job, case: Case, landmarks: tuple[Landmark, ...]) -> Detection:
+    times = stage_times(case, queue_s=job.queue_s)
     volume = case.volume
     return Detection(describe(volume), landmarks, volume.warnings, job.tiles, times)

@@ -21,12 +21,13 @@ import torch
 
 from app.admission import Admission
 from app.batch_sizes import BatchSizes
-from app.detector import Detection, Detector, check_again, load_checked
+from app.detector import Detection, Detector
 from app.device import choose_device, memory_room
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
 from app.grid import foresee_shape
 from app.jobs import Progress
+from app.loading import check_again, load_checked
 from app.metrics import Gauges, Metrics
 from app.places import Place
 from app.registry import LoadedModel, Registry

@@ -43,14 +43,21 @@ def _flag(row, table, background, limits, flags):
 @no_type_check
 def _list_hits(flags, words, flags_per_voxel, voxels):
     """List the voxels with a flag; returns how many. Jumps that cannot be foreseen cost more."""
-    count, last = 0, -1
+    hits = 0
     for word in range(len(words)):
         if words[word] != 0:
             for flag in range(word * WORD, word * WORD + WORD):
-                k = flag // flags_per_voxel if flags_per_voxel > 1 else flag
-                voxels[count] = k
-                count += flags[flag] & (k != last)
-                last = k if flags[flag] else last
+                voxels[hits] = flag
+                hits += flags[flag]
+    if flags_per_voxel == 1:
+        return hits
+    count, last = 0, -1
+    share = 1.0 / flags_per_voxel
+    for hit in range(hits):
+        k = np.int64((voxels[hit] + 0.5) * share)  # A division would take longer than all else.
+        voxels[count] = k
+        count += k != last
+        last = k
     return count
 
 

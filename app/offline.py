@@ -7,9 +7,10 @@ from pathlib import Path
 
 from app.answers import build_answer, timing_of
 from app.catalogue import reference
-from app.detector import Detector, load_checked
+from app.detector import Detector
 from app.device import choose_device
 from app.errors import BadParameter
+from app.loading import load_checked
 from app.registry import LoadedModel, Registry, scan_models
 from app.schemas import LandmarksAnswer
 from app.volume import read_volume

@@ -10,32 +10,39 @@ from typing import Final
 import numpy as np
 
 from app.constellation import Shape
+from app.grid import Grid
 from app.landmarks import Landmark, locate
 from app.posed import find_pose, make_posed_grid
 from app.readout import GridFrame, readout_of
 from app.registry import LoadedModel
 from app.volume import Volume
-from app.votes import filter_votes
+from app.votes import Votes
 
 PLACED: Final = ("detected", "low_confidence")
 """What a landmark with a position is."""
 
 
-class Refiner:
+class SecondLook:
     """The second model of a model: looks again in the pose that the first one has found."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        """Args: the loaded second model; its folder has a shape."""
+    def __init__(self, model: LoadedModel, tolerance_mm: float) -> None:
+        """Prepare to look again.
+
+        Args:
+            model: The loaded second model; its folder has a shape.
+            tolerance_mm: How far off the first model may be about a place and still mean it.
+        """
         self.model = model
+        self._tolerance_mm = tolerance_mm
         spec, mean = model.manifest.shape, model.shape
         if spec is None or mean is None:
             raise ValueError("expected a model with a shape, got one without")
         self._shape = Shape(mean, spec.tolerance_mm, spec.modes)
 
-    def refine(
-        self, volume: Volume, found: tuple[Landmark, ...], window: tuple[float, float]
-    ) -> tuple[Landmark, ...]:
-        """Find landmarks again, closer.
+    def prepare(
+        self, volume: Volume, found: Sequence[Landmark], window: tuple[float, float]
+    ) -> Grid | None:
+        """Sample a scan in the pose that its landmarks show.
 
         Args:
             volume: The scan.
@@ -43,24 +50,33 @@ class Refiner:
             window: Voxel values that become 0 and 1.
 
         Returns:
-            The landmarks of both models, as ``app.refine.merge`` chooses; ``found`` as they are if
-            they show no pose.
+            The grid of the second model; None if the landmarks show no pose.
         """
-        manifest, device = self.model.manifest, self.model.network.device
         pose = find_pose(found, self._shape)
         if pose is None:
-            return found
-        grid = make_posed_grid(volume, pose, manifest.input, window, device)
-        field = self.model.network.predict_tiles([grid.voxels[None]])[0]
-        votes = filter_votes(
-            field, manifest.voting.threshold, stride=manifest.network.output_stride
-        )
-        # Everything below is in mm of the subject, and so is what was learned in mm of the frame.
+            return None
+        device = self.model.network.device
+        return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
+
+    def locate(self, votes: Votes, grid: Grid, found: Sequence[Landmark]) -> tuple[Landmark, ...]:
+        """Read the landmarks off the votes of the second model.
+
+        Args:
+            votes: Votes of the grid's only tile.
+            grid: As ``prepare`` has made it.
+            found: Landmarks of the first model.
+
+        Returns:
+            The landmarks of both models, as ``merge`` chooses.
+        """
+        manifest = self.model.manifest
+        # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
+        scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
         readout = readout_of(grid, manifest)
-        readout = replace(readout, radius_mm=pose.scale * readout.radius_mm)
+        readout = replace(readout, radius_mm=scale * readout.radius_mm)
         frame = GridFrame(grid.to_volume, grid.to_world)
-        refined = locate(votes, readout, frame, manifest.landmarks, self._shape)
-        return merge(found, refined, self._shape.tolerance_mm)
+        closer = locate(votes, readout, frame, manifest.landmarks, self._shape)
+        return merge(found, closer, self._tolerance_mm)
 
 
 def merge(

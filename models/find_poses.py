@@ -20,9 +20,10 @@ from jaxtyping import Float64
 from rich.console import Console
 
 from app.constellation import LEAST_LANDMARKS, Similarity, fit_similarity
-from app.detector import Detector, load_checked
+from app.detector import Detector
 from app.device import choose_device
 from app.frames import Points, scaling, spacing_of, transform, translation
+from app.loading import load_checked
 from app.phantom import markups_json
 from app.posed import index_grid, sample_at
 from app.volume import Volume, read_volume

@@ -27,6 +27,7 @@ from models.augment import Augmentation, Sample, pose
 from models.export import attach_refine, write_model_folder
 from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network, suggest_spacing
 from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
+from models.symmetry import with_mirror_images
 from models.targets import make_targets, vote_loss
 from models.validate import validate
 
@@ -85,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     specimens = tuple(
         load_specimen(pair, names, recipe.spacing_mm, recipe.intensity) for pair in trained
     )
-    mean = None
-    if recipe.sees == "whole":
-        mean = mean_shape([specimen.points for specimen in specimens])
-    data = Data(tuple(names), mean, specimens, tuple(pair for pair in pairs if pair[0] in held))
+    mean = mean_shape([specimen.points for specimen in specimens])
+    if options.mirror:
+        specimens = with_mirror_images(specimens, mean)
+    shape = mean if recipe.sees == "whole" else None
+    data = Data(tuple(names), shape, specimens, tuple(pair for pair in pairs if pair[0] in held))
     torch.manual_seed(recipe.seed)
     network = build_network(recipe, len(names))
     if options.start is not None:
@@ -116,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rotation", type=float, default=180.0, help="largest random rotation in degrees")
     add("--missing", choices=("unknown", "absent"), default="unknown",
         help="what a landmark without a position is")  # fmt: skip
+    add("--mirror", action="store_true", help="learn from mirror images, too")
     add("--start", type=Path, metavar="MODEL", help="model folder whose weights to start from")
     add("--device", default="auto", help="auto, cpu or cuda:N")
     return parser

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 from rich.console import Console
+from safetensors.torch import load_model
 
 from app.constellation import fit_similarity, mean_shape
 from app.device import choose_device
@@ -25,11 +26,12 @@ from app.posed import pose_of
 from models.augment import Augmentation
 from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network
 from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
+from models.symmetry import with_mirror_images
 from models.train import RADIUS_VOXELS, Data, train
 
 FOLDER: Final = "refine"
 
-MARGIN: Final = 0.07
+MARGIN: Final = 0.065
 """Around the mean shape, as a share of its diagonal: subjects differ, and context helps."""
 
 POSE_ERRORS: Final = Augmentation(
@@ -58,15 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recipe = make_recipe(options, mean)
     console.print(recipe)
     coarse_mm = min(first.input.spacing_mm)
-    specimens = tuple(
-        pose_specimen(
-            load_specimen(pair, names, recipe.spacing_mm, first.input.intensity, coarse_mm), mean
-        )
+    specimens: Sequence[Specimen] = [
+        load_specimen(pair, names, recipe.spacing_mm, first.input.intensity, coarse_mm)
         for pair in trained
-    )
+    ]
+    if options.mirror:
+        specimens = with_mirror_images(specimens, mean)
     torch.manual_seed(recipe.seed)
     network = build_network(recipe, len(names))
-    data = Data(tuple(names), mean, specimens, tuple(held))
+    if options.start is not None:
+        load_model(network, options.start / "weights.safetensors")
+    posed = tuple(pose_specimen(specimen, mean) for specimen in specimens)
+    data = Data(tuple(names), mean, posed, tuple(held))
     where = (choose_device(options.device), console)
     train(network, recipe, data, options.model / FOLDER, where)
 
@@ -87,6 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch", type=int, default=1, help="images per step")
     add("--rate", type=float, default=1.5e-3, help="peak learning rate")
     add("--seed", type=int, default=1)
+    add("--mirror", action="store_true", help="learn from mirror images, too")
+    add("--start", type=Path, metavar="MODEL", help="model folder whose weights to start from")
     add("--device", default="auto", help="auto, cpu or cuda:N")
     return parser
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
+from app.loading import load_checked
 from app.volume import read_volume
 from models.landmark_files import read_landmarks
 
@@ -21,12 +22,14 @@ class Errors:
         names: Scan names.
         mm: Distance in mm by scan and landmark; NaN where the truth or the answer is missing.
         found: Whether the service gave a position.
+        detected: Whether the service was sure of it.
         true: Whether the truth has one.
     """
 
     names: tuple[str, ...]
     mm: Float64[np.ndarray, "scans landmarks"]
     found: np.ndarray
+    detected: np.ndarray
     true: np.ndarray
 
     def summary(self) -> str:
@@ -58,6 +61,7 @@ def validate(folder: Path, pairs: Sequence[tuple[str, Path, Path]], device: torc
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
     mm = np.full((len(pairs), len(names)), np.nan)
     found = np.zeros(mm.shape, dtype=bool)
+    detected = np.zeros(mm.shape, dtype=bool)
     true = np.zeros(mm.shape, dtype=bool)
     for row, (_, scan, landmarks) in enumerate(pairs):
         truth = read_landmarks(landmarks)
@@ -65,6 +69,7 @@ def validate(folder: Path, pairs: Sequence[tuple[str, Path, Path]], device: torc
         for column, landmark in enumerate(detection.landmarks):
             true[row, column] = landmark.name in truth
             found[row, column] = landmark.ras_mm is not None
+            detected[row, column] = landmark.status == "detected"
             if landmark.ras_mm is not None and landmark.name in truth:
                 mm[row, column] = np.linalg.norm(landmark.ras_mm - truth[landmark.name])
-    return Errors(tuple(pair[0] for pair in pairs), mm, found, true)
+    return Errors(tuple(pair[0] for pair in pairs), mm, found, detected, true)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from app.batch_sizes import BatchSizes
-from app.detector import Detection, Detector, load_checked
+from app.detector import Detection, Detector
 from app.device_loop import DeviceLoop
+from app.loading import load_checked
 from app.metrics import Metrics
 from app.module import load_module
 from app.network import Network

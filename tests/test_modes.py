@@ -1,11 +1,15 @@
 """Votes -> Modes."""
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.heatmaps import aggregate
 from app.modes import Modes, find_modes
 from app.peaks import cells_of_edge
 from app.readout import Readout
@@ -183,3 +187,30 @@ def test_no_votes_have_no_modes() -> None:
     assert not modes.weight.any()
     assert not modes.mass.any()
     assert np.isnan(modes.position).all()
+
+
+@given(
+    cuts=st.tuples(*[st.lists(st.integers(1, 10), max_size=2, unique=True)] * 3),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=20, deadline=None)
+def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
+    cuts: tuple[list[int], list[int], list[int]], seed: int
+) -> None:
+    """Tiles of any shape, in any order, give the votes, modes and heatmaps of the whole (V7)."""
+    shape = (13, 11, 16)
+    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+    field = random_field(shape, 3, "sigmoid", seed)
+    whole = filter_votes(field, 0.3)
+    bounds = [sorted({0, *cut, size}) for cut, size in zip(cuts, shape, strict=True)]
+    parts = []
+    for corner in product(*[range(len(ends) - 1) for ends in bounds]):
+        spans = [(ends[at], ends[at + 1]) for ends, at in zip(bounds, corner, strict=True)]
+        i, j, k = [slice(first, last) for first, last in spans]
+        scores, offsets = field.scores[:, i, j, k], field.offsets[:, :, i, j, k]
+        tile = replace(field, scores=scores, offsets=offsets)
+        parts.append(filter_votes(tile, 0.3, origin=[first for first, _ in spans]))
+    parts = [parts[index] for index in np.random.default_rng(seed).permutation(len(parts))]
+    votes = concat_votes(parts)
+    assert_same_bits(modes_of(votes, readout), modes_of(whole, readout))
+    assert torch.equal(aggregate(votes, range(3), readout), aggregate(whole, range(3), readout))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
 from app.errors import ModelRefused
 from app.folder import update_hashes
+from app.loading import load_checked
 from app.refine import merge
 from app.volume import read_volume
 from models.train import main as train

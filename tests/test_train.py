@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
 from app.frames import transform
+from app.loading import load_checked
 from app.volume import read_volume
 from models.train import main
 from tests.test_grid import oblique_affine

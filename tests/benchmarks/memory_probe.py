@@ -7,7 +7,8 @@ import monai.networks.nets  # noqa: F401 - so that it is no part of what a scan 
 import numpy as np
 import torch
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
+from app.loading import load_checked
 from app.volume import Volume
 from tests.benchmarks.surroundings import resident_bytes
 
@@ -26,7 +27,7 @@ def main() -> None:
     case = detector.prepare(volume)
     for tile in range(len(case.plan)):
         detector.run([(case, tile)])
-    detector.locate(case)
+    detector.finish(case)
     weights = (Path(folder) / "weights.safetensors").stat().st_size
     peak = resident_bytes(peak=True) - before - weights
     votes = sum(len(votes) for votes in case.votes)

@@ -1,0 +1,141 @@
+"""The shipped mouse-skull model on skulls it never saw: turned, cut in halves, and not there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from app.detector import Detector
+from app.frames import Affine, Points, transform, translation
+from app.loading import load_checked
+from app.posed import index_grid, sample_at
+from app.volume import Volume, read_volume
+from models.landmark_files import read_landmarks
+
+MODEL = Path(__file__).resolve().parents[1] / "models" / "mouse-skull"
+UNSEEN = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
+
+MEAN_ERROR_MM = 0.25
+P95_ERROR_MM = 0.55
+TURNED_MM = 0.15
+"""Mean distance between the landmarks of a scan and of the same scan turned."""
+
+INVENTED = 0.05
+"""Of the landmarks that are not in a scan, at most this share may be called detected."""
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector(load_checked(MODEL, torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def skulls(data_dir: Path) -> Path:
+    return data_dir / "mouse-skull"
+
+
+def read(skulls: Path, name: str) -> Volume:
+    return read_volume((skulls / "scans" / f"{name}.nii.gz").read_bytes())
+
+
+def truth_of(skulls: Path, detector: Detector, name: str) -> Points:
+    truth = read_landmarks(skulls / "landmarks" / f"{name}.mrk.json")
+    return np.stack([truth[mark.name] for mark in detector.model.manifest.landmarks])
+
+
+def find(detector: Detector, volume: Volume) -> tuple[Points, np.ndarray]:
+    """Give positions, NaN where there is none, and which are called detected."""
+    nowhere = np.full(3, np.nan)
+    marks = detector.detect(volume).landmarks
+    points = [nowhere if mark.ras_mm is None else mark.ras_mm for mark in marks]
+    return np.stack(points), np.array([mark.status == "detected" for mark in marks])
+
+
+def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:
+    """Turn the subject about the middle of its scan by any angle; gives the motion, too."""
+    random = np.random.default_rng(seed)
+    motion = np.eye(4)
+    motion[:3, :3] = Rotation.random(random_state=random).as_matrix()
+    middle = transform(volume.affine, (np.array(volume.voxels.shape) - 1) / 2)
+    shift = random.uniform(-0.2, 0.2, 3)
+    motion = translation(middle + shift) @ motion @ translation(-middle)
+    old_from_new = np.linalg.inv(volume.affine) @ np.linalg.inv(motion) @ volume.affine
+    where = index_grid(volume.voxels.shape, old_from_new)
+    voxels = sample_at(torch.from_numpy(volume.voxels.astype(np.float32)), where)
+    return Volume(voxels.numpy(), volume.affine, 0, "", ()), motion
+
+
+def halves(volume: Volume) -> list[Volume]:
+    """Cut a scan in two along each axis."""
+    cuts = []
+    for axis in range(3):
+        middle = volume.voxels.shape[axis] // 2
+        for first, last in ((0, middle), (middle, None)):
+            part = [slice(None)] * 3
+            part[axis] = slice(first, last)
+            start = np.zeros(3)
+            start[axis] = first
+            affine = volume.affine @ translation(start)
+            cuts.append(Volume(np.ascontiguousarray(volume.voxels[tuple(part)]), affine, 0, "", ()))
+    return cuts
+
+
+def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
+    errors = []
+    for name in UNSEEN:
+        found, _ = find(detector, read(skulls, name))
+        errors.append(np.linalg.norm(found - truth_of(skulls, detector, name), axis=1))
+    assert np.isfinite(errors).all()
+    assert np.mean(errors) <= MEAN_ERROR_MM
+    assert np.percentile(errors, 95) <= P95_ERROR_MM
+
+
+def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls: Path) -> None:
+    """Calibrated on these very scans, so no more than a check that it is there and plausible."""
+    inside = []
+    for name in UNSEEN:
+        truth = truth_of(skulls, detector, name)
+        for mark, place in zip(detector.detect(read(skulls, name)).landmarks, truth, strict=True):
+            if mark.status == "detected" and mark.ras_mm is not None:
+                assert mark.region95_mm is not None
+                inside.append(np.linalg.norm(mark.ras_mm - place) <= mark.region95_mm)
+    assert 0.9 <= np.mean(inside) <= 0.99
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_turned_skull_has_its_landmarks_where_they_turn(
+    detector: Detector, skulls: Path, seed: int
+) -> None:
+    volume = read(skulls, UNSEEN[seed])
+    turned, motion = turn(volume, seed)
+    expected, _ = find(detector, volume)
+    found, _ = find(detector, turned)
+    both = np.isfinite(found).all(axis=1) & np.isfinite(expected).all(axis=1)
+    apart = np.linalg.norm(found - transform(motion, expected), axis=1)[both]
+    assert both.mean() > 0.95
+    assert apart.mean() <= TURNED_MM
+
+
+def test_landmarks_cut_off_are_not_invented(detector: Detector, skulls: Path) -> None:
+    """Half skulls, and scans of nothing and of noise."""
+    invented, absent = 0, 0
+    for name in UNSEEN:
+        volume = read(skulls, name)
+        truth = truth_of(skulls, detector, name)
+        for half in halves(volume):
+            index = transform(np.linalg.inv(half.affine), truth)
+            inside = (index >= -0.5) & (index <= np.array(half.voxels.shape) - 0.5)
+            gone = ~inside.all(axis=1)
+            _, detected = find(detector, half)
+            invented += int((detected & gone).sum())
+            absent += int(gone.sum())
+    shape = volume.voxels.shape
+    noise = np.random.default_rng(3).integers(0, 255, shape).astype(np.float32)
+    for voxels in (np.zeros(shape, np.float32), noise):
+        _, detected = find(detector, Volume(voxels, volume.affine, 0, "", ()))
+        invented += int(detected.sum())
+        absent += len(detected)
+    assert absent > 400
+    assert invented <= INVENTED * absent
