@@ -14,9 +14,10 @@ import litserve
 import torch
 from fastapi import HTTPException, Request
 
-from app.detector import Case, Detector, load_checked
+from app.detector import Case, Detector
 from app.errors import RequestError
 from app.landmarks import Landmark
+from app.loading import load_checked
 from app.volume import Volume, read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
@@ -64,14 +65,23 @@ class Batched(OneByOne):
 
     def predict(self, volumes: Sequence[Volume]) -> list[Landmarks]:  # type: ignore[override]
         """Find the landmarks of all."""
-        cases = [self._detector.prepare(volume) for volume in volumes]
-        by_shape: dict[tuple[int, ...], list[tuple[Case, int]]] = defaultdict(list)
+        looks: list[Case | Landmarks] = [self._detector.prepare(volume) for volume in volumes]
+        while cases := [look for look in looks if isinstance(look, Case)]:
+            self._run(cases)
+            looks = [
+                self._detector.finish(look) if isinstance(look, Case) else look for look in looks
+            ]
+        return [look for look in looks if not isinstance(look, Case)]
+
+    def _run(self, cases: Sequence[Case]) -> None:
+        """Run all tiles of some cases, in batches of one shape."""
+        by_shape: dict[tuple[str, tuple[int, int, int]], list[tuple[Case, int]]] = defaultdict(list)
         for case in cases:
-            by_shape[case.plan.tile_shape] += [(case, tile) for tile in range(len(case.plan))]
+            lane = self._detector.lane(case)
+            by_shape[lane] += [(case, tile) for tile in range(len(case.plan))]
         for tiles in by_shape.values():
             for first in range(0, len(tiles), TILES):
                 self._detector.run(tiles[first : first + TILES])
-        return [self._detector.locate(case) for case in cases]
 
     def unbatch(self, output: list[Landmarks]) -> list[Landmarks]:
         """Give each request its own."""
