@@ -10,7 +10,7 @@ import torch
 from app.detector import Detector
 from app.loading import load_checked
 from app.volume import Volume
-from tests.benchmarks.surroundings import resident_bytes
+from tests.benchmarks.linux import resident_bytes
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import os
 import platform
 import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +40,8 @@ class Surroundings:
     numpy: str
     triton: str
     tensorflow: str
+    fastapi: str
+    litserve: str
 
 
 def look_around() -> Surroundings:
@@ -57,24 +58,9 @@ def look_around() -> Surroundings:
         numpy=version("numpy"),
         triton=_version("triton"),
         tensorflow=_version("tensorflow", "tensorflow-cpu"),
+        fastapi=version("fastapi"),
+        litserve=_version("litserve"),
     )
-
-
-def available_bytes() -> int:
-    """Say how much memory this machine could still give."""
-    return _kib_of(Path("/proc/meminfo"), "MemAvailable")
-
-
-def resident_bytes(*, peak: bool = False) -> int:
-    """Say how much memory this process holds, or ever held at once."""
-    return _kib_of(Path("/proc/self/status"), "VmHWM" if peak else "VmRSS")
-
-
-def _kib_of(file: Path, key: str) -> int:
-    for line in file.read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) << 10
-    raise OSError(f"expected {key} in {file}, which Linux has, got none on {sys.platform}")
 
 
 def _git(*words: str) -> str:

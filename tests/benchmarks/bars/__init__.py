@@ -3,11 +3,20 @@
 from typing import Final
 
 from tests.benchmarks.bars.accuracy import v8_accuracy
+from tests.benchmarks.bars.decoding import s4_decoding
+from tests.benchmarks.bars.endurance import s7_endurance
 from tests.benchmarks.bars.exactness import v7_same_bits
 from tests.benchmarks.bars.filtering import v2_rows, v3_rows_and_heatmaps
+from tests.benchmarks.bars.idling import s5_idling
+from tests.benchmarks.bars.ingest import s3_ingest
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
+from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
+from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
+from tests.benchmarks.bars.starting import s6_starting
+from tests.benchmarks.bars.throughput import s1_throughput
+from tests.benchmarks.bars.tiling import s9_tiling
 from tests.benchmarks.bars.waterfall import waterfall
 from tests.benchmarks.harness import Bar
 
@@ -22,4 +31,13 @@ BARS: Final[dict[str, Bar]] = {
     "V8": v8_accuracy,
     "cost": cost,
     "waterfall": waterfall,
+    "S1": s1_throughput,
+    "S2": s2_sharing,
+    "S3": s3_ingest,
+    "S4": s4_decoding,
+    "S5": s5_idling,
+    "S6": s6_starting,
+    "S7": s7_endurance,
+    "S9": s9_tiling,
+    "load": load,
 }

@@ -12,8 +12,8 @@ import torch
 from tests.benchmarks import agreement, ours
 from tests.benchmarks.fields import Scene, make_scene, to_device
 from tests.benchmarks.harness import Case, Limit, Rival, Row, Run
+from tests.benchmarks.linux import available_bytes
 from tests.benchmarks.rivals import plain_torch
-from tests.benchmarks.surroundings import available_bytes
 
 TRUTH_TOLERANCE: Final = 1.0
 """Voxels; a mean of hundreds of votes lies within a tenth, the smallest balls' within this."""

@@ -1,0 +1,38 @@
+"""S6: process start -> ready."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.benchmarks.harness import Limit, Row, Run
+from tests.benchmarks.scans import PHANTOM
+from tests.benchmarks.servers import OURS, serving
+from tests.benchmarks.surroundings import ROOT
+
+RIVAL = "import torch, load, one forward"
+
+
+def s6_starting(run: Run) -> Iterator[Row]:
+    """Until /readyz says yes, self-check included, against the least that any program must do."""
+    ours, theirs = [], []
+    turns = 1 if run.fast else run.rounds
+    for turn in range(turns + 1):
+        with serving(OURS, PHANTOM) as server:
+            seconds = server.start_s
+        start = time.perf_counter()
+        words = ["-m", "tests.benchmarks.rivals.plain_start", str(PHANTOM)]
+        subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+        if turn:  # The first fills the cache of the file system.
+            ours.append(seconds)
+            theirs.append(time.perf_counter() - start)
+    yield Row(
+        "process start -> ready, phantom model",
+        statistics.median(ours),
+        "s",
+        RIVAL,
+        statistics.median(theirs),
+        Limit(1.5, "cost"),
+        rounds=turns,
+    )

@@ -1,0 +1,216 @@
+"""model folder -> a server that is ready, ours or a rival's: a process of its own on loopback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tests.benchmarks.harness import DisagreementError, Limit, Row
+from tests.benchmarks.linux import family_of
+from tests.benchmarks.loads import Message, multipart, send_one
+from tests.benchmarks.surroundings import ROOT
+
+START_S: Final = 120.0
+STOP_S: Final = 10.0
+POLL_S: Final = 0.005
+
+SAME_MM: Final = 1e-3
+"""Two servers with one model may differ by this: batches are summed in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Who serves.
+
+    Attributes:
+        name: As in the table.
+        module: Is run; empty: ours.
+        words: Follow folder and port on its command line.
+        package: Must be installed.
+    """
+
+    name: str
+    module: str = ""
+    words: tuple[str, ...] = ()
+    package: str = "fastapi"
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can be run here."""
+        return find_spec(self.package) is not None
+
+
+OURS: Final = Kind("landmarkd")
+LOCKED: Final = Kind("FastAPI with a lock", "tests.benchmarks.rivals.fastapi_lock")
+LITSERVE: Final = Kind("LitServe", "tests.benchmarks.rivals.litserve_app", ("1",), "litserve")
+LITSERVE_BATCHES: Final = Kind(
+    "LitServe, batches of 8", "tests.benchmarks.rivals.litserve_app", ("8",), "litserve"
+)
+BARE: Final = Kind("bare socket", "tests.benchmarks.rivals.bare_socket")
+RIVALS: Final = (LOCKED, LITSERVE, LITSERVE_BATCHES)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers.
+
+    Attributes:
+        kind: Who serves.
+        port: On loopback.
+        process: Its number; its children may be more.
+        start_s: From its start until it said that it was ready.
+    """
+
+    kind: Kind
+    port: int
+    process: int
+    start_s: float
+
+    def message(self, name: str, content: bytes, *, keep: bool = False, query: str = "") -> Message:
+        """Make the request that brings a scan to this server: raw to ours, else a form."""
+        if not self.kind.module:
+            headers = {"Content-Type": "application/octet-stream"}
+            return Message(name, f"/v1/landmarks{query}", content, headers, keep=keep)
+        body, headers = multipart(content)
+        return Message(name, "/predict", body, headers, keep=keep)
+
+
+@contextmanager
+def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
+    """Run a server with one model until the block ends.
+
+    Args:
+        kind: Who serves.
+        model: The model folder.
+        settings: Of ours, such as ``MAX_BODY_BYTES``.
+
+    Yields:
+        The server, ready.
+    """
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        models = Path(folder) / "models"
+        models.mkdir()
+        (models / model.name).symlink_to(model.resolve(), target_is_directory=True)
+        port = _free_port()
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            _command(kind, model, port),
+            cwd=ROOT,
+            env=os.environ | _environment(models, port, settings),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            _wait(process, port, "/health" if kind.module else "/readyz", log.name)
+            yield Server(kind, port, process.pid, time.perf_counter() - start)
+        finally:
+            _stop(process)
+
+
+def check_same(ours: bytes, theirs: bytes, whose: str) -> None:
+    """Compare the landmarks of two answers.
+
+    Raises:
+        DisagreementError: A landmark is there in one only, or lies elsewhere.
+    """
+    mine, yours = places_of(ours), places_of(theirs)
+    if list(mine) != list(yours):
+        raise DisagreementError(f"expected landmarks {list(yours)}, got {list(mine)}")
+    for name, place in yours.items():
+        # NaN stands for "not found", which both must say.
+        apart = np.linalg.norm(np.nan_to_num(mine[name] - place))
+        if np.isnan(mine[name]).any() != np.isnan(place).any() or not apart <= SAME_MM:
+            raise DisagreementError(f"{name}: expected {place} as {whose}, got {mine[name]}")
+
+
+def places_of(answer: bytes) -> dict[str, np.ndarray]:
+    """Read names and places in mm, RAS, off an answer; NaN where nothing was found."""
+    missing = (np.nan,) * 3
+    return {
+        mark["name"]: np.array(mark["ras_mm"] or missing, dtype=np.float64)
+        for mark in json.loads(answer)["landmarks"]
+    }
+
+
+def answers(server: Server, contents: Sequence[bytes]) -> list[bytes]:
+    """Get the answers to some scans, one after the other."""
+    bodies = []
+    for content in contents:
+        reply = send_one(server.port, server.message("check", content))
+        if reply.status != 200:
+            raise DisagreementError(
+                f"{server.kind.name}: expected status 200, got {reply.status} {reply.body[:200]!r}"
+            )
+        bodies.append(reply.body)
+    return bodies
+
+
+def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
+    """Say that a rival is not here."""
+    return Row(what, None, rival=kind.name, limit=limit, note=f"{kind.package} is not installed")
+
+
+def _command(kind: Kind, model: Path, port: int) -> list[str]:
+    if not kind.module:
+        code = "from app.server import serve; raise SystemExit(serve())"
+        return [sys.executable, "-c", code]
+    return [sys.executable, "-m", kind.module, str(model), str(port), *kind.words]
+
+
+def _environment(models: Path, port: int, settings: dict[str, str]) -> dict[str, str]:
+    chosen = {"MODELS_DIR": str(models), "PORT": str(port), "DEVICE": "cpu"} | settings
+    return {f"LANDMARKD_{name}": value for name, value in chosen.items()}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait(process: "subprocess.Popen[bytes]", port: int, path: str, log: str) -> None:
+    """Ask until it is ready; no server of others says so by itself."""
+    end = time.perf_counter() + START_S
+    while time.perf_counter() < end:
+        connection = HTTPConnection("127.0.0.1", port, timeout=START_S)
+        try:
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, HTTPException):
+            if process.poll() is not None:
+                break
+        finally:
+            connection.close()
+        time.sleep(POLL_S)
+    raise RuntimeError(f"expected a server that is ready, got: {Path(log).read_text()[-2000:]}")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ask it to stop, and end what is left of it and its children."""
+    family = family_of(process.pid)
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in family:
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
