@@ -12,8 +12,9 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, UploadFile
 
-from app.detector import Detector, load_checked
+from app.detector import Detector
 from app.errors import RequestError
+from app.loading import load_checked
 from app.volume import read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 

@@ -14,15 +14,16 @@ import litserve
 import torch
 from fastapi import HTTPException, Request
 
-from app.detector import Case, Detector, load_checked
+from app.detector import Case, Detector
 from app.errors import RequestError
 from app.landmarks import Landmark
+from app.loading import load_checked
 from app.volume import Volume, read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
 BATCH_TIMEOUT_S: Final = 0.05
 TILES: Final = 16
-"""In one forward pass, as in our own service."""
+"""In one forward pass, at most."""
 
 Landmarks = tuple[Landmark, ...]
 
@@ -63,15 +64,19 @@ class Batched(OneByOne):
         return inputs
 
     def predict(self, volumes: Sequence[Volume]) -> list[Landmarks]:  # type: ignore[override]
-        """Find the landmarks of all."""
-        cases = [self._detector.prepare(volume) for volume in volumes]
-        by_shape: dict[tuple[int, ...], list[tuple[Case, int]]] = defaultdict(list)
-        for case in cases:
-            by_shape[case.plan.tile_shape] += [(case, tile) for tile in range(len(case.plan))]
-        for tiles in by_shape.values():
-            for first in range(0, len(tiles), TILES):
-                self._detector.run(tiles[first : first + TILES])
-        return [self._detector.locate(case) for case in cases]
+        """Find the landmarks of all; the second look of one shares batches with others, too."""
+        found: list[Landmarks | Case] = [self._detector.prepare(volume) for volume in volumes]
+        while cases := [case for case in found if isinstance(case, Case)]:
+            lanes: dict[object, list[tuple[Case, int]]] = defaultdict(list)
+            for case in cases:
+                lanes[self._detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
+            for tiles in lanes.values():
+                for first in range(0, len(tiles), TILES):
+                    self._detector.run(tiles[first : first + TILES])
+            found = [
+                self._detector.finish(each) if isinstance(each, Case) else each for each in found
+            ]
+        return [each for each in found if not isinstance(each, Case)]
 
     def unbatch(self, output: list[Landmarks]) -> list[Landmarks]:
         """Give each request its own."""
