@@ -183,8 +183,8 @@ def check(
     device: Device = "auto",
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
-    from app.loading import load_checked  # noqa: PLC0415
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.loading import load_checked  # noqa: PLC0415
     from app.selfcheck import write_selfcheck  # noqa: PLC0415
 
     if write:
@@ -199,8 +199,8 @@ def check(
 @app.command()
 def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
     """List the models of a folder, and say of each whether it can be used."""
-    from app.loading import load_checked  # noqa: PLC0415
     from app.device import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.loading import load_checked  # noqa: PLC0415
     from app.registry import Registry  # noqa: PLC0415
 
     load = partial(load_checked, device=choose_device(device))

@@ -1,7 +1,7 @@
-"""mask -> indices, index -> row and column: the two steps that torch is slow at on a CPU.
+"""mask -> indices: the step that torch is slow at on a CPU.
 
-NumPy does both several times faster there, on the same memory: it finds the true elements of a mask
-by whole machine words, and divides integers by multiplying.
+NumPy does it several times faster there, on the same memory: it finds the true elements of a mask
+by whole machine words.
 """
 
 import numpy as np
@@ -15,22 +15,3 @@ def true_indices(mask: Bool[Tensor, " n"]) -> Int64[Tensor, " found"]:
     if mask.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return torch.nonzero(mask)[:, 0]
-
-
-def split_index(
-    index: Int64[Tensor, " n"], width: int
-) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
-    """Split indices of a flattened table of non-negative size into row and column.
-
-    Args:
-        index: Indices into the flattened table, none negative.
-        width: Columns of the table.
-
-    Returns:
-        Rows and columns.
-    """
-    if index.device.type == "cpu":
-        row = torch.from_numpy(index.numpy() // width)
-    else:
-        row = torch.div(index, width, rounding_mode="floor")
-    return row, index - row * width
