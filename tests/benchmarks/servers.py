@@ -20,7 +20,7 @@ import numpy as np
 
 from tests.benchmarks.harness import DisagreementError, Limit, Row
 from tests.benchmarks.linux import family_of
-from tests.benchmarks.loads import Message, multipart, send_one
+from tests.benchmarks.loads import Load, Message, Stream, multipart, send
 from tests.benchmarks.surroundings import ROOT
 
 START_S: Final = 120.0
@@ -148,15 +148,14 @@ def places_of(answer: bytes) -> dict[str, np.ndarray]:
 
 def answers(server: Server, contents: Sequence[bytes]) -> list[bytes]:
     """Get the answers to some scans, one after the other."""
-    bodies = []
-    for content in contents:
-        reply = send_one(server.port, server.message("check", content))
+    messages = tuple(server.message("check", content, keep=True) for content in contents)
+    replies = send(Load(server.port, (Stream(messages, count=len(messages)),)))
+    for reply in replies:
         if reply.status != 200:
             raise DisagreementError(
                 f"{server.kind.name}: expected status 200, got {reply.status} {reply.body[:200]!r}"
             )
-        bodies.append(reply.body)
-    return bodies
+    return [reply.body for reply in replies]
 
 
 def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:

@@ -23,7 +23,7 @@ from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
 BATCH_TIMEOUT_S: Final = 0.05
 TILES: Final = 16
-"""In one forward pass, as in our own service."""
+"""In one forward pass, at most."""
 
 Landmarks = tuple[Landmark, ...]
 
@@ -64,24 +64,19 @@ class Batched(OneByOne):
         return inputs
 
     def predict(self, volumes: Sequence[Volume]) -> list[Landmarks]:  # type: ignore[override]
-        """Find the landmarks of all."""
-        looks: list[Case | Landmarks] = [self._detector.prepare(volume) for volume in volumes]
-        while cases := [look for look in looks if isinstance(look, Case)]:
-            self._run(cases)
-            looks = [
-                self._detector.finish(look) if isinstance(look, Case) else look for look in looks
+        """Find the landmarks of all; the second look of one shares batches with others, too."""
+        found: list[Landmarks | Case] = [self._detector.prepare(volume) for volume in volumes]
+        while cases := [case for case in found if isinstance(case, Case)]:
+            lanes: dict[object, list[tuple[Case, int]]] = defaultdict(list)
+            for case in cases:
+                lanes[self._detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
+            for tiles in lanes.values():
+                for first in range(0, len(tiles), TILES):
+                    self._detector.run(tiles[first : first + TILES])
+            found = [
+                self._detector.finish(each) if isinstance(each, Case) else each for each in found
             ]
-        return [look for look in looks if not isinstance(look, Case)]
-
-    def _run(self, cases: Sequence[Case]) -> None:
-        """Run all tiles of some cases, in batches of one shape."""
-        by_shape: dict[tuple[str, tuple[int, int, int]], list[tuple[Case, int]]] = defaultdict(list)
-        for case in cases:
-            lane = self._detector.lane(case)
-            by_shape[lane] += [(case, tile) for tile in range(len(case.plan))]
-        for tiles in by_shape.values():
-            for first in range(0, len(tiles), TILES):
-                self._detector.run(tiles[first : first + TILES])
+        return [each for each in found if not isinstance(each, Case)]
 
     def unbatch(self, output: list[Landmarks]) -> list[Landmarks]:
         """Give each request its own."""
