@@ -1,8 +1,8 @@
 """Settings -> a process that serves the application until it is told to stop.
 
-uvicorn with three things added: a limit on the time that a request's head may take, a drain during
-which the service still answers (readiness says no, new work gets 503, old work is finished), and
-exit code 0 after a stop that was asked for.
+uvicorn with four things added: large bodies that are received in place (app.bodies), a limit on the
+time that a request's head may take, a drain during which the service still answers (readiness says
+no, new work gets 503, old work is finished), and exit code 0 after a stop that was asked for.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.bodies import DirectBodyProtocol
 from app.logs import configure_logging
 from app.main import create_app
 from app.settings import Settings, open_to_strangers, unknown_variables
@@ -117,7 +117,7 @@ class LandmarkdServer(uvicorn.Server):
         self.failed = self.should_exit = True
 
 
-class TimedHeadProtocol(HttpToolsProtocol):
+class TimedHeadProtocol(DirectBodyProtocol):
     """uvicorn's HTTP/1.1 protocol, with a limit on the time between two requests.
 
     The clock runs whenever no request is being answered: while a head arrives, and while a client
