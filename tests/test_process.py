@@ -162,6 +162,18 @@ def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: 
         service.kill()
 
 
+def test_collector_is_on_once_ready_and_spares_what_the_start_has_made(models: Path) -> None:
+    says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
+    say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
+    before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"
+    service = ServiceProcess(models, before)
+    try:
+        service.terminate()
+        service.wait_for(on=True, spared=True)
+    finally:
+        service.kill()
+
+
 def test_port_in_use_ends_the_process_with_an_error(models: Path, service: ServiceProcess) -> None:
     with pytest.raises(AssertionError, match="exit code 3"):
         ServiceProcess(models, PORT=str(service.port))
