@@ -121,19 +121,22 @@ class DeviceThread:
             self._post(Lost(error))
 
     def _serve(self) -> None:
-        while (work := self._next()) is not None:
-            match work:
-                case Call():
-                    work.function()
-                case Job():
-                    self._prepare(work)
-                case Batch():
-                    self._run(work)
-                case Rest():
-                    self._recover()
+        while self._do_next():
+            pass
 
-    def _next(self) -> Call | Job | Batch[Job] | Rest | None:
-        return self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+    def _do_next(self) -> bool:
+        """Do one thing; apart from the loop, which would hold the last scan until the next came."""
+        work = self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+        match work:
+            case Call():
+                work.function()
+            case Job():
+                self._prepare(work)
+            case Batch():
+                self._run(work)
+            case Rest():
+                self._recover()
+        return work is not None
 
     def _prepare(self, job: Job) -> None:
         volume, start = job.volume, time.perf_counter()
