@@ -9,6 +9,7 @@ All methods run on the one thread that owns the device.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from app.constellation import Shape
 from app.device import describe_shortage, is_shortage
@@ -22,6 +23,8 @@ from app.registry import LoadedModel
 from app.tiles import TilePlan, cut, importance, plan_tiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
+
+JOINED_TILES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Case:
         vote_s: Collecting votes.
         locate_s: Reading landmarks off them.
         votes: Those of the tiles that have been run.
+        loose: How many tiles' votes, the last ones, stand alone in the list.
     """
 
     volume: Volume
@@ -101,6 +105,19 @@ class Case:
     vote_s: float = 0.0
     locate_s: float = 0.0
     votes: list[Votes] = field(default_factory=list)
+    loose: int = 0
+
+    def keep(self, votes: Votes) -> None:
+        """Keep the votes of a tile that was run.
+
+        Small arrays that stay, between large ones that come and go with each batch, keep their
+        memory from being used again; so those of the last tiles are joined now and then.
+        """
+        self.votes.append(votes)
+        self.loose += 1
+        if self.loose == JOINED_TILES:
+            self.votes[-JOINED_TILES:] = [concat_votes(self.votes[-JOINED_TILES:])]
+            self.loose = 0
 
 
 class Detector:
@@ -175,7 +192,7 @@ class Detector:
             cast.append((case, votes, time.perf_counter() - start))
         # Only now, so that a batch which fails can be run again without doubling a vote.
         for case, votes, seconds in cast:
-            case.votes.append(votes)
+            case.keep(votes)
             case.vote_s += seconds
         for case in dict.fromkeys(case for case, _ in tiles):
             case.network_s += forward
@@ -207,6 +224,7 @@ class Detector:
             found=landmarks,
             prepare_s=case.prepare_s + time.perf_counter() - located,
             votes=[],
+            loose=0,
         )
 
     def _locate(self, case: Case) -> tuple[Landmark, ...]:

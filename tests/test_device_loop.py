@@ -155,10 +155,13 @@ def test_whoever_still_waits_is_told_when_the_loop_stops(
 class LooksTwice(Detector):
     """A detector that has every case run once more, whole, before it answers."""
 
+    looked = False
+
     def finish(self, case: Case) -> tuple[Landmark, ...] | Case:
-        if len(case.votes) > len(case.plan):
-            return super().finish(replace(case, votes=case.votes[: len(case.plan)]))
-        return case
+        if self.looked:
+            return super().finish(case)
+        self.looked = True
+        return replace(case, votes=[], loose=0)
 
 
 def test_second_look_of_a_job_takes_its_turn_again(model: LoadedModel) -> None:

@@ -29,7 +29,7 @@ CONSTANT: Final = Limit(1.15, "cost")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a volume of some tiles takes: ms per tile, and MB above the volume itself."""
+    """What a volume of some tiles takes: ms per tile; MB above the idle service and the volume."""
 
     tiles: int
     tile_ms: float
@@ -41,8 +41,8 @@ def s9_tiling(run: Run) -> Iterator[Row]:
     """Time per tile against 8 tiles; memory above the volume against 64, the first full batches."""
     shapes = (((40, 44, 42), 1), ((84, 44, 42), 1), ((84, 80, 42), 1)) if run.fast else SIZES
     with serving(OURS, PHANTOM, TIMEOUT_S="300") as server:
-        first = _measure(server, *shapes[0])  # Warms up; what it holds on to is no growth.
         before = resident_bytes(server.process)
+        _measure(server, *shapes[0], before)  # Warms up.
         sizes = [_measure(server, shape, rounds, before) for shape, rounds in shapes]
     first = sizes[0]
     note = "phantom model, plain int16"
@@ -60,9 +60,7 @@ def s9_tiling(run: Run) -> Iterator[Row]:
     yield Row(what, last.above_mb, "MB", rival, middle.above_mb, CONSTANT, note)
 
 
-def _measure(
-    server: Server, shape: tuple[int, int, int], rounds: int, before: int | None = None
-) -> Size:
+def _measure(server: Server, shape: tuple[int, int, int], rounds: int, before: int) -> Size:
     (content,) = large_scans(1, shape, SPACING_MM)
     message = server.message("scan", content, query="?timeout_s=300")
     forget_peak(server.process)
@@ -73,6 +71,6 @@ def _measure(
     text = (PHANTOM / "model.toml").read_text(encoding="utf-8")
     manifest = parse_manifest(PHANTOM.name, text)
     tiles = len(plan_tiles(shape, manifest.input, manifest.network.output_stride))
-    above = peak - (before or 0) - BYTES * int(np.prod(shape))
+    above = peak - before - BYTES * int(np.prod(shape))
     spent = 1e3 * statistics.median(reply.seconds for reply in replies)
     return Size(tiles, spent / tiles, above / 1e6, rounds)
