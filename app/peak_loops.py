@@ -16,7 +16,7 @@ from app.compiled import compiled
 @compiled
 @no_type_check
 def _number_cells(landmark, position, edge, shape, first, numbers):
-    """Say which cell each vote is in; -1 for none. All in float64: that becomes vector instructions."""
+    """Say which cell each vote is in; -1 for none. In float64 all of it is vector instructions."""
     end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
     for vote in range(len(landmark)):
         i = np.floor((position[0, vote] - first[0] + 0.5) / edge[0])
