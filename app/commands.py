@@ -16,15 +16,17 @@ TRAINER: Final = "models.commands"
 
 
 class Commands(TyperGroup):
-    """The commands that are registered, and then those of the trainer."""
+    """The commands that are registered, and then those of the trainer.
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+    What typer passes and expects are classes of click, or of its own copy of it, by version: Any.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
         """List the names in the order of the help."""
         return [*super().list_commands(ctx), *trainer_commands()]
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override] # noqa: ANN401
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         """Find a command by its name; None if there is none."""
-        # Any, as typer carries a copy of click whose classes have no public names.
         command = super().get_command(ctx, cmd_name)
         target = trainer_commands().get(cmd_name) if command is None else None
         if target is None:
