@@ -9,5 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-COMMANDS: Final[Mapping[str, str]] = MappingProxyType({})
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"train": "models.train_command:train", "refine": "models.train_command:refine"}
+)
 """``module:function`` of every command, in the order in which the help lists them."""

@@ -4,15 +4,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from app.errors import LandmarkdError
 from app.frames import Affine, Points, spacing_of
+from app.header import UNIT_WARNINGS
 from app.volume import Volume, read_volume
 from models.findings import Finding
 from models.landmark_files import RasPoint, read_landmarks
 from models.specimens import inside_volume
+
+CONSTANT: Final = "all voxels have the same value"
+"""As the reader of scans says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +96,25 @@ def gather(pair: tuple[str, Path, Path]) -> tuple[Facts | None, list[Finding]]:
         findings.append(Finding("error", scan.name, f"cannot be read: {error.strerror}"))
     if volume is None:
         return None, findings
-    findings += [_remark(name, warning) for warning in volume.warnings]
-    if not points:
-        return None, findings
-    i, j, k = volume.voxels.shape
-    digest = _digest(volume.voxels)
-    return Facts(name, scan, landmarks, (i, j, k), volume.affine, digest, points), findings
+    facts = None
+    if points:
+        i, j, k = volume.voxels.shape
+        digest = _digest(volume.voxels)
+        facts = Facts(name, scan, landmarks, (i, j, k), volume.affine, digest, points)
+    inside = facts is not None and not facts.outside
+    findings += [_remark(name, warning, inside) for warning in volume.warnings]
+    return facts, findings
 
 
-def _remark(name: str, warning: str) -> Finding:
-    """Pass on what the reader of a scan warns of; nothing can be learned from a constant one."""
-    return Finding("error" if "same value" in warning else "warning", name, warning)
+def _remark(name: str, warning: str, inside: bool) -> Finding:
+    """Pass on what the reader of a scan warns of.
+
+    Nothing can be learned from a constant one. Points in mm that lie inside show its unit.
+    """
+    if warning == CONSTANT:
+        return Finding("error", name, warning)
+    assumed = inside and warning == UNIT_WARNINGS[0]
+    return Finding("note" if assumed else "warning", name, warning)
 
 
 def _digest(voxels: np.ndarray) -> str:

@@ -114,6 +114,7 @@ def _fcsv(text: str) -> tuple[Frame, Named]:
 
 def _table(rows: "csv.DictReader[str]") -> tuple[Frame, Named]:
     columns = rows.fieldnames or ()
+    frame: Frame
     if {"label", "l", "p", "s"} <= set(columns):
         frame, label, axes = "LPS", "label", "lps"
     elif {"name", "x", "y", "z"} <= set(columns):

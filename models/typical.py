@@ -73,7 +73,7 @@ def find_typical(point_sets: Sequence[Points]) -> Typical | None:
         The constellation; None if fewer than four specimens share four landmarks.
     """
     cloud = np.stack(point_sets) if len(point_sets) else np.zeros((0, 0, 3))
-    known = np.isfinite(cloud).all(axis=2)
+    known = np.asarray(np.isfinite(cloud).all(axis=2))
     if (known.sum(axis=1) >= LEAST_LANDMARKS).sum() < LEAST_LANDMARKS:
         return None
     shape = _first_guess(cloud, known)

@@ -9,12 +9,11 @@ import torch
 from app.loading import load_checked
 from app.manifest import read_manifest
 from models.calibrate import conformal_radius, left_out, sure_errors, write_radius
-from models.train import main as train
-from models.train_refine import main as train_refine
 from models.validate import Errors
 from tests.test_train import write_specimen
+from tests.training_data import landmarkd
 
-SMALL = ["--filters", "4", "4", "8", "--batch", "1", "--steps", "1", "--device", "cpu"]
+SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "1", "--device", "cpu"]
 
 
 def test_the_radius_is_the_split_conformal_one() -> None:
@@ -49,10 +48,10 @@ def test_the_radius_is_written_where_the_answers_come_from(tmp_path: Path, refin
     for seed, name in enumerate(("one", "two")):
         write_specimen(tmp_path, name, seed)
     model = tmp_path / "mine"
-    files = [str(tmp_path / "scans"), str(tmp_path / "landmarks")]
-    train([*files, "-o", str(model), *SMALL])
+    files = (tmp_path / "scans", tmp_path / "landmarks")
+    landmarkd("train", *files, "-o", model, *SMALL)
     if refined:
-        train_refine([*files, "--model", str(model), "--spacing", "1.0", *SMALL])
+        landmarkd("refine", model, *files, "--spacing", "1.0", *SMALL)
     write_radius(model, 0.4321)
     folder = model / "refine" if refined else model
     assert {mark.region95_mm for mark in read_manifest(folder).landmarks} == {0.432}

@@ -100,7 +100,6 @@ def other_size(data: Path) -> None:
         (in_one_file, "landmark 'chin' is in 1 of 6 files"),
         (left_handed, "left-handed, those of the others are not"),
         (thick_slices, "times as long as wide, those of the others are not"),
-        (no_unit, "does not name its unit of length"),
         (other_size, "times as far apart as in the other scans"),
     ],
 )
@@ -115,6 +114,13 @@ def test_doubt_is_a_warning_that_only_strictness_stops_at(
     assert what in warnings[0].what
     assert checked.may_train(strict=False)
     assert not checked.may_train(strict=True)
+
+
+def test_unknown_unit_is_worth_a_note_where_points_in_mm_lie_inside(data: Path) -> None:
+    no_unit(data)
+    (finding,) = check(data).findings
+    assert finding.severity == "note"
+    assert "does not name its unit of length" in finding.what
 
 
 def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_poses(

@@ -7,7 +7,9 @@ import nibabel as nib
 import numpy as np
 from jaxtyping import Float64
 from scipy.spatial.transform import Rotation
+from typer.testing import CliRunner
 
+from app.cli import app
 from app.frames import Points, transform
 from app.phantom import markups_json
 
@@ -68,3 +70,10 @@ def write_data(folder: Path, count: int = 6) -> Path:
         write_scan(folder / "scans" / f"s{seed}.nii.gz", seed, make_affine(seed))
         write_points(folder, f"s{seed}", points_of(seed))
     return folder
+
+
+def landmarkd(*words: object) -> str:
+    """Run the command in this process; gives what it says, and raises what it raises."""
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output

@@ -1,0 +1,176 @@
+"""``landmarkd train`` and ``landmarkd refine``: scans and landmark files in, a served model out."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.console import Console
+
+from app.errors import BadParameter
+from models.options import Options, read_filters, read_names, read_tile
+
+INTERRUPTED: Final = 130
+"""What shells take for the end by Ctrl-C."""
+
+FILTERS: Final = "24,48,96,128"
+
+FOLDER: Final = {"exists": True, "file_okay": False}
+
+Scans = Annotated[Path, typer.Argument(help="Folder of .nii and .nii.gz files.", **FOLDER)]
+Landmarks = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of .mrk.json, .fcsv, .csv or .tsv files of the same names.", **FOLDER
+    ),
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Check the data, say what would be trained, and stop.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Let warnings about the data stop it, too.")]
+Validate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME|none", help="Scans to hold out and judge by. Default: about a fifth."
+    ),
+]
+Radius = Annotated[float | None, typer.Option(min=0, help="Voting radius in mm: 5 voxels.")]
+Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
+Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps in all.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
+Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Mirror = Annotated[bool, typer.Option("--mirror", help="Learn from mirror images, too.")]
+Start = Annotated[
+    Path | None,
+    typer.Option(metavar="MODEL", help="Model folder whose weights to start from.", **FOLDER),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+
+
+def train(
+    scans: Scans,
+    landmarks: Landmarks,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Model folder to write.")
+    ] = None,
+    check: Check = False,
+    strict: Strict = False,
+    validate: Validate = None,
+    spacing: Annotated[
+        float | None, typer.Option(min=0, help="Grid spacing in mm. Default: from the landmarks.")
+    ] = None,
+    radius: Radius = None,
+    tile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|whole",
+            help="Slide over scans in tiles of N³ voxels, or see them whole. Default: by the data.",
+        ),
+    ] = None,
+    filters: Filters = FILTERS,
+    stride: Stride = 2,
+    steps: Steps = 4500,
+    batch: Batch = None,
+    rate: Rate = 2e-3,
+    seed: Seed = 1,
+    rotation: Annotated[
+        float, typer.Option(min=0, max=180, help="Largest random rotation in degrees.")
+    ] = 180.0,
+    missing: Annotated[
+        Literal["unknown", "absent"],
+        typer.Option(help="What a landmark without a position is."),
+    ] = "unknown",
+    mirror: Mirror = False,
+    start: Start = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model: scans and landmark files in, a model folder out.
+
+    The data are checked first. Interrupted, it goes on where it was if the command is repeated.
+    """
+    from models.train_first import train_first  # noqa: PLC0415 - pulls in torch
+
+    if output is None and not check:
+        raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
+    options = Options(
+        scans=scans,
+        landmarks=landmarks,
+        folder=output or Path(),
+        hold_out=read_names(validate),
+        spacing_mm=spacing,
+        radius_mm=radius,
+        tile=read_tile(tile),
+        filters=read_filters(filters),
+        stride=2 if stride == 2 else 1,
+        steps=steps,
+        batch=batch,
+        rate=rate,
+        seed=seed,
+        rotation_deg=rotation,
+        missing=missing,
+        mirror=mirror,
+        start=start,
+        device=device,
+        strict=strict,
+    )
+    if not train_first(options, Console(), only_check=check):
+        raise typer.Exit(INTERRUPTED)
+
+
+def refine(
+    model: Annotated[Path, typer.Argument(help="Folder of the first model.", **FOLDER)],
+    scans: Scans,
+    landmarks: Landmarks,
+    check: Check = False,
+    strict: Strict = False,
+    validate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME|none",
+            help="Scans to hold out and judge by. Default: those of the first training.",
+        ),
+    ] = None,
+    spacing: Annotated[
+        float | None, typer.Option(min=0, help="Grid spacing in mm: 0.6 of the first one's.")
+    ] = None,
+    radius: Radius = None,
+    filters: Filters = FILTERS,
+    stride: Stride = 2,
+    steps: Steps = 5000,
+    batch: Batch = 1,
+    rate: Rate = 1.5e-3,
+    seed: Seed = 1,
+    mirror: Mirror = False,
+    start: Start = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model's second network, which looks again, closer, where the first one shows.
+
+    Errors become several times smaller. Interrupted, it goes on if the command is repeated.
+    """
+    from models.train_refine import train_refine  # noqa: PLC0415 - pulls in torch
+
+    options = Options(
+        scans=scans,
+        landmarks=landmarks,
+        folder=model,
+        hold_out=read_names(validate),
+        spacing_mm=spacing,
+        radius_mm=radius,
+        tile=None,
+        filters=read_filters(filters),
+        stride=2 if stride == 2 else 1,
+        steps=steps,
+        batch=batch,
+        rate=rate,
+        seed=seed,
+        rotation_deg=0.0,
+        missing="unknown",
+        mirror=mirror,
+        start=start,
+        device=device,
+        strict=strict,
+    )
+    if not train_refine(options, Console(), only_check=check):
+        raise typer.Exit(INTERRUPTED)
