@@ -9,5 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-COMMANDS: Final[Mapping[str, str]] = MappingProxyType({})
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "evaluate": "models.evaluate:evaluate",
+        "calibrate": "models.calibrate:calibrate",
+    }
+)
 """``module:function`` of every command, in the order in which the help lists them."""

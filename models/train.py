@@ -29,7 +29,7 @@ from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network, sugg
 from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
 from models.symmetry import with_mirror_images
 from models.targets import make_targets, vote_loss
-from models.validate import validate
+from models.validate import summary, validate
 
 OFFSET_WEIGHT: Final = 15.0
 """Scores are learned soon and offsets slowly, and these decide the last tenths of a millimetre. At
@@ -276,7 +276,7 @@ def report(
     network.train()
     if not data.held_out:
         return "saved (no scans held out, so no error)"
-    return validate(folder, data.held_out, device).summary()
+    return summary(validate(folder, data.held_out, device))
 
 
 def save(path: Path, parts: Mapping[str, Stateful], step: int) -> None:
