@@ -13,6 +13,7 @@ from rich.table import Table
 from models.evaluate import Device, Landmarks, ModelFolder, Scans
 
 if TYPE_CHECKING:
+    from app.registry import LoadedModel
     from models.regions import Region
     from models.thresholds import Thresholds
     from models.trials import Trial
@@ -37,9 +38,8 @@ def calibrate(
     # Only here, because they pull in torch, and the help must not wait for it.
     from app.device import choose_device  # noqa: PLC0415
     from app.loading import load_checked  # noqa: PLC0415
-    from models.regions import calibrate_regions, left_out  # noqa: PLC0415
-    from models.trials import networks_of, thresholds_from, try_again, try_scan  # noqa: PLC0415
-    from models.validate import choose_pairs, summary  # noqa: PLC0415
+    from models.trials import try_again, try_scan  # noqa: PLC0415
+    from models.validate import choose_pairs  # noqa: PLC0415
 
     try:
         pairs = choose_pairs(scans, landmarks, only)
@@ -47,7 +47,6 @@ def calibrate(
         raise typer.BadParameter(str(error)) from None
     where = choose_device(device)
     loaded = load_checked(model, where)
-    names = [landmark.name for landmark in loaded.manifest.landmarks]
     bar, console = Console(stderr=True), Console()
     before: list[Trial] = []
     for pair in track(pairs, "As it is", console=bar):
@@ -55,26 +54,52 @@ def calibrate(
     after: list[Trial] = []
     for pair in track(pairs, "Calibrated by the others", console=bar):
         after += try_again(loaded, pair, before)
+    conclude(model, loaded, before, after, console)
+    load_checked(model, where)
+
+
+def conclude(
+    folder: Path,
+    model: "LoadedModel",
+    before: "Sequence[Trial]",
+    after: "Sequence[Trial]",
+    console: Console,
+) -> None:
+    """Choose regions and thresholds, say what they rest on, and write them.
+
+    Args:
+        folder: The model folder.
+        model: The model as it is.
+        before: Trials of all scans with the model as it is; say the thresholds.
+        after: Trials of each scan with the thresholds that the others say; say the regions.
+        console: Where to tell it.
+
+    Raises:
+        BadParameter: The errors are too few for any region; nothing is written.
+    """
+    from models.regions import calibrate_regions, left_out  # noqa: PLC0415 - as above
+    from models.trials import networks_of, thresholds_from  # noqa: PLC0415
+    from models.validate import summary  # noqa: PLC0415
+
+    names = [landmark.name for landmark in model.manifest.landmarks]
     whole = [outcome for trial in after if trial.kind == "whole" for outcome in trial.answer]
     console.print(summary(whole))
     regions = calibrate_regions(whole, names)
     if regions is None:
         raise typer.BadParameter(too_few(whole))
-    thresholds = thresholds_from(loaded, before)
-    for title, chosen, network in zip(
-        ("thresholds", "thresholds of the second network"), thresholds, networks_of(loaded),
-        strict=False,
-    ):  # fmt: skip
+    thresholds = thresholds_from(model, before)
+    titles = ("thresholds", "thresholds of the second network")
+    for title, chosen, network in zip(titles, thresholds, networks_of(model), strict=False):
         old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
         console.print(f"{title}: {say_thresholds(chosen, old)}")
     print_presence(before, after, console)
-    if len(pairs) == 1:
+    if len({trial.scan for trial in before}) == 1:
         console.print("[yellow]One scan: its thresholds were tried on itself.[/yellow]")
     console.print(say_regions(regions))
     covered = ", ".join(f"{name} {100 * s:.0f} %" for name, s in left_out(whole, names).items())
     console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
-    write_calibration(model, regions, [chosen.values if chosen else None for chosen in thresholds])
-    load_checked(model, where)
+    values = [None if chosen is None else chosen.values for chosen in thresholds]
+    write_calibration(folder, regions, values)
 
 
 def too_few(outcomes: "Sequence[Outcome]") -> str:

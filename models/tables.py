@@ -75,7 +75,8 @@ def print_tables(outcomes: Sequence[Outcome], console: Console) -> None:
         for name, cells in lines.items():
             missed = f"{cells['missed']}/{cells['present']}"
             invented = f"{cells['invented']}/{cells['absent']}"
-            table.add_row(name, *(cells[key] for key in (*LENGTHS, *WITHIN)), missed, invented)
+            rates = (cells[key].partition(".")[0] for key in WITHIN)
+            table.add_row(name, *(cells[key] for key in LENGTHS), *rates, missed, invented)
         console.print(table, "")
     console.print("missed: present, but not detected; invented: absent, but detected\n")
     table = Table("status", "of present", "of absent", box=None)

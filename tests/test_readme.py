@@ -58,6 +58,8 @@ def folder(tmp_path: Path, notebook: dict[str, Any]) -> Path:
     (tmp_path / "scan.nii").write_bytes(scan)
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "one.nii.gz").write_bytes(scan)
+    (tmp_path / "landmarks").mkdir()
+    (tmp_path / "landmarks" / "one.csv").write_text("name,x,y,z\n1,9.0,10.0,8.0\n")
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "votes.npz").symlink_to(notebook["folder"] / "votes.npz")
     return tmp_path
@@ -115,5 +117,5 @@ def test_own_votes_say_the_same_in_python_and_over_http(
 def test_readme_names_every_call_and_command() -> None:
     for word in ("/v1/landmarks", "/v1/votes", "/v1/models", "/livez", "/readyz", "/metrics"):
         assert word in README
-    for word in ("serve", "detect", "check", "models", "phantom", "bench"):
+    for word in ("serve", "detect", "check", "models", "phantom", "bench", "evaluate", "calibrate"):
         assert f"landmarkd {word}" in README
