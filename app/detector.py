@@ -33,7 +33,7 @@ class VolumeInfo:
         spacing_mm: Along its axes.
         orientation: The RAS direction that each of its axes comes nearest to, such as ``LPS``.
         affine: Its voxel index -> mm, RAS.
-        digest: SHA-256 of the uncompressed file, hex.
+        digest: BLAKE3 of the uncompressed file, hex.
     """
 
     shape: tuple[int, ...]

@@ -7,7 +7,6 @@ continuous functions of mm, evaluated at voxel centres, so no rounding moves a l
 """
 
 import gzip
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Final
 
 import nibabel as nib
 import numpy as np
+from blake3 import blake3
 from jaxtyping import Float64
 
 from app.frames import LPS_FROM_RAS, Affine, Points, spacing_of, transform, translation
@@ -99,7 +99,7 @@ def make_phantom(seed: int) -> Phantom:
     values += rng.uniform(*NOISE) * rng.standard_normal(shape)
     scale, offset = float(np.exp(rng.uniform(np.log(150), np.log(6000)))), rng.uniform(-1000, 1000)
     voxels = np.round(values * scale + offset).astype(np.int16)
-    digest = hashlib.sha256(_nifti(voxels, affine)).hexdigest()
+    digest = blake3(_nifti(voxels, affine)).hexdigest()
     return Phantom(Volume(voxels, affine, 0, digest, ()), tuple(STRUCTURES), points)
 
 

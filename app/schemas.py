@@ -77,7 +77,7 @@ class VolumeAnswer(_Wire):
     spacing_mm: Triple = Field(description="Along i, j, k.")
     orientation: str = Field(description="Where i, j, k point to: one letter of each LR, PA, IS.")
     affine: tuple[Row, Row, Row, Row] = Field(description="Voxel index → mm, RAS.")
-    digest: str = Field(description="SHA-256 of the uncompressed file.")
+    digest: str = Field(description="BLAKE3 of the uncompressed file.")
 
 
 class TimingAnswer(_Wire):

@@ -38,7 +38,7 @@ class Volume:
             finite value.
         affine: Voxel index -> mm, RAS.
         masked: How many voxels were NaN, infinite or beyond float32.
-        digest: SHA-256 of the uncompressed file, hex; all frames of a file share it.
+        digest: BLAKE3 of the uncompressed file, hex; all frames of a file share it.
         warnings: What a careful reader should know, in sentences without patient data.
     """
 

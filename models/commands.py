@@ -10,6 +10,11 @@ from types import MappingProxyType
 from typing import Final
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
-    {"train": "models.train_command:train", "refine": "models.train_command:refine"}
+    {
+        "train": "models.train_command:train",
+        "refine": "models.train_command:refine",
+        "evaluate": "models.evaluate:evaluate",
+        "calibrate": "models.calibrate:calibrate",
+    }
 )
 """``module:function`` of every command, in the order in which the help lists them."""

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from models.history import CURVES, Moment, draw_curves, read_history, write_history
-from models.validate import Errors
+from models.validate import Outcome, summary
 
 REPORT_EVERY: Final = 50
 
@@ -47,18 +48,18 @@ class Diary:
                 self._console.print(f"step {step} of {self._steps}: {told}")
             self._keep(now)
 
-    def judge(self, step: int, errors: Errors | None) -> None:
+    def judge(self, step: int, outcomes: Sequence[Outcome]) -> None:
         """Take down how a network does on the scans held out, and draw it all."""
         now = self._now(step)
-        if errors is None:
-            told = "saved (no scans held out, so no error)"
-        else:
-            told = errors.summary()
-            now = replace(now, missed=int((errors.true & ~errors.found).sum()))
-            known = errors.mm[np.isfinite(errors.mm)]
-            if known.size:
-                p95 = float(np.percentile(known, 95))
-                now = replace(now, mean_mm=float(known.mean()), p95_mm=p95)
+        told = "saved (no scans held out, so no error)"
+        if outcomes:
+            told = summary(outcomes)
+            missed = sum(mark.present and mark.found_mm is None for mark in outcomes)
+            now = replace(now, missed=missed)
+        errors = np.array([mark.error_mm for mark in outcomes if np.isfinite(mark.error_mm)])
+        if errors.size:
+            p95 = float(np.percentile(errors, 95))
+            now = replace(now, mean_mm=float(errors.mean()), p95_mm=p95)
         self._console.print(f"step {step}: {told}", highlight=False)
         self._keep(now)
         if not draw_curves(self._folder, self._moments, self._folder.name):

@@ -28,7 +28,7 @@ from models.export import attach_refine, write_model_folder
 from models.recipe import Recipe
 from models.specimens import Specimen
 from models.targets import make_targets, vote_loss
-from models.validate import Errors, validate
+from models.validate import Outcome, validate
 
 OFFSET_WEIGHT: Final = 15.0
 """Scores are learned soon and offsets slowly, and these decide the last tenths of a millimetre. At
@@ -207,7 +207,7 @@ def take_step(
     optimiser.zero_grad(set_to_none=True)
 
 
-def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> Errors | None:
+def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> tuple[Outcome, ...]:
     """Write the model folder, and measure its errors on the scans held out, if there are any."""
     network.eval()
     folder = place.folder
@@ -215,4 +215,4 @@ def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> Erro
     if recipe.sees == "posed":
         folder = attach_refine(folder)
     network.train()
-    return validate(folder, data.held_out, place.device) if data.held_out else None
+    return validate(folder, data.held_out, place.device) if data.held_out else ()

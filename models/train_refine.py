@@ -83,6 +83,11 @@ def train_refine(options: Options, console: Console, only_check: bool = False) -
     unknown = set(checked.names) - set(names)
     if unknown:
         raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
+    if checked.typical is not None and checked.typical.loose:
+        raise BadParameter(
+            "expected landmarks that keep a constellation, from which a pose follows; "
+            "these lie anyhow, so a second network would not know where to look"
+        )
     record = read_record(folder) if (folder / CHECKPOINT).exists() else None
     chosen = _split(options, checked, record)
     mean = upright(mean_shape([facts.rows(names) for facts in chosen.train]))
@@ -112,7 +117,11 @@ def _split(options: Options, checked: Checked, record: dict[str, Any] | None) ->
         there = {facts.name for facts in checked.specimens}
         names = [name for name in begun["held_out"] if name in there]
         return split(checked.specimens, names, "those that the first network has not seen")
-    return split_as_begun(options, checked, record)
+    chosen = split_as_begun(options, checked, record)
+    if options.hold_out is None and record is None:
+        # Nothing tells whom the first network was trained on.
+        return replace(chosen, reason=f"{chosen.reason}. The first network may have seen them!")
+    return chosen
 
 
 def _recipe(
