@@ -11,6 +11,23 @@ NOBODY: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast to learn.
+
+    Attributes:
+        steps: Optimiser steps.
+        batch: Images per step; None: two, or as many as fit.
+        rate: Peak learning rate.
+        seed: Of everything random.
+    """
+
+    steps: int
+    batch: int | None
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for.
 
@@ -24,16 +41,13 @@ class Options:
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
         filters: Channels per level.
         stride: Grid voxels per output voxel.
-        steps: Optimiser steps.
-        batch: Images per step; None: two, or as many as fit.
-        rate: Peak learning rate.
-        seed: Of everything random.
-        rotation_deg: Largest random rotation.
-        missing: What a landmark without a position is.
+        schedule: How long and how fast to learn.
         mirror: Whether to learn from mirror images, too.
         start: Model folder whose weights to start from.
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
+        rotation_deg: Largest random rotation.
+        missing: What a landmark without a position is.
     """
 
     scans: Path
@@ -45,16 +59,13 @@ class Options:
     tile: int | Literal["whole"] | None
     filters: tuple[int, ...]
     stride: Literal[1, 2]
-    steps: int
-    batch: int | None
-    rate: float
-    seed: int
-    rotation_deg: float
-    missing: Literal["unknown", "absent"]
+    schedule: Schedule
     mirror: bool
     start: Path | None
     device: str
     strict: bool
+    rotation_deg: float = 180.0
+    missing: Literal["unknown", "absent"] = "unknown"
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

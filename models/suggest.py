@@ -108,17 +108,17 @@ def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe
         radius_mm=radius_mm,
         stride=options.stride,
         filters=filters,
-        steps=options.steps,
-        batch=options.batch or BATCH,
-        rate=options.rate,
-        seed=options.seed,
+        steps=options.schedule.steps,
+        batch=options.schedule.batch or BATCH,
+        rate=options.schedule.rate,
+        seed=options.schedule.seed,
         missing=options.missing,
     )
 
 
 def radius_choice(options: Options, recipe: Recipe) -> Choice:
     """Say why a radius was chosen."""
-    reason = "as asked" if options.radius_mm else f"{RADIUS_VOXELS:g} voxels of the grid"
+    reason = "given" if options.radius_mm else f"{RADIUS_VOXELS:g} voxels of the grid"
     return Choice("--radius", f"{recipe.radius_mm:.3g} mm", reason)
 
 
@@ -137,8 +137,8 @@ def fit_memory(options: Options, recipe: Recipe, checked: Checked) -> tuple[Reci
     def need(batch: int) -> float:
         return network_bytes(replace(recipe, batch=batch), len(checked.names))
 
-    reason = "as asked"
-    if options.batch is None:
+    reason = "given"
+    if options.schedule.batch is None:
         recipe = replace(recipe, batch=BATCH if need(BATCH) <= room else 1)
         reason = "as recipes here were tried with" if recipe.batch == BATCH else "more do not fit"
     told = (
@@ -167,7 +167,7 @@ def _spacing(options: Options, checked: Checked) -> tuple[float, Choice]:
         return spacing, Choice("--spacing", f"{spacing:g} mm", reason)
 
     if options.spacing_mm is not None:
-        return chosen(options.spacing_mm, "as asked")
+        return chosen(options.spacing_mm, "given")
     point_sets = [facts.placed for facts in checked.specimens if len(facts.points) > 1]
     finest = float(f"{finest_mm(checked.specimens):.2g}")
     if not point_sets:
@@ -190,7 +190,7 @@ def _tile(options: Options, checked: Checked, spacing: float) -> tuple[int | str
         return tile, Choice("--tile", str(tile), reason)
 
     if options.tile is not None:
-        return chosen(options.tile, "as asked")
+        return chosen(options.tile, "given")
     if checked.typical is not None and checked.typical.loose:
         return chosen(
             WHOLE_EDGE, "the landmarks keep no constellation, so each is looked for alone"
@@ -204,4 +204,5 @@ def _tile(options: Options, checked: Checked, spacing: float) -> tuple[int | str
     most = int(InputSpec.model_fields["max_voxels"].default)
     if voxels > FULL * most:
         return chosen(WHOLE_EDGE, f"a scan has {voxels / 1e6:.0f} million voxels of the grid")
-    return chosen(WHOLE, "the landmarks fill the scans, and their constellation tells them apart")
+    apart = "" if checked.typical is None else ", and their constellation tells them apart"
+    return chosen(WHOLE, f"a training image shows most of a scan{apart}")

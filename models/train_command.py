@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter
-from models.options import Options, read_filters, read_names, read_tile
+from models.options import Options, Schedule, read_filters, read_names, read_tile
 
 INTERRUPTED: Final = 130
 """What shells take for the end by Ctrl-C."""
@@ -33,7 +33,36 @@ Validate = Annotated[
         metavar="NAME,NAME|none", help="Scans to hold out and judge by. Default: about a fifth."
     ),
 ]
-Radius = Annotated[float | None, typer.Option(min=0, help="Voting radius in mm: 5 voxels.")]
+ValidateAgain = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME|none",
+        help="Scans to hold out and judge by. Default: those of the first training.",
+    ),
+]
+Model = Annotated[Path, typer.Argument(help="Folder of the first model.", **FOLDER)]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
+Spacing = Annotated[
+    float | None, typer.Option(min=1e-5, help="Grid spacing in mm. Default: from the landmarks.")
+]
+Finer = Annotated[
+    float | None,
+    typer.Option(min=1e-5, help="Grid spacing in mm. Default: 0.6 of the first one's."),
+]
+Tile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|whole",
+        help="Slide over scans in tiles of N³ voxels, or see them whole. Default: by the data.",
+    ),
+]
+Rotation = Annotated[float, typer.Option(min=0, max=180, help="Largest random rotation, degrees.")]
+Missing = Annotated[
+    Literal["unknown", "absent"], typer.Option(help="What a landmark without a position is.")
+]
+Radius = Annotated[
+    float | None, typer.Option(min=1e-5, help="Voting radius in mm. Default: 5 voxels.")
+]
 Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
 Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps in all.")]
@@ -51,36 +80,21 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 def train(
     scans: Scans,
     landmarks: Landmarks,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Model folder to write.")
-    ] = None,
+    output: Output = None,
     check: Check = False,
     strict: Strict = False,
     validate: Validate = None,
-    spacing: Annotated[
-        float | None, typer.Option(min=0, help="Grid spacing in mm. Default: from the landmarks.")
-    ] = None,
+    spacing: Spacing = None,
     radius: Radius = None,
-    tile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|whole",
-            help="Slide over scans in tiles of N³ voxels, or see them whole. Default: by the data.",
-        ),
-    ] = None,
+    tile: Tile = None,
     filters: Filters = FILTERS,
     stride: Stride = 2,
     steps: Steps = 4500,
     batch: Batch = None,
     rate: Rate = 2e-3,
     seed: Seed = 1,
-    rotation: Annotated[
-        float, typer.Option(min=0, max=180, help="Largest random rotation in degrees.")
-    ] = 180.0,
-    missing: Annotated[
-        Literal["unknown", "absent"],
-        typer.Option(help="What a landmark without a position is."),
-    ] = "unknown",
+    rotation: Rotation = 180.0,
+    missing: Missing = "unknown",
     mirror: Mirror = False,
     start: Start = None,
     device: Device = "auto",
@@ -91,49 +105,35 @@ def train(
     """
     from models.train_first import train_first  # noqa: PLC0415 - pulls in torch
 
-    if output is None and not check:
-        raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
     options = Options(
         scans=scans,
         landmarks=landmarks,
-        folder=output or Path(),
+        folder=_folder(output, check),
         hold_out=read_names(validate),
         spacing_mm=spacing,
         radius_mm=radius,
         tile=read_tile(tile),
         filters=read_filters(filters),
         stride=2 if stride == 2 else 1,
-        steps=steps,
-        batch=batch,
-        rate=rate,
-        seed=seed,
-        rotation_deg=rotation,
-        missing=missing,
+        schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
         mirror=mirror,
         start=start,
         device=device,
         strict=strict,
+        rotation_deg=rotation,
+        missing=missing,
     )
-    if not train_first(options, Console(), only_check=check):
-        raise typer.Exit(INTERRUPTED)
+    _end(train_first(options, Console(), only_check=check))
 
 
 def refine(
-    model: Annotated[Path, typer.Argument(help="Folder of the first model.", **FOLDER)],
+    model: Model,
     scans: Scans,
     landmarks: Landmarks,
     check: Check = False,
     strict: Strict = False,
-    validate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME|none",
-            help="Scans to hold out and judge by. Default: those of the first training.",
-        ),
-    ] = None,
-    spacing: Annotated[
-        float | None, typer.Option(min=0, help="Grid spacing in mm: 0.6 of the first one's.")
-    ] = None,
+    validate: ValidateAgain = None,
+    spacing: Finer = None,
     radius: Radius = None,
     filters: Filters = FILTERS,
     stride: Stride = 2,
@@ -161,16 +161,23 @@ def refine(
         tile=None,
         filters=read_filters(filters),
         stride=2 if stride == 2 else 1,
-        steps=steps,
-        batch=batch,
-        rate=rate,
-        seed=seed,
-        rotation_deg=0.0,
-        missing="unknown",
+        schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
         mirror=mirror,
         start=start,
         device=device,
         strict=strict,
     )
-    if not train_refine(options, Console(), only_check=check):
+    _end(train_refine(options, Console(), only_check=check))
+
+
+def _folder(output: Path | None, check: bool) -> Path:
+    """Say which model folder to write; a check writes none."""
+    if output is None and not check:
+        raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
+    return output or Path()
+
+
+def _end(finished: bool) -> None:
+    """End the command, as an interrupted one if it was."""
+    if not finished:
         raise typer.Exit(INTERRUPTED)

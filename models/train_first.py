@@ -10,13 +10,14 @@ from rich.progress import track
 from safetensors.torch import load_model
 from torch import nn
 
-from app.constellation import mean_shape
+from app.constellation import LEAST_LANDMARKS, mean_shape
 from app.device import choose_device
 from app.errors import BadParameter, StartupError
 from app.frames import Points
 from models import findings
 from models.check_data import Checked, Pair, check_data
 from models.checkpoint import CHECKPOINT, Record, read_record
+from models.facts import Facts
 from models.findings import listed
 from models.options import WHOLE, Options, read_tile
 from models.recipe import Recipe, build_network
@@ -50,15 +51,14 @@ def train_first(options: Options, console: Console, only_check: bool = False) ->
     if only_check:
         return True
     names = checked.names
-    mean = mean_shape([facts.rows(names) for facts in chosen.train])
+    shape = mean_of(chosen.train, names) if recipe.sees == "whole" else None
     pairs = [facts.pair for facts in chosen.train]
     specimens: Sequence[Specimen] = [
         load_specimen(pair, names, recipe.spacing_mm, recipe.intensity)
         for pair in watched(pairs, "Preparing", console)
     ]
     if options.mirror:
-        specimens = mirrored(specimens, mean)
-    shape = mean if recipe.sees == "whole" else None
+        specimens = mirrored(specimens, mean_of(chosen.train, names))
     held_out = tuple(facts.pair for facts in chosen.held_out)
     data = Data(names, shape, tuple(specimens), held_out)
     network = new_network(options, recipe, len(names))
@@ -100,14 +100,14 @@ def as_begun(options: Options, record: dict[str, Any] | None) -> Options:
         spacing_mm=options.spacing_mm or recipe["spacing_mm"],
         radius_mm=options.radius_mm or recipe["radius_mm"],
         tile=options.tile or tile,
-        batch=options.batch or recipe["batch"],
+        schedule=replace(options.schedule, batch=options.schedule.batch or recipe["batch"]),
     )
 
 
 def split_as_begun(options: Options, checked: Checked, record: dict[str, Any] | None) -> Split:
     """Hold out the scans that were named, or else those of the training that goes on."""
     if options.hold_out is not None:
-        return split(checked.specimens, options.hold_out, "as asked")
+        return split(checked.specimens, options.hold_out, "given")
     if record is not None:
         there = {facts.name for facts in checked.specimens}
         names = [name for name in record["held_out"] if name in there]
@@ -121,12 +121,21 @@ def show(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
     console.print(table_of([Choice("--validate", names, chosen.reason), *choices]))
 
 
-def mirrored(specimens: Sequence[Specimen], mean: Points) -> Sequence[Specimen]:
+def mean_of(specimens: Sequence[Facts], names: Sequence[str]) -> Points | None:
+    """Average the specimens' constellations; None if landmarks are too few to make one."""
+    if len(names) < LEAST_LANDMARKS:
+        return None
+    return mean_shape([facts.rows(names) for facts in specimens])
+
+
+def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Specimen]:
     """Add the mirror image of every specimen.
 
     Raises:
         BadParameter: The landmarks have no symmetry.
     """
+    if mean is None:
+        raise BadParameter(f"--mirror: expected at least {LEAST_LANDMARKS} landmarks, got fewer")
     try:
         return with_mirror_images(specimens, mean)
     except ValueError as error:

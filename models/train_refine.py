@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from app.constellation import fit_similarity, mean_shape
+from app.constellation import LEAST_LANDMARKS, fit_similarity, mean_shape
 from app.device import choose_device
 from app.errors import BadParameter
 from app.frames import Points, transform
@@ -83,10 +83,10 @@ def train_refine(options: Options, console: Console, only_check: bool = False) -
     unknown = set(checked.names) - set(names)
     if unknown:
         raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
-    if checked.typical is not None and checked.typical.loose:
+    if len(names) < LEAST_LANDMARKS or (checked.typical is not None and checked.typical.loose):
         raise BadParameter(
-            "expected landmarks that keep a constellation, from which a pose follows; "
-            "these lie anyhow, so a second network would not know where to look"
+            f"expected at least {LEAST_LANDMARKS} landmarks that keep a constellation, as a pose "
+            "follows from that; these are fewer or lie anyhow"
         )
     record = read_record(folder) if (folder / CHECKPOINT).exists() else None
     chosen = _split(options, checked, record)
@@ -128,7 +128,7 @@ def _recipe(
     options: Options, checked: Checked, first: Manifest, mean: Points
 ) -> tuple[Recipe, list[Choice]]:
     """Fill in what the options leave open from the first model and the mean shape."""
-    spacing, reason = options.spacing_mm, "as asked"
+    spacing, reason = options.spacing_mm, "given"
     if spacing is None:
         finest = float(f"{finest_mm(checked.specimens):.2g}")
         finer = float(f"{FINER * min(first.input.spacing_mm):.2g}")

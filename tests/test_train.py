@@ -13,9 +13,18 @@ from app.errors import BadParameter, LandmarkdError, StartupError
 from app.frames import transform
 from app.loading import load_checked
 from app.volume import read_volume
+from models.check_data import check_data
 from models.history import CURVES, TABLE
+from models.split import choose
 from tests.test_grid import oblique_affine
-from tests.training_data import landmarkd
+from tests.training_data import (
+    landmarkd,
+    make_affine,
+    middle_of,
+    points_of,
+    write_data,
+    write_points,
+)
 
 NAMES = ("a", "b", "c", "d", "e")
 SHAPE = (38, 44, 34)
@@ -143,3 +152,51 @@ def test_a_folder_to_write_is_needed_unless_data_are_only_checked(data: Path) ->
     assert "3 scans with 5 landmarks: 0 errors, 0 warnings" in told
     for option in ("--spacing", "--radius", "--tile", "--batch", "--validate"):
         assert option in told
+
+
+@pytest.mark.parametrize("tile", ["16", "whole"])
+def test_a_single_landmark_is_enough(tmp_path: Path, tile: str) -> None:
+    data = write_data(tmp_path / "data", count=3)
+    for seed in range(3):
+        write_points(data, f"s{seed}", {"nasion": points_of(seed)["nasion"]})
+    run(data, tmp_path / "mine", "--tile", tile)
+    assert load_checked(tmp_path / "mine", torch.device("cpu")).shape is None
+    with pytest.raises(BadParameter, match="--mirror: expected at least 4 landmarks"):
+        run(data, tmp_path / "other", "--mirror")
+    with pytest.raises(BadParameter, match="expected at least 4 landmarks"):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
+
+
+def test_data_decide_what_is_left_open(tmp_path: Path) -> None:
+    """Small constellations in large scans are looked for in tiles, others in the whole scan."""
+    data = write_data(tmp_path / "data")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", "--check").split())
+    assert "│ whole │" in told
+    assert "1 mm │ that of the scans" in told
+    for seed in range(6):
+        middle = middle_of(make_affine(seed))
+        points = {mark: middle + (at - middle) / 8 for mark, at in points_of(seed).items()}
+        write_points(data, f"s{seed}", points)
+    finer = ("--spacing", "0.2", "--check")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
+    assert "│ --tile │ 64 │ the scans are 2.7 times as long" in told
+
+
+def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=11)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    chosen = choose(specimens)
+    assert chosen == choose(specimens[::-1])
+    assert len(chosen) == 2
+    # A scan more changes at most one of them.
+    assert len({*chosen} - {*choose(specimens[:-1])}) <= 1
+    assert choose(specimens[:1]) == ()
+    assert len(choose(specimens[:2])) == 1
+
+
+def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=2)
+    (before,) = choose(check_data(data / "scans", data / "landmarks").specimens)
+    seed = int(before[1:])
+    write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
+    assert choose(check_data(data / "scans", data / "landmarks").specimens) != (before,)
