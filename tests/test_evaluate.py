@@ -18,8 +18,6 @@ from tests.test_crops import slope
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "phantom"
 MARKS = 6
-ABSENT = 1
-"""Of the landmarks of the two phantoms."""
 
 
 @pytest.fixture(scope="module")
