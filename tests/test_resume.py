@@ -64,9 +64,9 @@ def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
 ) -> None:
     """With the whole history in one table."""
     plain, broken = tmp_path / "plain", tmp_path / "broken"
-    run(data, plain, "--steps", 5, "--validate", "two")
+    run(data, plain, "--steps", 5)
     words = ("train", data / "scans", data / "landmarks", "-o", broken, *TILES, "--steps", 5)
-    command = [str(word) for word in (*words, "--validate", "two")]
+    command = [str(word) for word in words]
     with monkeypatch.context() as patch:
         interrupt_after(2, patch)
         result = CliRunner().invoke(app, command)

@@ -29,7 +29,7 @@ from tests.training_data import (
 NAMES = ("a", "b", "c", "d", "e")
 SHAPE = (38, 44, 34)
 SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
-TILES = (*SMALL, "--tile", 16, "--validate", "none")
+TILES = (*SMALL, "--tile", 16, "--spacing", 1.5, "--validate", "none")
 
 
 def write_specimen(folder: Path, name: str, seed: int) -> None:
