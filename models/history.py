@@ -76,16 +76,15 @@ def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> bool:
     figure.suptitle(title)
     losses, errors = figure.subplots(2, 1, sharex=True)
     steps = [moment.step for moment in moments]
-    for name in ("score_loss", "offset_loss"):
+    for name, label in (("score_loss", "scores"), ("offset_loss", "offsets")):
         values = [getattr(moment, name) for moment in moments]
-        losses.plot(
-            steps, values, marker=".", label=name.replace("_", " of the ").replace("loss", "")
-        )
+        losses.plot(steps, values, marker=".", label=label)
     losses.set_yscale("log")
     losses.set_ylabel("loss")
     losses.legend()
     _draw_errors(errors, moments)
     errors.set_xlabel("step")
+    errors.set_xlim(left=0)
     partial = folder / f"{CURVES}.partial"
     figure.savefig(partial, format="png")
     partial.replace(folder / CURVES)
@@ -102,7 +101,7 @@ def _draw_errors(axes: Any, moments: Sequence[Moment]) -> None:  # noqa: ANN401 
     steps = [moment.step for moment in measured]
     axes.plot(steps, [moment.mean_mm for moment in measured], marker="o", label="mean")
     axes.plot(steps, [moment.p95_mm for moment in measured], marker="o", label="95th percentile")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(moment.p95_mm or 0.0 for moment in measured) + 1e-9)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
 
