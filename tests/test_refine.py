@@ -13,14 +13,13 @@ from app.folder import update_hashes
 from app.loading import load_checked
 from app.refine import merge
 from app.volume import read_volume
-from models.train import main as train
-from models.train_refine import main as train_refine
 from models.train_refine import upright
 from tests.test_posed import landmark
 from tests.test_train import NAMES, write_specimen
+from tests.training_data import landmarkd
 
 HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
-SMALL = ["--filters", "4", "4", "8", "--batch", "1", "--steps", "2", "--device", "cpu"]
+SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
 
 
 def test_the_second_network_answers_where_both_mean_one_place() -> None:
@@ -71,9 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two", "three")):
         write_specimen(data, name, seed)
     model = tmp_path_factory.mktemp("models") / "mine"
-    files = [str(data / "scans"), str(data / "landmarks")]
-    train([*files, "-o", str(model), *SMALL])
-    train_refine([*files, "--model", str(model), "--validate", "two", "--spacing", "1.0", *SMALL])
+    files = (data / "scans", data / "landmarks")
+    landmarkd("train", *files, "-o", model, *SMALL)
+    landmarkd("refine", model, *files, "--validate", "two", "--spacing", "1.0", *SMALL)
     return model
 
 
