@@ -28,7 +28,7 @@ device_loop               volumes of all requests -> Detections
 admission, places, engine what is let in; everything between a request's bytes and its answer
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
-uploads, events,          HTTP in, progress and answers out;
+bodies, uploads, events,  HTTP in, progress and answers out;
 routes, main              votes_routes for whoever brings their own votes
 server, cli               the process, the command; client, offline and demo serve the command
 ========================  =========================================================================

@@ -1,5 +1,6 @@
 """The command: ``landmarkd serve | detect | check | models | phantom | bench``."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -16,7 +17,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from app.client import Client
 from app.commands import Commands
 from app.errors import LandmarkdError, StartupError
 from app.formats import FORMATS, Format
@@ -61,6 +61,9 @@ def serve(
     """Run the service; every other setting is an environment variable LANDMARKD_*."""
     settings = _settings(host=host, port=port, log_format="text" if demo else None)
     listener = _listen(settings)
+    # Imports and models make 660,000 objects that stay, which the collector would look at time and
+    # again, a sixth of the start; the server turns it on when it is ready.
+    gc.disable()
     # Only now, because it pulls in torch: what is wrong with the command is said at once.
     from app.server import serve as serve_until_stopped  # noqa: PLC0415
 
@@ -165,6 +168,8 @@ def _finder(
     stack: ExitStack, url: str | None, models_dir: Path | None, device: str
 ) -> Callable[[bytes, str | None], LandmarksAnswer]:
     if url is not None:
+        from app.client import Client  # noqa: PLC0415 - pulls in httpx
+
         client = stack.enter_context(Client(url, api_key=os.environ.get("LANDMARKD_API_KEY")))
         return lambda content, model: client.detect(content, model=model)
     from app.offline import Offline  # noqa: PLC0415 - pulls in torch

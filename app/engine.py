@@ -26,6 +26,7 @@ from app.device import choose_device, memory_room
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, NotReady
 from app.grid import foresee_shape
+from app.inflate import Content
 from app.jobs import Progress
 from app.loading import check_again, load_checked
 from app.metrics import Gauges, Metrics
@@ -169,7 +170,7 @@ class Engine:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def look(
-        self, head: bytes, model: LoadedModel, *, frame: int | None, timeout_s: float | None
+        self, head: Content, model: LoadedModel, *, frame: int | None, timeout_s: float | None
     ) -> None:
         """Refuse a file by its header, before the rest of it is received.
 
@@ -200,7 +201,7 @@ class Engine:
 
     async def detect(
         self,
-        content: bytes,
+        content: Content,
         model: LoadedModel,
         *,
         frame: int | None,
@@ -282,13 +283,12 @@ class Engine:
         finally:
             abandoned.set()
 
-    async def _decode(self, content: bytes, frame: int | None, deadline: float) -> Volume:
+    async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
         """Read a scan on a thread of its own."""
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._decoders, read_volume, content, self.limits, frame)
+        read = partial(read_volume, content, self.limits, frame)
         try:
             async with asyncio.timeout_at(deadline):
-                volume = await work
+                volume = await asyncio.get_running_loop().run_in_executor(self._decoders, read)
         except TimeoutError:
             raise DeadlineExceeded("expected the scan to be read in time, it was not") from None
         self._metrics.observe_volume(volume.voxels.size)

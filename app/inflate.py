@@ -14,6 +14,9 @@ from app.errors import BrokenVolume
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
+Content = bytes | bytearray | memoryview
+"""A file as it was received."""
+
 PIECE_BYTES: Final = 1 << 20
 """Bytes inflated and hashed at a time: long with the GIL released, yet still in cache."""
 
@@ -25,7 +28,7 @@ class FileStream:
     """The uncompressed bytes of an uploaded file.
 
     Reading releases the GIL, checks length and CRC of every gzip member, and hashes what goes by.
-    ``bytes`` are read in place; a ``bytearray`` or ``memoryview`` is copied once.
+    The body is read in place.
 
     Attributes:
         gzipped: Whether the body is gzip.
@@ -33,13 +36,13 @@ class FileStream:
         position: How many uncompressed bytes have been read.
     """
 
-    def __init__(self, content: bytes | bytearray | memoryview) -> None:
+    def __init__(self, content: Content) -> None:
         """Args: content, the body as it came, or the start of it."""
-        body = io.BytesIO(content)
+        body = _InPlace(content)
         self.gzipped = bytes(content[:2]) == GZIP_MAGIC
         self.most_bytes = len(content) * (MOST_INFLATION if self.gzipped else 1)
         self.position = 0
-        self._stream: io.BufferedIOBase = body
+        self._stream: io.RawIOBase | io.BufferedIOBase = body
         if self.gzipped:
             self._stream = igzip.IGzipFile(fileobj=body, mode="rb")  # type: ignore[no-untyped-call]
         self._digest = blake3()
@@ -85,7 +88,7 @@ class FileStream:
     def _fill_some(self, target: memoryview) -> int:
         """Read into ``target`` until it is full or the file ends; return how many bytes came."""
         try:
-            count = self._stream.readinto(target)
+            count = self._stream.readinto(target) or 0
         except EOFError as error:
             raise BrokenVolume("expected a whole gzip stream, got a truncated one") from error
         except (igzip.BadGzipFile, OverflowError, isal_zlib.error) as error:  # type: ignore[misc]
@@ -94,3 +97,19 @@ class FileStream:
         self._digest.update(target[:count])
         self.position += count
         return count
+
+
+class _InPlace(io.RawIOBase):
+    """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
+
+    def __init__(self, content: Content) -> None:
+        self._rest = memoryview(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
+        piece = self._rest[: len(target)]
+        target[: len(piece)] = piece
+        self._rest = self._rest[len(piece) :]
+        return len(piece)

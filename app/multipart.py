@@ -1,11 +1,10 @@
 """Multipart body, piece by piece -> the file in its one field."""
 
-from collections.abc import Sequence
-
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BadParameter, RequestError
+from app.raw import head_of
 
 
 class MultipartFile:
@@ -107,16 +106,6 @@ class MultipartFile:
 
     def _end(self) -> None:
         self._ended = True
-
-
-def head_of(chunks: Sequence[bytes], size: int) -> bytes | None:
-    """Join the first so many bytes; None if there are fewer."""
-    head = b""
-    for chunk in chunks:
-        head += chunk[: size - len(head)]
-        if len(head) == size:
-            return head
-    return None
 
 
 def _malformed() -> RequestError:

@@ -88,8 +88,10 @@ def merge(
     """Choose between what both networks say of each landmark.
 
     The second one answers where it places a landmark, and the first where the second does not, but
-    then with low confidence: the one that looked closer did not find it. Two places further apart
-    than the tolerance are two opinions, and the more confident is told, with low confidence.
+    then with low confidence: the one that looked closer did not find it. What the second one detects
+    is believed: it sees more, and its own constellation agrees. If it is in doubt, two places
+    further apart than the tolerance are two opinions, and the more confident is told, with low
+    confidence.
 
     Args:
         rough: Landmarks of the first model.
@@ -113,7 +115,8 @@ def _choose(before: Landmark, after: Landmark, tolerance_mm: float) -> Landmark:
             before, status="low_confidence", confidence=before.confidence / 2, region95_mm=None
         )
     apart = (
-        before.ras_mm is not None
+        after.status != "detected"
+        and before.ras_mm is not None
         and after.ras_mm is not None
         and np.linalg.norm(after.ras_mm - before.ras_mm) > tolerance_mm
     )

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from app.bodies import fill_body_of
 from app.errors import (
     ClientLeft,
     NotAnArchive,
@@ -24,13 +25,20 @@ from app.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from app.multipart import MultipartFile, head_of
+from app.inflate import Content
+from app.multipart import MultipartFile
+from app.raw import RawFile, SizedFile
 from app.volume import HEAD_BYTES
 
 MULTIPART: Final = "multipart/form-data"
 # What curl --data-binary says unless it is told otherwise.
 CURL_TYPE: Final = "application/x-www-form-urlencoded"
+
+DIRECT_BYTES: Final = 1 << 20
+"""A rest of a body that is shorter comes in so few pieces that their copies cost little."""
+
 T = TypeVar("T")
+_Sink = MultipartFile | RawFile | SizedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class UploadKind:
         media_types: Of a body that is the file itself, those that errors name first; a missing
             Content-Type is taken as one of them, too.
         encodings: Content-Encodings that the reader of the file undoes.
+        in_place: Whether the reader takes a memoryview without a copy.
         missing: Error where there is no file.
     """
 
@@ -50,6 +59,7 @@ class UploadKind:
     field: str
     media_types: tuple[str, ...]
     encodings: tuple[str, ...]
+    in_place: bool
     missing: type[RequestError]
 
 
@@ -65,6 +75,7 @@ SCAN: Final = UploadKind(
     ),
     # gzip here is the same bytes as a .nii.gz; the decoder tells by their magic number.
     encodings=("identity", "gzip", "x-gzip"),
+    in_place=True,
     missing=NotAVolume,
 )
 ARRAYS: Final = UploadKind(
@@ -72,6 +83,7 @@ ARRAYS: Final = UploadKind(
     field="votes",
     media_types=("application/octet-stream", "application/zip", "application/x-npz"),
     encodings=("identity",),
+    in_place=False,  # The library of safetensors takes bytes only.
     missing=NotAnArchive,
 )
 
@@ -96,11 +108,11 @@ class Upload:
     """A file that has arrived.
 
     Attributes:
-        content: Its bytes.
+        content: Its bytes; of a raw body of known length the memory that they were received into.
         receive_ms: Time it took.
     """
 
-    content: bytes
+    content: Content
     receive_ms: float
 
 
@@ -155,7 +167,7 @@ async def read_upload(
     *,
     max_bytes: int,
     timeout_s: float,
-    look: Callable[[bytes], None] | None = None,
+    look: Callable[[Content], None] | None = None,
 ) -> Upload:
     """Read a request's body, at most so many bytes for at most so long.
 
@@ -177,17 +189,11 @@ async def read_upload(
         ClientLeft: The client closed the connection.
     """
     start = time.perf_counter()
-    kind = plan.kind
-    sink = _RawFile() if plan.boundary is None else MultipartFile(plan.boundary, kind.field)
+    sink = _sink_of(plan)
     meter = _Meter(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                meter.count(chunk)
-                sink.write(chunk)
-                if look is not None and (head := sink.head(HEAD_BYTES)) is not None:
-                    look(head)
-                    look = None
+            looked = await _receive(request, sink, meter, look)
     except TimeoutError:
         wanted = f"expected the whole body within {timeout_s:g} s"
         raise SlowUpload(f"{wanted}, got {meter.size} bytes") from None
@@ -195,10 +201,42 @@ async def read_upload(
         raise ClientLeft(f"expected a whole body, got {meter.size} bytes") from None
     content = sink.close()
     if not content:
-        raise kind.missing(f"expected {kind.name}, got 0 bytes")
-    if look is not None:
+        raise plan.kind.missing(f"expected {plan.kind.name}, got 0 bytes")
+    if look is not None and not looked:
         look(content)
     return Upload(content, 1e3 * (time.perf_counter() - start))
+
+
+async def _receive(
+    request: Request, sink: _Sink, meter: "_Meter", look: Callable[[Content], None] | None
+) -> bool:
+    """Fill a sink; return whether the file was long enough to be looked at on the way."""
+    more, looked = True, False
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        meter.count(len(chunk))
+        sink.write(chunk)
+        if look is not None and not looked:
+            head = sink.head(HEAD_BYTES)
+            if head is None:
+                continue
+            look(head)
+            looked = True
+        more = more and not await _fill(request, sink, meter)
+    return looked
+
+
+async def _fill(request: Request, sink: _Sink, meter: "_Meter") -> bool:
+    """Receive a large rest in one go, if server and sink can."""
+    fill = fill_body_of(request.scope)
+    if fill is None or not isinstance(sink, SizedFile) or len(sink.rest) < DIRECT_BYTES:
+        return False
+    await fill(sink.rest, meter.count)
+    sink.rest = sink.rest[:0]
+    return True
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -239,25 +277,17 @@ class _Meter:
         self._most = most
         self.size = 0
 
-    def count(self, chunk: bytes) -> None:
-        self.size += len(chunk)
+    def count(self, size: int) -> None:
+        self.size += size
         if self.size > self._most:
             raise TooLarge(
                 f"expected a body of at most {self._most} bytes, got {self.size} and more"
             )
 
 
-class _RawFile:
-    """A body that is the file."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-
-    def write(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-
-    def close(self) -> bytes:
-        return b"".join(self._chunks)
-
-    def head(self, size: int) -> bytes | None:
-        return head_of(self._chunks, size)
+def _sink_of(plan: UploadPlan) -> _Sink:
+    if plan.boundary is not None:
+        return MultipartFile(plan.boundary, plan.kind.field)
+    if plan.length is not None and plan.kind.in_place:
+        return SizedFile(plan.length)
+    return RawFile()

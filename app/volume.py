@@ -13,7 +13,7 @@ import numpy as np
 from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
 from app.frames import Affine, transform
 from app.header import Header, by_axis, corners, read_header
-from app.inflate import FileStream
+from app.inflate import Content, FileStream
 
 HEAD_BYTES: Final = 64 << 10
 """``check_header`` needs no more of a body, unless its gzip header holds an absurdly long name."""
@@ -65,7 +65,7 @@ class VolumeLimits:
 
 
 def read_volume(
-    content: bytes | bytearray | memoryview,
+    content: Content,
     limits: VolumeLimits | None = None,
     frame: int | None = None,
 ) -> Volume:
@@ -110,7 +110,7 @@ def read_volume(
 
 
 def check_header(
-    content: bytes | bytearray | memoryview,
+    content: Content,
     limits: VolumeLimits | None = None,
     frame: int | None = None,
 ) -> Header:

@@ -127,7 +127,9 @@ async def find_votes(
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
         file = form if isinstance(form, VotesFormat) else None
         question = _question_of(query, engine.limits, file)
-        work = engine.compute(partial(answer_votes, upload.content, question), timeout_s=timeout_s)
+        # Not a copy: see ``ARRAYS.in_place``.
+        answering = partial(answer_votes, bytes(upload.content), question)
+        work = engine.compute(answering, timeout_s=timeout_s)
         answer = await while_connected(request.receive, work)
     detection = answer.detection
     record.shape = detection.volume.shape

@@ -37,6 +37,15 @@ def test_stream_gives_every_byte_once_and_hashes_it(body: bytes) -> None:
     assert stream.hexdigest() == blake3(PLAIN).hexdigest()
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_body_is_read_from_memory_of_any_kind(
+    kind: type[bytes | bytearray | memoryview], zipped: bool
+) -> None:
+    body = gzip.compress(PLAIN) if zipped else PLAIN
+    assert drain(FileStream(kind(body))) == PLAIN
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 def test_skipped_bytes_are_counted_and_hashed(zipped: bool) -> None:
     stream = FileStream(gzip.compress(PLAIN) if zipped else PLAIN)

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,8 @@ from tests.services import RAW, ServiceProcess, toy_models, toy_scan
 
 URL = "/v1/landmarks"
 SHORT_S = "0.5"
+LARGE = (100, 64, 80)
+"""Of float32: 2 MB, of which all but the start is received in place."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(models: Path) -> Iterator[ServiceProcess]:
     process = ServiceProcess(
-        models, BODY_TIMEOUT_S=SHORT_S, HEADER_TIMEOUT_S=SHORT_S, MAX_BODY_BYTES="1MiB"
+        models, BODY_TIMEOUT_S=SHORT_S, HEADER_TIMEOUT_S=SHORT_S, MAX_BODY_BYTES="4MiB"
     )
     yield process
     process.kill()
@@ -50,6 +53,41 @@ def test_upload_over_a_socket_is_answered(service: ServiceProcess) -> None:
     response = httpx.post(service.url + URL, content=toy_scan(), headers=RAW, timeout=60)
     assert response.status_code == 200
     assert LandmarksAnswer.model_validate_json(response.content).landmarks
+
+
+def test_large_uploads_arrive_as_one_that_comes_in_pieces(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+
+    def digest(content: bytes | Iterator[bytes]) -> str | None:
+        response = httpx.post(service.url + URL, content=content, headers=RAW, timeout=60)
+        return LandmarksAnswer.model_validate_json(response.content).volume.digest
+
+    expected = digest(iter([scan[:99], scan[99:]]))
+    with ThreadPoolExecutor(4) as clients:
+        assert list(clients.map(digest, [scan] * 4)) == [expected] * 4
+
+
+def test_large_body_that_stops_gets_408_and_says_how_far_it_came(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+    with connect(service) as connection:
+        connection.sendall(head(len(scan), "stops") + scan[:700_000])
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"got 700000 bytes" in answer
+
+
+def test_large_body_is_refused_by_its_header_while_it_comes(service: ServiceProcess) -> None:
+    frames = toy_scan((*LARGE[:2], 8, 9))
+    with connect(service) as connection:
+        connection.sendall(head(len(frames), "frames") + frames[:100_000])
+        assert read_all(connection).startswith(b"HTTP/1.1 422")
+
+
+def test_client_that_leaves_in_the_middle_of_a_large_body_is_noted(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+    with connect(service) as connection:
+        connection.sendall(head(len(scan), "left-large") + scan[:700_000])
+    assert service.wait_for(request_id="left-large")["code"] == "client-left"
 
 
 def test_slow_body_gets_408(service: ServiceProcess) -> None:
@@ -100,10 +138,10 @@ def test_client_that_leaves_while_it_waits_harms_nobody(service: ServiceProcess)
 
 def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: Path) -> None:
     service = ServiceProcess(models, DRAIN_S="30")
-    scan = toy_scan()
+    scan = toy_scan(LARGE)
     try:
         with connect(service) as connection:
-            connection.sendall(head(len(scan), "accepted") + scan[:100])
+            connection.sendall(head(len(scan), "accepted") + scan[:700_000])
             # In flight: the first line of the metrics that says so.
             while (
                 "requests_in_flight 1.0" not in httpx.get(service.url + "/metrics", timeout=60).text
@@ -113,13 +151,25 @@ def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: 
             service.wait_for(message="draining")
             refused = httpx.post(service.url + URL, content=scan, headers=RAW, timeout=60)
             draining = httpx.get(service.url + "/readyz", timeout=60)
-            connection.sendall(scan[100:])
+            connection.sendall(scan[700_000:])
             answer = read_all(connection)
         assert refused.status_code == 503
         assert Problem.model_validate_json(refused.content).code == "draining"
         assert draining.status_code == 503
         assert answer.startswith(b"HTTP/1.1 200")
         assert service.wait() == 0
+    finally:
+        service.kill()
+
+
+def test_collector_is_on_once_ready_and_spares_what_the_start_has_made(models: Path) -> None:
+    says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
+    say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
+    before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"
+    service = ServiceProcess(models, before)
+    try:
+        service.terminate()
+        service.wait_for(on=True, spared=True)
     finally:
         service.kill()
 

@@ -165,8 +165,7 @@ def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
 
 def _command(kind: Kind, model: Path, port: int) -> list[str]:
     if not kind.module:
-        code = "from app.server import serve; raise SystemExit(serve())"
-        return [sys.executable, "-c", code]
+        return [sys.executable, "-m", "app.cli", "serve"]
     return [sys.executable, "-m", kind.module, str(model), str(port), *kind.words]
 
 
