@@ -88,10 +88,10 @@ def merge(
     """Choose between what both networks say of each landmark.
 
     The second one answers where it places a landmark, and the first where the second does not, but
-    then with low confidence: the one that looked closer did not find it. What the second one detects
-    is believed: it sees more, and its own constellation agrees. If it is in doubt, two places
-    further apart than the tolerance are two opinions, and the more confident is told, with low
-    confidence.
+    then with low confidence: the one that looked closer did not find it. What the second one
+    detects is believed: it sees more, and its own constellation agrees. If it is in doubt, two
+    places further apart than the tolerance are two opinions, and the more confident is told, with
+    low confidence.
 
     Args:
         rough: Landmarks of the first model.

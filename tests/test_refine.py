@@ -42,13 +42,21 @@ def test_what_the_second_network_does_not_find_is_told_with_low_confidence() -> 
     assert (missing.status, missing.ras_mm) == ("not_found", None)
 
 
+def test_what_the_second_network_detects_is_believed() -> None:
+    """It sees more, and its own constellation agrees."""
+    (answer,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    assert (answer.status, answer.confidence) == ("detected", 0.6)
+    assert answer.ras_mm is FAR
+
+
 def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
-    """Further apart than the tolerance."""
-    (first,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    """Further apart than the tolerance, and the second network is in doubt."""
+    doubtful = landmark(FAR, "low_confidence", confidence=0.6)
+    (first,) = merge([landmark(HERE, confidence=0.9)], [doubtful], 1.0)
     assert (first.status, first.confidence) == ("low_confidence", 0.45)
     assert first.ras_mm is HERE
-    (second,) = merge([landmark(HERE, confidence=0.5)], [landmark(FAR, confidence=0.8)], 1.0)
-    assert (second.status, second.confidence) == ("low_confidence", 0.4)
+    (second,) = merge([landmark(HERE, confidence=0.5)], [doubtful], 1.0)
+    assert (second.status, second.confidence) == ("low_confidence", 0.3)
     assert second.ras_mm is FAR
 
 
