@@ -132,26 +132,29 @@ class DeviceThread:
         aside = job.device.type == "cpu"
         self._work.add(job, aside=aside)
         if aside:
-            self._aside.do(job.device, partial(self._prepare, job), partial(self._go_on_with, job))
+            self._begin(job)
 
     def _serve(self) -> None:
-        while (work := self._next()) is not None:
-            match work:
-                case Call():
-                    work.function()
-                case Job():
-                    self._aside.do(
-                        work.device,
-                        partial(self._prepare, work),
-                        partial(self._go_on_with, work),
-                    )
-                case Batch():
-                    self._run(work)
-                case Rest():
-                    self._recover()
+        while self._do_next():
+            pass
 
-    def _next(self) -> Call | Job | Batch[Job] | Rest | None:
-        return self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+    def _do_next(self) -> bool:
+        """Do one thing; apart from the loop, which would hold the last scan until the next came."""
+        work = self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+        match work:
+            case Call():
+                work.function()
+            case Job():
+                self._begin(work)
+            case Batch():
+                self._run(work)
+            case Rest():
+                self._recover()
+        return work is not None
+
+    def _begin(self, job: Job) -> None:
+        prepare, go_on = partial(self._prepare, job), partial(self._go_on_with, job)
+        self._aside.do(job.device, prepare, go_on)
 
     def _prepare(self, job: Job) -> Case | None:
         """Bring a scan to the device, unless nobody waits for it any more."""

@@ -65,14 +65,15 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
     voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
-    values = torch.from_numpy(np.ascontiguousarray(voxels)).to(device).float()
+    # One pass, and memory of its own, to be normalised in place: no scan is held three times over.
+    values = torch.from_numpy(voxels.astype(np.float32, order="C")).to(device)
     axes_spacing = spacing_of(volume.affine @ volume_from_axes)
     values, axes_from_grid = resample(values, np.asarray(spec.spacing_mm) / axes_spacing)
     to_volume = volume_from_axes @ axes_from_grid
     to_world = volume.affine @ to_volume
     window = find_window(values, spec.intensity)
     return Grid(
-        voxels=normalise(values, spec.intensity, window),
+        voxels=normalise_(values, spec.intensity, window),
         to_volume=to_volume,
         to_world=to_world,
         spacing_mm=spec.spacing_mm,
@@ -235,12 +236,20 @@ def normalise(
     Returns:
         The normalised values.
     """
+    return normalise_(values.clone(), intensity, window)
+
+
+def normalise_(
+    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
+) -> Voxels:
+    """Do as ``normalise``, in place."""
     if intensity.method == "none":
         return values
     if intensity.method == "zscore":
-        return (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)
+        mean, deviation = values.mean(), values.std(correction=0)
+        return values.sub_(mean).div_(deviation.clamp_min_(1e-6))
     lower, upper = window or find_window(values, intensity) or (0.0, 1.0)
-    return ((values - lower) / max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
+    return values.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
 
 
 def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:

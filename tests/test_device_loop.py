@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +227,22 @@ def test_calls_run_on_the_one_thread_that_owns_the_device(model: LoadedModel) ->
             assert names == {"device"}
             with pytest.raises(ValueError, match="no"):
                 await loop.call(fail)
+
+    asyncio.run(scenario())
+
+
+def test_answered_scan_is_let_go_of_before_another_comes(model: LoadedModel) -> None:
+    gone = threading.Event()
+
+    def noted() -> Volume:
+        volume = scan(1)
+        weakref.finalize(volume.voxels, gone.set)
+        return volume
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            await ask(loop, Detector(model), noted())
+            assert await asyncio.to_thread(gone.wait, 10)
 
     asyncio.run(scenario())
 
