@@ -159,7 +159,7 @@ class DeviceThread:
     def _prepare(self, job: Job) -> Case | None:
         """Bring a scan to the device, unless nobody waits for it any more."""
         volume, job.volume = job.volume, None
-        if volume is None or not self._work.begin(job):
+        if volume is None or not job.wanted:
             return None
         job.queue_s = time.perf_counter() - job.since_s
         return job.detector.prepare(volume)

@@ -73,15 +73,10 @@ class WorkList:
                 self._arrived[job] = None
                 self._changed.notify()
 
-    def begin(self, job: Job) -> bool:
-        """Note that a scan is now prepared aside; says whether it is still wanted."""
-        with self._changed:
-            self._aside.discard(job)
-            return job.wanted
-
     def offer(self, job: Job, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a scan that was prepared, or further ones; not if it was given up."""
         with self._changed:
+            self._aside.discard(job)
             if job.wanted:
                 self._scheduler.offer(job, lane, tiles)
                 self._changed.notify()
