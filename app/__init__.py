@@ -23,6 +23,7 @@ registry, detector        models that serve; the device half composed (loading: 
 scheduler, batch_sizes    tiles of all requests -> the next batch, and how large it may be
 jobs, worklist            who asks for the same scan; what the device does next
 batches, device_thread    a batch -> votes, whatever fails; the one thread of a device
+aside                     what the host does beside that thread
 device_loop               volumes of all requests -> Detections
 admission, places, engine what is let in; everything between a request's bytes and its answer
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file

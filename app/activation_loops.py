@@ -47,44 +47,86 @@ def _exp(x):
 
 @compiled
 @no_type_check
-def read_voxels(scores, base, voxels, activation, probabilities, sums):
-    """Compute the probabilities of some voxels of a row; NaN where a score is no number.
+def read_voxels(scores, starts, activation, probabilities, sums):
+    """Compute the probabilities of some voxels; NaN where a score is no number.
 
     Args:
         scores: Line, table and steps.
-        base: Where the row begins.
-        voxels: Which voxels.
+        starts: Where the voxels' first scores lie.
         activation: What turns scores into probabilities.
         probabilities: By channel, then voxel; is written.
         sums: Room for two numbers per voxel.
     """
     line, table, steps = scores
+    count = len(starts)
     for channel in range(len(probabilities)):
-        start, row = base + channel * steps[0], probabilities[channel]
-        for voxel in range(len(voxels)):
-            row[voxel] = value(line, table, start + voxels[voxel] * steps[3])
+        _read(line, table, starts, channel * steps[0], probabilities[channel, :count])
         if activation == SIGMOID:
-            for voxel in range(len(voxels)):
-                score = row[voxel]
-                small = _exp(-min(abs(score), 700.0))  # e^-|s|: at most 1, whatever the score.
-                row[voxel] = (1.0 if score >= 0 else small) / (1.0 + small)
+            _to_sigmoid(probabilities[channel, :count])
     if activation == SOFTMAX:
-        _softmax(probabilities, len(voxels), sums[0], sums[1])
+        _to_softmax(probabilities, sums[0, :count], sums[1, :count])
+
+
+# Each of these has one loop over one row, and is a function: only such loops become vector
+# instructions. And only for ``table[channel, :count]``: a row of ``table[:, :count]`` may, for all
+# the compiler knows, have gaps between its numbers.
 
 
 @compiled
 @no_type_check
-def _softmax(table, size, highest, total):
-    """Turn columns of scores into probabilities in place; the loops become vector instructions."""
-    highest[:size], total[:size] = -np.inf, 0.0
-    for row in table:
-        for x in range(size):
-            highest[x] = max(highest[x], row[x])
-    for row in table:
-        for x in range(size):
-            below = row[x] - highest[x]
-            row[x] = _exp(max(-700.0, below))
-            total[x] += row[x] + (below - below)  # NaN if any score is, or is infinite.
-    for row in table:
-        for x in range(size):
-            row[x] /= total[x]
+def _read(line, table, starts, ahead, row):
+    for x in range(len(row)):
+        row[x] = value(line, table, starts[x] + ahead)
+
+
+@compiled
+@no_type_check
+def _to_sigmoid(row):
+    for x in range(len(row)):
+        score = row[x]
+        small = _exp(-min(abs(score), 700.0))  # e^-|s|: at most 1, whatever the score.
+        row[x] = (1.0 if score >= 0 else small) / (1.0 + small)
+
+
+@compiled
+@no_type_check
+def _to_softmax(table, highest, total):
+    """Turn columns of scores into probabilities in place."""
+    count = len(total)
+    highest[:], total[:] = -np.inf, 0.0
+    for channel in range(len(table)):
+        _raise_to(highest, table[channel, :count])
+    for channel in range(len(table)):
+        _exp_below(table[channel, :count], highest)
+        _add_to(total, table[channel, :count])
+    for channel in range(len(table)):
+        _divide(table[channel, :count], total)
+
+
+@compiled
+@no_type_check
+def _raise_to(highest, row):
+    for x in range(len(row)):
+        highest[x] = max(highest[x], row[x])
+
+
+@compiled
+@no_type_check
+def _exp_below(row, highest):
+    for x in range(len(row)):
+        below = row[x] - highest[x]
+        row[x] = _exp(max(-700.0, below)) + (below - below)  # NaN if it is, or is infinite.
+
+
+@compiled
+@no_type_check
+def _add_to(total, row):
+    for x in range(len(row)):
+        total[x] += row[x]
+
+
+@compiled
+@no_type_check
+def _divide(row, total):
+    for x in range(len(row)):
+        row[x] /= total[x]

@@ -3,7 +3,8 @@
 Batching a 3D network pays twofold or not at all, depending on device and precision, so the size is
 measured: full batches of 1, 2, 4, 8… tiles are timed as they come, for as long as each size is
 faster per tile than those before it; then the smallest within 5 % of the fastest stays. Nothing is
-run for the measurement's sake, so a start costs nothing and an idle service rests.
+run for the measurement's sake, so a start costs nothing and an idle service rests. No batch is
+tried that would take longer than what a small scan can be made to wait.
 """
 
 from collections import OrderedDict
@@ -13,6 +14,10 @@ from typing import Final
 
 GAIN: Final = 1.05
 """A larger batch must be this much faster per tile; less is not worth making others wait."""
+
+PATIENCE_S: Final = 0.06
+"""A batch of several tiles takes no longer, if it is known: so long does a scan that comes wait for
+it. Accelerators are full long before; a CPU's larger batches gain less than they cost others."""
 
 TIMINGS: Final = 3
 """Of each size, of which the fastest counts: others were disturbed."""
@@ -138,7 +143,8 @@ class BatchSizes:
         per_tile = {size: known.best[size] / size for size in known.best if size <= known.size}
         smaller = [seconds for size, seconds in per_tile.items() if size < known.size]
         gains = not smaller or per_tile[known.size] * GAIN < min(smaller)
-        if gains and 2 * known.size <= known.most and self._room() >= 2:
+        lasts = 2 * known.best[known.size] <= PATIENCE_S
+        if gains and lasts and 2 * known.size <= known.most and self._room() >= 2:
             known.size *= 2
             return
         enough = GAIN * min(per_tile.values())

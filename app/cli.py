@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from app.commands import Commands
 from app.errors import LandmarkdError, StartupError
 from app.formats import FORMATS, Format
 from app.schemas import LandmarksAnswer
@@ -25,7 +26,10 @@ from app.settings import Settings
 SCANS: Final = (".nii", ".nii.gz")
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Find anatomical landmarks in 3D scans."
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Find anatomical landmarks in 3D scans.",
 )
 console = Console(stderr=True)
 

@@ -16,16 +16,7 @@ from numba import njit
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function for the types it will be called with; it runs without Python's lock."""
-    return _keep(function, {})
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Do likewise, in the place of every call, which spares the passing of many arrays."""
-    return _keep(function, {"inline": "always"})
-
-
-def _keep(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    loop: Callable[..., Any] = njit(nogil=True, error_model="numpy", **options)(function)
+    loop: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
     # Numba raises this where it finds no folder to write to.
     with suppress(RuntimeError):
         loop.enable_caching()  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ class DeviceLoop:
         self._work = WorkList(sizes.size, sizes.cost)
         self._jobs: dict[Hashable, Job] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._thread: DeviceThread | None = None
+        self._thread = self._make_thread()
         self._reviving = self._stopping = False
         self._loop: asyncio.AbstractEventLoop
 
@@ -96,15 +96,14 @@ class DeviceLoop:
     def start(self) -> None:
         """Begin to take calls and volumes."""
         self._loop = asyncio.get_running_loop()
-        self._begin(doubted=False)
+        self._thread.start()
 
     async def stop(self) -> None:
         """End the thread; whoever still waits is told."""
         self._stopping = True
         self._fail_all("expected an answer before the service stopped; try again")
         self._work.close()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, JOIN_S)
+        await asyncio.to_thread(self._thread.join, JOIN_S)
 
     async def call(
         self,
@@ -185,7 +184,7 @@ class DeviceLoop:
         now = time.perf_counter()
         job = Job(key, detector, volume, now, now, [waiter])
         self._jobs[key] = job
-        self._work.add(job)
+        self._thread.add(job)
         return job
 
     def _leave(self, job: Job, waiter: Waiter) -> None:
@@ -231,9 +230,8 @@ class DeviceLoop:
                 self._drop(job, "late")
         self._arm()
 
-    def _begin(self, *, doubted: bool) -> None:
-        self._thread = DeviceThread(self._work, self.sizes, self._metrics, self._check, self._post)
-        self._thread.start(doubted=doubted)
+    def _make_thread(self) -> DeviceThread:
+        return DeviceThread(self._work, self.sizes, self._metrics, self._check, self._post)
 
     def _post(self, event: Event) -> None:
         """Tell the event loop; called on the device's thread."""
@@ -285,7 +283,8 @@ class DeviceLoop:
             self._on_lost()
             return
         self._reviving = True
-        self._begin(doubted=True)
+        self._thread = self._make_thread()
+        self._thread.start(doubted=True)
 
     def _fail_all(self, detail: str) -> None:
         jobs, self._jobs = list(self._jobs.values()), {}

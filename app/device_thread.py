@@ -1,10 +1,12 @@
-"""A device's work -> votes and landmarks: the only thread that touches the device.
+"""A device's work -> votes and landmarks: the only thread that runs networks on the device.
 
 ::
 
     work list ─► prepare ─► tiles ─► batch ─► finish ─► answer
                               ▲                  │
                               └── a second look ─┘
+
+Scans are prepared and finished in threads beside this one if the device is the host.
 
 Memory that runs out three times in a row, each time for a single tile, means that the device is
 unwell: nothing is answered then until the models have passed their self-checks again.
@@ -15,8 +17,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
+from app.aside import Aside
 from app.batch_sizes import BatchSizes
 from app.batches import named, run_batch
 from app.detector import Case, Detection, describe, stage_times
@@ -98,6 +102,7 @@ class DeviceThread:
         self._post = post
         self._shortages = 0
         self._retry_s: float | None = None
+        self._aside = Aside(work, metrics.observe_busy)
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
 
     def start(self, *, doubted: bool = False) -> None:
@@ -119,6 +124,15 @@ class DeviceThread:
             self._serve()
         except BaseException as error:  # noqa: BLE001 - handed to everybody who waits
             self._post(Lost(error))
+        finally:
+            self._aside.close()
+
+    def add(self, job: Job) -> None:
+        """Take a scan from the event loop: it is prepared, run and finished."""
+        aside = job.device.type == "cpu"
+        self._work.add(job, aside=aside)
+        if aside:
+            self._begin(job)
 
     def _serve(self) -> None:
         while self._do_next():
@@ -131,28 +145,32 @@ class DeviceThread:
             case Call():
                 work.function()
             case Job():
-                self._prepare(work)
+                self._begin(work)
             case Batch():
                 self._run(work)
             case Rest():
                 self._recover()
         return work is not None
 
-    def _prepare(self, job: Job) -> None:
-        volume, start = job.volume, time.perf_counter()
+    def _begin(self, job: Job) -> None:
+        prepare, go_on = partial(self._prepare, job), partial(self._go_on_with, job)
+        self._aside.do(job.device, prepare, go_on)
+
+    def _prepare(self, job: Job) -> Case | None:
+        """Bring a scan to the device, unless nobody waits for it any more."""
+        volume, job.volume = job.volume, None
         if volume is None or not job.wanted:
-            return
-        job.queue_s = start - job.since_s
-        try:
-            case = job.detector.prepare(volume)
-        except Exception as error:  # noqa: BLE001 - handed to everybody who waits
-            self._fail(job, named(error, job.detector))
-            return
-        finally:
-            self._metrics.observe_busy(time.perf_counter() - start)
-        job.volume = None
-        self._offer(job, case)
-        self._post(Prepared(job))
+            return None
+        job.queue_s = time.perf_counter() - job.since_s
+        return job.detector.prepare(volume)
+
+    def _go_on_with(self, job: Job, case: Case | Exception | None) -> None:
+        """Queue the tiles of a scan that was prepared."""
+        if isinstance(case, Exception):
+            self._fail(job, named(case, job.detector))
+        elif case is not None:
+            self._offer(job, case)
+            self._post(Prepared(job))
 
     def _offer(self, job: Job, case: Case) -> None:
         job.case = case
@@ -197,27 +215,29 @@ class DeviceThread:
     def _finish(self, case: Case, job: Job) -> None:
         if not job.wanted:
             return
-        start = time.perf_counter()
-        try:
-            found = job.detector.finish(case)
-        except Exception as error:  # noqa: BLE001 - handed to everybody who waits
-            self._fail(job, named(error, job.detector))
-            return
-        finally:
-            self._metrics.observe_busy(time.perf_counter() - start)
-        if isinstance(found, Case):
+        finish = partial(job.detector.finish, case)
+        self._aside.do(job.device, finish, partial(self._end, case, job))
+
+    def _end(self, case: Case, job: Job, found: tuple[Landmark, ...] | Case | Exception) -> None:
+        """Answer a scan that was finished, or look again."""
+        if isinstance(found, Exception):
+            self._fail(job, named(found, job.detector))
+        elif isinstance(found, Case):
             self._offer(job, found)
             self._post(Progressed(job))
-            return
-        self._post(Settled(job, _detection(job, case, found)))
+        else:
+            self._post(Settled(job, _detection(job, case, found)))
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Here and not only by who is told, so that the next batch has none of its tiles.
         self._work.remove(job)
         self._post(Settled(job, error))
-        if not isinstance(error, DoesNotFit):
+        if isinstance(error, DoesNotFit):
+            self._work.add_call(Call(self._count_shortage))
+        else:
             self._shortages = 0
-            return
+
+    def _count_shortage(self) -> None:
         free_memory()
         self._shortages += 1
         if self._shortages == SHORTAGES:

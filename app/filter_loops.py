@@ -1,126 +1,16 @@
 """rows of scores -> columns of votes, compiled: the loops of ``app.votes_numba``.
 
-A row is the voxels along k. It is compared with a limit first, which the compiler turns into vector
-instructions; probabilities are computed and offsets read for the few voxels that may pass.
+Probabilities are computed and offsets read for the few voxels that may pass, a batch at a time.
 Functions that are compiled have no annotations: their types are those they are called with.
 """
 
-from typing import Final, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
 from app.activation_loops import read_voxels, value
-from app.compiled import compiled, inlined
-
-WORD: Final = 8
-"""Flags looked at at once."""
-
-# The next two have no way out of their loop on success, count in 32 bits and choose instead of
-# jumping, and are two: so they become vector instructions.
-
-
-@compiled
-@no_type_check
-def _count(row, table, background, limits):
-    """Count the numbers of a row that, less a background, are not below their limits, as is NaN."""
-    count = np.int32(0)
-    for x in range(len(row)):
-        score = value(row, table, x) - value(background, table, x)
-        count = np.int32(count + np.int32(not score < limits[x]))
-    return count
-
-
-@compiled
-@no_type_check
-def _flag(row, table, background, limits, flags):
-    """Set the flags of such numbers to 1, and leave the others."""
-    for x in range(len(row)):
-        score = value(row, table, x) - value(background, table, x)
-        flags[x] = 1 if not score < limits[x] else flags[x]
-
-
-@compiled
-@no_type_check
-def _list_hits(flags, words, flags_per_voxel, voxels):
-    """List the voxels with a flag; returns how many. Jumps that cannot be foreseen cost more."""
-    hits = 0
-    for word in range(len(words)):
-        if words[word] != 0:
-            for flag in range(word * WORD, word * WORD + WORD):
-                voxels[hits] = flag
-                hits += flags[flag]
-    if flags_per_voxel == 1:
-        return hits
-    count, last = 0, -1
-    share = 1.0 / flags_per_voxel
-    for hit in range(hits):
-        k = np.int64((voxels[hit] + 0.5) * share)  # A division would take longer than all else.
-        voxels[count] = k
-        count += k != last
-        last = k
-    return count
-
-
-@compiled
-@no_type_check
-def _copy(line, start, step, room):
-    """Copy as many numbers as there is room for."""
-    for x in range(len(room)):
-        room[x] = line[start + x * step]
-
-
-@compiled
-@no_type_check
-def count_rows(plan, first, last, counts):
-    """Count what may pass in each of some rows.
-
-    Args:
-        plan: An ``app.votes_numba.Plan``.
-        first: First row; row r has index r // size along i and the rest along j.
-        last: Row to stop before.
-        counts: Of each row; is written.
-    """
-    line, table, steps = plan.scores
-    height = plan.sizes[1]
-    runs, step, limits = plan.runs, plan.step, plan.limits
-    size = len(limits)
-    room, other_room = np.empty(size, line.dtype), np.empty(size, line.dtype)
-    for row in range(first, last):
-        i = row // height
-        base = i * steps[1] + (row - i * height) * steps[2]
-        behind = base * plan.moves
-        count = 0
-        if step == 1:
-            background = plan.background[behind : behind + size]
-            for run in runs:
-                start = base + run
-                count += _count(line[start : start + size], table, background, limits)
-        else:
-            _copy(plan.background, behind, step * plan.moves, other_room)
-            for run in runs:
-                _copy(line, base + run, step, room)
-                count += _count(room, table, other_room, limits)
-        counts[row] = count
-
-
-@inlined
-@no_type_check
-def _flag_row(plan, base, rooms, flags):
-    """Set the flags of what may pass in a row of voxels, and clear the others."""
-    line, table = plan.scores.numbers, plan.scores.table
-    behind, size = base * plan.moves, len(plan.limits)
-    room, other_room = rooms
-    flags[:] = 0
-    if plan.step == 1:
-        background = plan.background[behind : behind + size]
-        for run in plan.runs:
-            start = base + run
-            _flag(line[start : start + size], table, background, plan.limits, flags)
-    else:
-        _copy(plan.background, behind, plan.step * plan.moves, other_room)
-        for run in plan.runs:
-            _copy(line, base + run, plan.step, room)
-            _flag(room, table, other_room, plan.limits, flags)
+from app.compiled import compiled
+from app.row_loops import BATCH, find_voxels
 
 
 @compiled
@@ -138,75 +28,147 @@ def fill_rows(plan, first, last, before, votes):
     Returns:
         The place after the last vote, and whether a score is not a number.
     """
-    line, _, steps = plan.scores
-    channels, height, width, lead, activation = plan.sizes
-    size = len(plan.limits)
-    rooms = (np.empty(size, line.dtype), np.empty(size, line.dtype))
-    flags = np.zeros(-(-size // WORD) * WORD, dtype=np.uint8)
-    words = flags.view(np.uint64)
-    voxels = np.empty(len(flags) + 1, dtype=np.int64)
-    probabilities, sums = np.empty((channels, width)), np.empty((2, width))
-    room_for = width * (channels - lead) + 1
-    chosen = (np.empty((2, room_for), dtype=np.int64), np.empty(room_for, dtype=np.float32))
-    place, bad = before[first], False
-    for row in range(first, last):
-        if before[row] == before[row + 1]:
-            continue
-        i = row // height
-        j = row - i * height
-        base = i * steps[1] + j * steps[2]
-        _flag_row(plan, base, rooms, flags)
-        hit = _list_hits(flags, words, size // width, voxels)
-        read_voxels(plan.scores, base, voxels[:hit], activation, probabilities, sums)
-        found, wrong = _choose(probabilities, lead, plan.threshold, voxels[:hit], chosen)
+    channels, _, _, lead, activation = plan.sizes
+    room = BATCH + len(plan.limits)
+    voxels, starts = np.empty((3, room), np.int64), np.empty((2, room), np.int64)
+    places = np.empty((4, room), np.float32)
+    probabilities, sums = np.empty((channels, room)), np.empty((2, room))
+    which = np.empty((2, room * (channels - lead) + 1), np.int64)
+    chances = np.empty(which.shape[1], np.float32)
+    row, place, bad = first, before[first], False
+    while row < last:
+        row, count = find_voxels(plan, row, last, before, voxels)
+        _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, places)
+        read_voxels(plan.scores, starts[0, :count], activation, probabilities, sums)
+        found, wrong = _choose(probabilities[lead:, :count], plan.threshold, which, chances)
         bad |= wrong
-        place = _write(plan, i, j, chosen, found, place, votes)
+        voters = (starts[1], places, which[0, :found], which[1, :found], chances[:found])
+        place = _write(plan, voters, votes, place)
     return place, bad
 
 
 @compiled
 @no_type_check
-def _choose(probabilities, lead, threshold, voxels, chosen):
+def _describe(plan, voxels, starts, places):
+    """Say where voxels' first scores and offsets lie, their centres, and what they count."""
+    stride, centre, _ = plan.places
+    count = len(voxels[0])
+    _locate(voxels, plan.scores.steps[1:], starts[0, :count])
+    _locate(voxels, plan.offsets.steps[2:], starts[1, :count])
+    for axis in range(3):
+        _centre(voxels[axis], stride, centre[axis], places[axis, :count])
+    _weigh(voxels, plan.profiles, places[3, :count])
+
+
+@compiled
+@no_type_check
+def _choose(probabilities, threshold, which, chances):
     """List voxels and landmarks that pass; returns how many do, and whether any is NaN."""
-    which, probability = chosen
     found, bad = 0, False
-    for voxel in range(len(voxels)):
-        for channel in range(lead, len(probabilities)):
-            p = np.float32(probabilities[channel, voxel])
-            which[0, found], which[1, found] = voxels[voxel], channel - lead
-            probability[found] = p
+    for voxel in range(probabilities.shape[1]):
+        for landmark in range(len(probabilities)):
+            p = np.float32(probabilities[landmark, voxel])
+            which[0, found], which[1, found] = voxel, landmark
+            chances[found] = p
             found += p >= threshold
             bad |= np.isnan(p)
     return found, bad
 
 
-@inlined
+@compiled
 @no_type_check
-def _write(plan, i, j, chosen, found, place, votes):
-    """Write the votes of a row; returns the next place.
-
-    Nothing in the loop depends on what it read before, so the memory answers many reads at once.
-    """
+def _write(plan, voters, votes, place):
+    """Write the votes of a batch; returns the next place."""
     line, table, steps = plan.offsets
-    stride, centre, scale = plan.places
+    starts, places, voxel, landmark, chances = voters
     landmarks, columns = votes
-    which, probability = chosen
-    base = i * steps[2] + j * steps[3]
-    x = np.float32(i) * stride + centre[0]
-    y = np.float32(j) * stride + centre[1]
-    for vote in range(found):
-        k, landmark, p = which[0, vote], which[1, vote], probability[vote]
-        start = base + landmark * steps[1] + k * steps[4]
-        z = np.float32(k) * stride + centre[2]
-        to_x = x + value(line, table, start) * scale[0]
-        to_y = y + value(line, table, start + steps[0]) * scale[1]
-        to_z = z + value(line, table, start + 2 * steps[0]) * scale[2]
-        landmarks[place] = landmark
-        columns[0, place], columns[1, place], columns[2, place] = x, y, z
-        columns[3, place], columns[4, place], columns[5, place] = to_x, to_y, to_z
-        columns[6, place] = p
-        columns[7, place] = p * plan.profiles[0][i] * plan.profiles[1][j] * plan.profiles[2][k]
-        place += np.isfinite(to_x) & np.isfinite(to_y) & np.isfinite(to_z)
+    end = place + len(chances)
+    landmarks[place:end], columns[6, place:end] = landmark, chances
+    aims, sound = np.empty(len(chances), np.int64), np.int32(1)
+    _aim(starts, voxel, landmark, steps[1], aims)
+    for axis in range(3):
+        source, position = columns[axis, place:end], columns[3 + axis, place:end]
+        _take(places[axis], voxel, source)
+        _move(line, table, aims, axis * steps[0], plan.places[2][axis], source, position)
+        sound &= _all_finite(position)
+    _take(places[3], voxel, columns[7, place:end])
+    _multiply(columns[7, place:end], chances)
+    return end if sound else _drop_lost(landmarks, columns, place, end)
+
+
+# Each of these has one loop over arrays, and is a function: only such loops become vector
+# instructions.
+
+
+@compiled
+@no_type_check
+def _locate(voxels, steps, starts):
+    i, j, k = voxels
+    for x in range(len(starts)):
+        starts[x] = i[x] * steps[0] + j[x] * steps[1] + k[x] * steps[2]
+
+
+@compiled
+@no_type_check
+def _centre(index, stride, first, places):
+    for x in range(len(places)):
+        places[x] = np.float32(index[x]) * stride + first
+
+
+@compiled
+@no_type_check
+def _weigh(voxels, profiles, weights):
+    i, j, k = voxels
+    along_i, along_j, along_k = profiles
+    for x in range(len(weights)):
+        weights[x] = along_i[i[x]] * along_j[j[x]] * along_k[k[x]]
+
+
+@compiled
+@no_type_check
+def _aim(starts, voxel, landmark, step, aims):
+    for x in range(len(aims)):
+        aims[x] = starts[voxel[x]] + landmark[x] * step
+
+
+@compiled
+@no_type_check
+def _take(values, which, column):
+    for x in range(len(column)):
+        column[x] = values[which[x]]
+
+
+@compiled
+@no_type_check
+def _move(line, table, aims, ahead, scale, source, position):
+    for x in range(len(position)):
+        position[x] = source[x] + value(line, table, aims[x] + ahead) * scale
+
+
+@compiled
+@no_type_check
+def _multiply(column, factors):
+    for x in range(len(column)):
+        column[x] *= factors[x]
+
+
+@compiled
+@no_type_check
+def _all_finite(column):
+    """Say so; the difference of a number and itself is 0, or else NaN."""
+    sound = np.int32(1)
+    for x in range(len(column)):
+        sound &= np.int32(column[x] - column[x] == 0)
+    return sound
+
+
+@compiled
+@no_type_check
+def _drop_lost(landmarks, columns, place, end):
+    """Close the gaps of votes for no place; returns the place after the last vote that is left."""
+    for vote in range(place, end):
+        landmarks[place], columns[:, place] = landmarks[vote], columns[:, vote]
+        place += np.isfinite(columns[3:6, vote]).all()
     return place
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from app.detector import Case, Detection, Detector
 from app.volume import Volume
 
@@ -79,6 +81,11 @@ class Job:
     case: Case | None = None
     run: int = 0
     tiles: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where its network runs."""
+        return self.detector.model.network.device
 
     @property
     def wanted(self) -> bool:

@@ -19,6 +19,10 @@ FIRST_LOOK: Final = 0.25
 """How far around a peak's cell the first step looks, in reaches: enough for the tip of a mode, and
 not as far as the next one."""
 
+FIRST_REST: Final = 2
+"""Clean modes stand still after as many steps: from then on all is summed at once, which spares a
+pass if they do."""
+
 SETTLED: Final = 1e-6
 """No mode moved by more of a reach than this: further steps would not change the answer."""
 
@@ -97,9 +101,10 @@ def sum_up(landmark, position, source, weight, centres, unit, first, last):
         last: Vote to stop before.
 
     Returns:
-        The ``TERMS``, (landmarks modes terms), distances in reaches from the mode.
+        The ``TERMS``, distances in reaches from the mode, and behind them what ``sum_near`` would
+        say of the distance, (landmarks modes terms).
     """
-    sums = np.zeros((*centres.shape[:2], TERMS))
+    sums = np.zeros((*centres.shape[:2], TERMS + 3))
     modes, counts = _list_modes(centres)
     for vote in range(first, last):
         mine = landmark[vote]
@@ -122,6 +127,9 @@ def sum_up(landmark, position, source, weight, centres, unit, first, last):
             terms[7] += np.rint(mass * y * y)
             terms[8] += np.rint(mass * y * z)
             terms[9] += np.rint(mass * z * z)
+            terms[10] += np.rint(mass * x)
+            terms[11] += np.rint(mass * y)
+            terms[12] += np.rint(mass * z)
     return sums
 
 

@@ -21,9 +21,11 @@ from app.compiled import kernels_serve
 from app.heatmaps import FIXED_ONE
 from app.mode_loops import (
     FIRST_LOOK,
+    FIRST_REST,
     MEETING,
     SETTLED,
     SHIFTS,
+    TERMS,
     count_voters,
     merge,
     rank,
@@ -86,9 +88,7 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     peaks = find_peaks(ballots, readout, count, cells)
     unit = np.array(readout.spacing_mm) / readout.reach_mm
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
-    centres = _climb(ballots, centres, unit, peaks.error_mm / readout.reach_mm)
-    columns = (ballots.landmark, ballots.position, ballots.source, ballots.weight)
-    sums = _in_parts(partial(sum_up, *columns, centres, unit), len(ballots.landmark))
+    centres, sums = _climb(ballots, centres, unit, peaks.error_mm / readout.reach_mm)
     total = np.bincount(ballots.landmark, ballots.weight, readout.landmarks)
     return _describe(sums / FIXED_ONE, centres, total / FIXED_ONE, readout)
 
@@ -98,20 +98,31 @@ def _climb(
     centres: Float64[np.ndarray, "landmarks modes 3"],
     unit: Float64[np.ndarray, " 3"],
     error: float,
-) -> Float64[np.ndarray, "landmarks modes 3"]:
-    """Move every mode to the mean of the votes within reach of it until all stand still."""
+) -> tuple[Float64[np.ndarray, "landmarks modes 3"], Float64[np.ndarray, "landmarks modes terms"]]:
+    """Move every mode to the mean of the votes within reach of it until all stand still.
+
+    Returns:
+        Where they stand, and what is summed there.
+    """
     columns = (ballots.landmark, ballots.position, ballots.weight)
+    all_columns = (*columns[:2], ballots.source, ballots.weight)
+    votes = len(ballots.landmark)
     for step in range(SHIFTS):
-        # Around a peak's cell: what else may be within reach of its corner is not looked at yet.
-        reach = error + FIRST_LOOK if step == 0 else 1.0
-        sums = _in_parts(partial(sum_near, *columns, centres, unit, reach), len(columns[0]))
+        if step < FIRST_REST:
+            # Around a peak's cell first: not yet at what else is within reach of its corner.
+            reach = error + FIRST_LOOK if step == 0 else 1.0
+            sums = _in_parts(partial(sum_near, *columns, centres, unit, reach), votes)
+        else:
+            sums = _in_parts(partial(sum_up, *all_columns, centres, unit), votes)
         with np.errstate(invalid="ignore"):  # A mode without votes becomes NaN.
-            before, centres = centres, centres + sums[..., 1:] / sums[..., :1]
+            moves = sums[..., -3:] / sums[..., :1]
+        if step >= FIRST_REST and not (np.abs(moves) > SETTLED).any():
+            return centres, sums[..., :TERMS]
+        centres = centres + moves
         if step == 0:
             merge(centres, MEETING)
-        elif not (np.abs(centres - before) > SETTLED).any():
-            break
-    return centres
+    sums = _in_parts(partial(sum_up, *all_columns, centres, unit), votes)
+    return centres, sums[..., :TERMS]
 
 
 def _in_parts(

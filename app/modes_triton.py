@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from app.heatmaps import FIXED_ONE, to_fixed
-from app.mode_loops import FIRST_LOOK, MEETING, SETTLED, SHIFTS, TERMS
+from app.mode_loops import FIRST_LOOK, FIRST_REST, MEETING, SETTLED, SHIFTS, TERMS
 from app.modes_kernels import add_to_cells, add_to_modes
 from app.peaks import Cells
 from app.readout import Readout
@@ -146,9 +146,9 @@ class ModeFinder:
             if step == 0:
                 centres = _merge(moved)
                 continue
-            further = ((moved - centres).abs() > SETTLED).any()
+            if step >= FIRST_REST:
+                settled = settled | ~((moved - centres).abs() > SETTLED).any()
             centres = torch.where(settled, centres, moved)
-            settled = settled | ~further
         return centres
 
     def _sums(

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from app.convolutions import QuickConvolutions
 from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.manifest import Manifest
@@ -108,7 +109,8 @@ class Network:
         """
         tiles = tiles.to(self.device, torch.float32, memory_format=torch.channels_last_3d)
         lower = self.dtype != torch.float32
-        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=lower):
+        autocast = torch.autocast(self.device.type, self.dtype, enabled=lower)
+        with torch.inference_mode(), autocast, QuickConvolutions():
             output = self._module(tiles)
         return [self._field(one) for one in self._check(output, tiles)]
 

@@ -15,6 +15,20 @@ from app.compiled import compiled
 
 @compiled
 @no_type_check
+def _number_cells(landmark, position, edge, shape, first, numbers):
+    """Say which cell each vote is in; -1 for none. In float64 all of it is vector instructions."""
+    end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
+    for vote in range(len(landmark)):
+        i = np.floor((position[0, vote] - first[0] + 0.5) / edge[0])
+        j = np.floor((position[1, vote] - first[1] + 0.5) / edge[1])
+        k = np.floor((position[2, vote] - first[2] + 0.5) / edge[2])
+        inside = (i >= 1.0) & (i < end[0]) & (j >= 1.0) & (j < end[1]) & (k >= 1.0) & (k < end[2])
+        number = ((landmark[vote] * (end[0] + 1.0) + i) * (end[1] + 1.0) + j) * (end[2] + 1.0) + k
+        numbers[vote] = np.int64(number if inside else -1.0)
+
+
+@compiled
+@no_type_check
 def count_cells(landmark, position, weight, edge, shape, first, table):
     """Add up the votes in each cell that is hit.
 
@@ -30,18 +44,15 @@ def count_cells(landmark, position, weight, edge, shape, first, table):
     Returns:
         Numbers of the cells that are hit, in the order of their first vote, and their sums.
     """
+    in_cell = np.empty(len(landmark), dtype=np.int64)
+    _number_cells(landmark, position, edge, shape, first, in_cell)
     numbers = np.empty(len(landmark), dtype=np.int64)
     totals = np.empty(len(landmark), dtype=np.float64)
     count = 0
     for vote in range(len(landmark)):
-        i = np.floor((position[0, vote] - first[0] + 0.5) / edge[0])
-        j = np.floor((position[1, vote] - first[1] + 0.5) / edge[1])
-        k = np.floor((position[2, vote] - first[2] + 0.5) / edge[2])
-        inside = (1 <= i < shape[0] - 1) & (1 <= j < shape[1] - 1) & (1 <= k < shape[2] - 1)
-        if not inside:
+        number = in_cell[vote]
+        if number < 0:
             continue
-        number = (landmark[vote] * shape[0] + np.int64(i)) * shape[1] + np.int64(j)
-        number = number * shape[2] + np.int64(k)
         if table[number] == 0:
             numbers[count], totals[count] = number, 0.0
             count += 1

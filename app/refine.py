@@ -59,7 +59,7 @@ class SecondLook:
         return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
 
     def locate(self, votes: Votes, grid: Grid, found: Sequence[Landmark]) -> tuple[Landmark, ...]:
-        """Read the landmarks off the votes of the second model.
+        """Read the landmarks off the votes of the second model, and choose between both models.
 
         Args:
             votes: Votes of the grid's only tile.
@@ -69,14 +69,17 @@ class SecondLook:
         Returns:
             The landmarks of both models, as ``merge`` chooses.
         """
+        return merge(found, self.locate_alone(votes, grid), self._tolerance_mm)
+
+    def locate_alone(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
+        """Read the landmarks off the votes of the second model; see ``locate``."""
         manifest = self.model.manifest
         # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
         scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
         readout = readout_of(grid, manifest)
         readout = replace(readout, radius_mm=scale * readout.radius_mm)
         frame = GridFrame(grid.to_volume, grid.to_world)
-        closer = locate(votes, readout, frame, manifest.landmarks, self._shape)
-        return merge(found, closer, self._tolerance_mm)
+        return locate(votes, readout, frame, manifest.landmarks, self._shape)
 
 
 def merge(
@@ -85,8 +88,10 @@ def merge(
     """Choose between what both networks say of each landmark.
 
     The second one answers where it places a landmark, and the first where the second does not, but
-    then with low confidence: the one that looked closer did not find it. Two places further apart
-    than the tolerance are two opinions, and the more confident is told, with low confidence.
+    then with low confidence: the one that looked closer did not find it. What the second one
+    detects is believed: it sees more, and its own constellation agrees. If it is in doubt, two
+    places further apart than the tolerance are two opinions, and the more confident is told, with
+    low confidence.
 
     Args:
         rough: Landmarks of the first model.
@@ -110,7 +115,8 @@ def _choose(before: Landmark, after: Landmark, tolerance_mm: float) -> Landmark:
             before, status="low_confidence", confidence=before.confidence / 2, region95_mm=None
         )
     apart = (
-        before.ras_mm is not None
+        after.status != "detected"
+        and before.ras_mm is not None
         and after.ras_mm is not None
         and np.linalg.norm(after.ras_mm - before.ras_mm) > tolerance_mm
     )

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from app.activation_loops import NONE, SIGMOID, SOFTMAX
 from app.errors import NetworkFailed
-from app.filter_loops import count_rows, fill_rows, list_rows
+from app.filter_loops import fill_rows, list_rows
 from app.network import Field
+from app.row_loops import count_rows
 from app.survivors import Profiles, score_limit
 from app.threads import for_parts, share_out
 

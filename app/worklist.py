@@ -17,6 +17,10 @@ from app.jobs import Job
 from app.scheduler import Batch, Scheduler
 
 
+def _unheard(_reason: Exception) -> None:
+    """Tell nobody: whoever waits hears of the thread's end anyway."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A function to call on the device's thread.
@@ -27,7 +31,7 @@ class Call:
     """
 
     function: Callable[[], None]
-    refuse: Callable[[Exception], None]
+    refuse: Callable[[Exception], None] = _unheard
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class WorkList:
         self._scheduler = Scheduler[Job](batch_size, cost)
         self._calls: deque[Call] = deque()
         self._arrived: dict[Job, None] = {}
+        self._aside: set[Job] = set()
         self._prefer_tiles = False
         self._closed = False
 
@@ -58,23 +63,29 @@ class WorkList:
             self._calls.append(call)
             self._changed.notify()
 
-    def add(self, job: Job) -> None:
-        """Add a scan that is to be prepared."""
+    def add(self, job: Job, *, aside: bool = False) -> None:
+        """Add a scan that is to be prepared, by the device's thread or aside."""
         with self._changed:
             self._scheduler.hold(job, job.deadline)
-            self._arrived[job] = None
-            self._changed.notify()
+            if aside:
+                self._aside.add(job)
+            else:
+                self._arrived[job] = None
+                self._changed.notify()
 
     def offer(self, job: Job, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a scan that was prepared, or further ones; not if it was given up."""
         with self._changed:
+            self._aside.discard(job)
             if job.wanted:
                 self._scheduler.offer(job, lane, tiles)
+                self._changed.notify()
 
     def remove(self, job: Job) -> int:
         """Forget a job, and return how many of its tiles will not be run."""
         with self._changed:
             self._arrived.pop(job, None)
+            self._aside.discard(job)
             saved = self._scheduler.remove(job)
             self._changed.notify()
             return saved
@@ -100,7 +111,7 @@ class WorkList:
     def depth(self) -> int:
         """Count the scans to be prepared and the tiles that no batch holds yet."""
         with self._changed:
-            return len(self._arrived) + self._scheduler.waiting_tiles
+            return len(self._arrived) + len(self._aside) + self._scheduler.waiting_tiles
 
     @property
     def backlog_s(self) -> float:

@@ -1,93 +1,205 @@
-"""Model folder + held-out scans -> the radius that 95 % of errors stay within, in ``model.toml``.
+"""Model folder + held-out scans -> its regions and thresholds: ``landmarkd calibrate``."""
 
-    python -m models.calibrate models/NAME SCANS LANDMARKS --validate scan_7 scan_12
-
-Use scans that no weight was trained on. The radius is that of split-conformal prediction (Vovk,
-Gammerman, Shafer: Algorithmic Learning in a Random World, 2005): of n errors, the k-th smallest
-with k = ceil(0.95 (n + 1)). Errors of all landmarks count together, as a few scans say too little
-about each; it holds on average over landmarks, for scans like these.
-"""
-
-import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import tomlkit
+import typer
 from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
-from app.device import choose_device
-from app.manifest import read_manifest
-from models.export import attach_refine
-from models.specimens import pair_files
-from models.validate import Errors, validate
+from models.evaluate import Device, Landmarks, ModelFolder, Scans
 
-COVERAGE: Final = 0.95
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m models.calibrate", description=__doc__)
-    parser.add_argument("model", type=Path, help="model folder")
-    parser.add_argument("scans", type=Path)
-    parser.add_argument("landmarks", type=Path)
-    parser.add_argument("--validate", nargs="+", required=True, metavar="NAME")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
-    options = parser.parse_args(arguments)
-    pairs = pair_files(options.scans, options.landmarks)
-    unknown = set(options.validate) - {pair[0] for pair in pairs}
-    if unknown:
-        raise SystemExit(f"expected scans that are there, found none named {sorted(unknown)}")
-    held = [pair for pair in pairs if pair[0] in options.validate]
-    errors = validate(options.model, held, choose_device(options.device))
-    console = Console()
-    console.print(errors.summary())
-    radius = conformal_radius(sure_errors(errors))
-    if radius is None:
-        raise SystemExit("expected at least 19 detected landmarks, found fewer")
-    write_radius(options.model, radius)
-    console.print(f"95 % within {radius:.3f} mm; of each scan, by the others: {left_out(errors)}")
+if TYPE_CHECKING:
+    from app.registry import LoadedModel
+    from models.regions import Region
+    from models.thresholds import Thresholds
+    from models.trials import Trial
+    from models.validate import Outcome
 
 
-def sure_errors(errors: Errors, scans: Sequence[int] | None = None) -> np.ndarray:
-    """List the errors of detected landmarks, in mm, of all or of some scans."""
-    rows = slice(None) if scans is None else list(scans)
-    counted = errors.detected[rows] & np.isfinite(errors.mm[rows])
-    return np.asarray(errors.mm[rows][counted])
+def calibrate(
+    model: ModelFolder,
+    scans: Scans,
+    landmarks: Landmarks,
+    only: Annotated[
+        list[str], typer.Option(help="Name of a scan that no weight was trained on; repeat it.")
+    ],
+    device: Device = "auto",
+) -> None:
+    """Write what held-out scans say of a model into its model.toml: regions and thresholds.
+
+    region95_mm is the radius that 95 % of errors stay within. presence_threshold is the mass of
+    votes that tells landmarks that are there from those that are cut away: the scans are tried
+    whole, in halves, and against empty ones.
+    """
+    # Only here, because they pull in torch, and the help must not wait for it.
+    from app.device import choose_device  # noqa: PLC0415
+    from app.loading import load_checked  # noqa: PLC0415
+    from models.trials import try_again, try_scan  # noqa: PLC0415
+    from models.validate import choose_pairs  # noqa: PLC0415
+
+    try:
+        pairs = choose_pairs(scans, landmarks, only)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    where = choose_device(device)
+    loaded = load_checked(model, where)
+    bar, console = Console(stderr=True), Console()
+    before: list[Trial] = []
+    for pair in track(pairs, "As it is", console=bar):
+        before += try_scan(loaded, pair)
+    after: list[Trial] = []
+    for pair in track(pairs, "Calibrated by the others", console=bar):
+        after += try_again(loaded, pair, before)
+    conclude(model, loaded, before, after, console)
+    load_checked(model, where)
 
 
-def conformal_radius(errors: np.ndarray) -> float | None:
-    """Find the radius that a further error stays within with a chance of 95 %; None if too few."""
-    rank = math.ceil(COVERAGE * (len(errors) + 1))
-    return float(np.sort(errors)[rank - 1]) if rank <= len(errors) else None
+def conclude(
+    folder: Path,
+    model: "LoadedModel",
+    before: "Sequence[Trial]",
+    after: "Sequence[Trial]",
+    console: Console,
+) -> None:
+    """Choose regions and thresholds, say what they rest on, and write them.
+
+    Args:
+        folder: The model folder.
+        model: The model as it is.
+        before: Trials of all scans with the model as it is; say the thresholds.
+        after: Trials of each scan with the thresholds that the others say; say the regions.
+        console: Where to tell it.
+
+    Raises:
+        BadParameter: The errors are too few for any region; nothing is written.
+    """
+    from models.regions import calibrate_regions, left_out  # noqa: PLC0415 - as above
+    from models.trials import networks_of, thresholds_from  # noqa: PLC0415
+    from models.validate import summary  # noqa: PLC0415
+
+    names = [landmark.name for landmark in model.manifest.landmarks]
+    whole = [outcome for trial in after if trial.kind == "whole" for outcome in trial.answer]
+    console.print(summary(whole))
+    regions = calibrate_regions(whole, names)
+    if regions is None:
+        raise typer.BadParameter(too_few(whole))
+    thresholds = thresholds_from(model, before)
+    titles = ("thresholds", "thresholds of the second network")
+    for title, chosen, network in zip(titles, thresholds, networks_of(model), strict=False):
+        old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
+        console.print(f"{title}: {say_thresholds(chosen, old)}")
+    print_presence(before, after, console)
+    if len({trial.scan for trial in before}) == 1:
+        console.print("[yellow]One scan: its thresholds were tried on itself.[/yellow]")
+    console.print(say_regions(regions))
+    covered = ", ".join(f"{name} {100 * s:.0f} %" for name, s in left_out(whole, names).items())
+    console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
+    values = [None if chosen is None else chosen.values for chosen in thresholds]
+    write_calibration(folder, regions, values)
 
 
-def left_out(errors: Errors) -> str:
-    """Say which share of each scan's errors the radius of the other scans covers."""
-    shares = []
-    for row in range(len(errors.names)):
-        others = [other for other in range(len(errors.names)) if other != row]
-        radius = conformal_radius(sure_errors(errors, others))
-        mine = sure_errors(errors, [row])
-        if radius is not None and len(mine):
-            shares.append(f"{100 * (mine <= radius).mean():.0f} %")
-    return ", ".join(shares) or "too few scans"
+def too_few(outcomes: "Sequence[Outcome]") -> str:
+    """Say that the errors are too few for what was asked, and what they could promise."""
+    from models.regions import COVERAGE, promise_of, sure_errors  # noqa: PLC0415 - torch
+
+    count = len(sure_errors(outcomes))
+    least = math.ceil(COVERAGE / (1 - COVERAGE))
+    return (
+        f"expected at least {least} errors of detected landmarks for a region of 95 %, got "
+        f"{count}, which can promise {100 * promise_of(count):.0f} % at most; nothing was written"
+    )
 
 
-def write_radius(folder: Path, radius_mm: float) -> None:
-    """Write a radius to every landmark of a folder, or of the second model within it."""
+def say_thresholds(chosen: "Thresholds | None", old: Sequence[float]) -> str:
+    """Say what thresholds were chosen, and of what."""
+    was = f"was {min(old):.3f} to {max(old):.3f}"
+    if chosen is None:
+        return f"too few masses, so none is changed ({was})"
+    lower, upper = chosen.masses.bounds()
+    values, masses = chosen.values, chosen.masses
+    return (
+        f"{min(values):.3f} to {max(values):.3f} ({was}), {chosen.own} of {len(values)} landmarks "
+        f"by their own masses; of all, 2 % of {len(masses.present)} right answers have less than "
+        f"{upper:.3f}, 2 % of {len(masses.absent)} absent ones more than {lower:.3f}"
+    )
+
+
+def say_regions(regions: "Mapping[str, Region]") -> str:
+    """Say what regions were taken, what of, and what they promise."""
+    own = [region for region in regions.values() if region.own]
+    shared = [region for region in regions.values() if not region.own]
+    parts = []
+    if own:
+        radii = [region.radius_mm for region in own]
+        parts.append(
+            f"{len(own)} landmarks have a region of their own, {min(radii):.3f} to "
+            f"{max(radii):.3f} mm, of at least {min(region.errors for region in own)} errors"
+        )
+    if shared:
+        parts.append(
+            f"{len(shared)} landmarks share one of {shared[0].radius_mm:.3f} mm, of "
+            f"{shared[0].errors} errors of all landmarks: it holds on average over them"
+        )
+    promise = min(region.promise for region in regions.values())
+    return f"regions: {'; '.join(parts)}; a further error stays within with {100 * promise:.1f} %"
+
+
+def print_presence(before: "Sequence[Trial]", after: "Sequence[Trial]", console: Console) -> None:
+    """Print what is missed and what is invented, before and after."""
+    from models.figures import measure_presence  # noqa: PLC0415 - pulls in torch
+    from models.trials import KINDS  # noqa: PLC0415
+
+    table = Table("scans", "present", "missed", "after", "absent", "invented", "after", box=None)
+    for kind in KINDS:
+        was, now = (
+            measure_presence([o for trial in trials if trial.kind == kind for o in trial.answer])
+            for trials in (before, after)
+        )
+        table.add_row(
+            kind,
+            str(was.present), percent(was.missed, was.present), percent(now.missed, now.present),
+            str(was.absent), percent(was.invented, was.absent), percent(now.invented, now.absent),
+        )  # fmt: skip
+    console.print(table)
+    console.print("missed: present, but not detected; invented: absent, but detected")
+
+
+def percent(part: int, whole: int) -> str:
+    """Write a share in per cent; empty of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def write_calibration(
+    folder: Path, regions: "Mapping[str, Region]", thresholds: Sequence[Sequence[float] | None]
+) -> None:
+    """Write regions and thresholds into the ``model.toml`` of a folder, and of that within it.
+
+    Args:
+        folder: The model folder.
+        regions: By landmark; go to the second model if there is one, as the answers come from it.
+        thresholds: Of the network, and of the second one if there is one; None: they stay.
+    """
+    import tomlkit  # noqa: PLC0415 - only a calibration needs it
+
+    from app.manifest import read_manifest  # noqa: PLC0415
+    from models.export import attach_refine  # noqa: PLC0415 - pulls in torch
+
     refine = read_manifest(folder).refine
-    inner = folder if refine is None else folder / refine.folder
-    path = inner / "model.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    for landmark in document["landmarks"]:
-        landmark["region95_mm"] = round(radius_mm, 3)
-    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    folders = [folder] if refine is None else [folder, folder / refine.folder]
+    for inner, values in zip(folders, thresholds, strict=True):
+        path = inner / "model.toml"
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+        for index, landmark in enumerate(document["landmarks"]):
+            if values is not None:
+                landmark["presence_threshold"] = round(values[index], 3)
+            if inner == folders[-1]:
+                # Rounded up, as what is promised of the radius holds of no smaller one.
+                radius = regions[landmark["name"]].radius_mm
+                landmark["region95_mm"] = math.ceil(1000 * radius) / 1000
+        path.write_text(tomlkit.dumps(document), encoding="utf-8")
     if refine is not None:
-        attach_refine(inner)
-
-
-if __name__ == "__main__":
-    main()
+        attach_refine(folders[-1])

@@ -1,18 +1,22 @@
 """Folders of scans and landmark files -> Specimens, ready to be posed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 
 from app.frames import Affine, Points, Voxels, spacing_of, transform
 from app.grid import normalise, resample
 from app.manifest import IntensitySpec
 from app.posed import smooth_for
 from app.volume import read_volume
-from models.landmark_files import landmark_stem, read_landmarks
+from models.landmark_files import is_landmark_file, landmark_stem, read_landmarks
+
+SCAN_SUFFIXES: Final = (".nii", ".nii.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +37,64 @@ class Specimen:
     points: Points
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What two folders hold, sorted by name.
+
+    Attributes:
+        scans: Scans by name.
+        landmarks: Landmark files by name.
+        doubled: Names that two scans, or two landmark files, have.
+        others: Files of another kind.
+    """
+
+    scans: Mapping[str, Path]
+    landmarks: Mapping[str, Path]
+    doubled: tuple[str, ...]
+    others: tuple[Path, ...]
+
+    def pairs(self) -> list[tuple[str, Path, Path]]:
+        """List name, scan and landmark file of every scan that has one."""
+        return [
+            (name, scan, self.landmarks[name])
+            for name, scan in self.scans.items()
+            if name in self.landmarks
+        ]
+
+
+def list_files(scans: Path, landmarks: Path) -> Files:
+    """List the scans of one folder and the landmark files of another, or of the same."""
+    found: tuple[dict[str, Path], dict[str, Path]] = ({}, {})
+    doubled, others = [], []
+    for path in sorted({path for folder in (scans, landmarks) for path in folder.iterdir()}):
+        if path.parent == scans and path.name.endswith(SCAN_SUFFIXES):
+            kind, name = found[0], path.name.removesuffix(".gz").removesuffix(".nii")
+        elif path.parent == landmarks and is_landmark_file(path):
+            kind, name = found[1], landmark_stem(path)
+        elif path.is_file() and not path.name.startswith("."):
+            others.append(path)
+            continue
+        else:
+            continue
+        if name in kind:
+            doubled.append(name)
+        kind[name] = path
+    return Files(*found, tuple(doubled), tuple(others))
+
+
 def pair_files(scans: Path, landmarks: Path) -> list[tuple[str, Path, Path]]:
     """Pair scans and landmark files by name.
 
     Raises:
         ValueError: A scan has no landmark file; a landmark file without a scan is no error.
     """
-    by_stem = {landmark_stem(path): path for path in sorted(landmarks.iterdir()) if path.is_file()}
-    pairs = []
-    for scan in sorted(path for path in scans.iterdir() if path.name.endswith((".nii", ".nii.gz"))):
-        stem = scan.name.removesuffix(".gz").removesuffix(".nii")
-        if stem not in by_stem:
+    files = list_files(scans, landmarks)
+    for name, scan in files.scans.items():
+        if name not in files.landmarks:
             raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")
-        pairs.append((stem, scan, by_stem[stem]))
-    if not pairs:
+    if not files.scans:
         raise ValueError("expected .nii or .nii.gz scans, found none")
-    return pairs
+    return files.pairs()
 
 
 def landmark_names(pairs: Sequence[tuple[str, Path, Path]]) -> list[str]:
@@ -92,7 +138,8 @@ def load_specimen(
     name, scan, _ = pair
     volume = read_volume(scan.read_bytes())
     points = read_points(pair, names)
-    outside = outside_volume(points, volume.affine, volume.voxels.shape)
+    known = np.isfinite(points).all(axis=1)
+    outside = int((known & ~inside_volume(points, volume.affine, volume.voxels.shape)).sum())
     if outside:
         raise ValueError(
             f"expected all landmarks of {name} inside its volume, got {outside} outside: "
@@ -115,8 +162,9 @@ def normalise_like(values: Voxels, coarse: Voxels, intensity: IntensitySpec) -> 
     )
 
 
-def outside_volume(points: Points, affine: Affine, shape: Sequence[int]) -> int:
-    """Count points that lie outside a volume."""
+def inside_volume(
+    points: Points, affine: Affine, shape: Sequence[int]
+) -> Bool[np.ndarray, " landmarks"]:
+    """Say which points lie in a volume, up to the faces of its outermost voxels; NaN does not."""
     index = transform(np.linalg.inv(affine), points)
-    inside = (index >= -0.5) & (index <= np.asarray(shape) - 0.5)
-    return int((~inside & np.isfinite(points)).any(axis=1).sum())
+    return np.asarray(((index >= -0.5) & (index <= np.asarray(shape) - 0.5)).all(axis=1))

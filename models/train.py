@@ -1,55 +1,40 @@
-"""Train a landmark network: folders of scans and landmark files in, a servable model folder out.
+"""Recipe + specimens -> a network that is trained, in a model folder that serves all along.
 
-    python -m models.train SCANS LANDMARKS -o models/NAME
-
-The README's chapter on training says how to prepare the data; ``--help`` lists every option.
+A training can be interrupted at any step and goes on there. Whatever is random depends on the seed
+and the step alone, so where it was interrupted makes no difference.
 """
 
-import argparse
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from types import FrameType
+from typing import Final
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import load_model
 from torch import nn
 
-from app.constellation import mean_shape
-from app.device import choose_device
 from app.frames import Points
-from models.augment import Augmentation, Sample, pose
+from models.augment import Sample, pose
+from models.checkpoint import Record, Stateful, begin, resume, save
+from models.diary import Diary
 from models.export import attach_refine, write_model_folder
-from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network, suggest_spacing
-from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
-from models.symmetry import with_mirror_images
+from models.recipe import Recipe
+from models.specimens import Specimen
 from models.targets import make_targets, vote_loss
-from models.validate import validate
+from models.validate import Outcome, validate
 
 OFFSET_WEIGHT: Final = 15.0
 """Scores are learned soon and offsets slowly, and these decide the last tenths of a millimetre. At
 2, scores rule the gradients: offsets stay at 0.24 radii and errors on training scans at 0.8 mm."""
 
-RADIUS_VOXELS: Final = 5.0
-"""Default voting radius in voxels of the grid."""
-
 VALIDATE_EVERY: Final = 500
-REPORT_EVERY: Final = 50
-
-
-class Stateful(Protocol):
-    """What a checkpoint can hold."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give the state."""
-
-    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - as in torch
-        """Take the state back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,137 +55,94 @@ class Data:
     held_out: tuple[tuple[str, Path, Path], ...]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    options = make_parser().parse_args(arguments)
-    console = Console()
-    pairs = pair_files(options.scans, options.landmarks)
-    held = set(options.validate)
-    unknown = held - {pair[0] for pair in pairs}
-    if unknown:
-        raise SystemExit(f"expected scans to validate on, found none named {sorted(unknown)}")
-    names = landmark_names(pairs)
-    trained = [pair for pair in pairs if pair[0] not in held]
-    recipe = make_recipe(options, [read_points(pair, names) for pair in trained])
-    console.print(recipe)
-    specimens = tuple(
-        load_specimen(pair, names, recipe.spacing_mm, recipe.intensity) for pair in trained
-    )
-    mean = mean_shape([specimen.points for specimen in specimens])
-    if options.mirror:
-        specimens = with_mirror_images(specimens, mean)
-    shape = mean if recipe.sees == "whole" else None
-    data = Data(tuple(names), shape, specimens, tuple(pair for pair in pairs if pair[0] in held))
-    torch.manual_seed(recipe.seed)
-    network = build_network(recipe, len(names))
-    if options.start is not None:
-        load_model(network, options.start / "weights.safetensors")
-    train(network, recipe, data, options.output, (choose_device(options.device), console))
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a training happens.
+
+    Attributes:
+        folder: The model folder.
+        device: What computes. Training is in fp32 on a CPU, where bf16 gave non-finite gradients,
+            and in bf16 on CUDA.
+        console: What to report to.
+    """
+
+    folder: Path
+    device: torch.device
+    console: Console
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Describe the options."""
-    parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
-    add = parser.add_argument
-    add("scans", type=Path, help="folder of .nii and .nii.gz files")
-    add("landmarks", type=Path, help="folder of .mrk.json, .fcsv or .csv files of the same names")
-    add("-o", "--output", type=Path, required=True, help="model folder to write")
-    add("--validate", nargs="*", default=[], metavar="NAME", help="scans to hold out")
-    add("--spacing", type=float, help="grid spacing in mm; default: from the landmarks' extent")
-    add("--radius", type=float, help="voting radius in mm; default: 5 voxels")
-    add("--tile", type=int, metavar="N", help="slide over scans in tiles of N³ voxels")
-    add("--filters", type=int, nargs="+", default=[24, 48, 96, 128], help="channels per level")
-    add("--stride", type=int, choices=(1, 2), default=2, help="grid voxels per output voxel")
-    add("--steps", type=int, default=4500)
-    add("--batch", type=int, default=2, help="images per step")
-    add("--rate", type=float, default=2e-3, help="peak learning rate")
-    add("--seed", type=int, default=1)
-    add("--rotation", type=float, default=180.0, help="largest random rotation in degrees")
-    add("--missing", choices=("unknown", "absent"), default="unknown",
-        help="what a landmark without a position is")  # fmt: skip
-    add("--mirror", action="store_true", help="learn from mirror images, too")
-    add("--start", type=Path, metavar="MODEL", help="model folder whose weights to start from")
-    add("--device", default="auto", help="auto, cpu or cuda:N")
-    return parser
-
-
-def make_recipe(options: argparse.Namespace, point_sets: Sequence[np.ndarray]) -> Recipe:
-    """Fill in what the options leave open from the data."""
-    filters = options.filters
-    if len(filters) < LEAST_LEVELS or any(width % NORM_GROUPS for width in filters):
-        raise SystemExit(
-            f"--filters: expected at least {LEAST_LEVELS} multiples of {NORM_GROUPS}, got {filters}"
-        )
-    spacing = options.spacing or suggest_spacing(point_sets)
-    tile = options.tile or 64
-    return Recipe(
-        spacing_mm=spacing,
-        radius_mm=options.radius or RADIUS_VOXELS * spacing,
-        tile_shape=(tile, tile, tile),
-        sees="whole" if options.tile is None else "tiles",
-        stride=options.stride,
-        filters=tuple(filters),
-        steps=options.steps,
-        batch=options.batch,
-        rate=options.rate,
-        seed=options.seed,
-        missing=options.missing,
-        augmentation=Augmentation(
-            rotation_deg=options.rotation,
-            place="anywhere" if options.tile else "middle",
-        ),
-    )
-
-
-def train(
-    network: nn.Module,
-    recipe: Recipe,
-    data: Data,
-    folder: Path,
-    where: tuple[torch.device, Console],
-) -> None:
-    """Train, writing a servable folder at every validation; resumes from its checkpoint.
+def train(network: nn.Module, data: Data, record: Record, place: Place) -> bool:
+    """Train, writing a servable folder at every validation; goes on from a checkpoint.
 
     Args:
         network: What to train.
-        recipe: The choices.
         data: Specimens to learn from and scans to be judged by.
-        folder: The model folder.
-        where: The device, and the console to report to. Training is in fp32 on a CPU, where bf16
-            gave non-finite gradients, and in bf16 on CUDA.
+        record: All choices, which must be those of the checkpoint, if there is one.
+        place: Where.
+
+    Returns:
+        Whether it is trained; False if somebody interrupted it.
+
+    Raises:
+        StartupError: The checkpoint is that of another training.
     """
-    device, console = where
-    network = network.to(device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    begin(place.folder, record)
+    recipe = record.recipe
+    network = network.to(place.device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
-    checkpoint = folder / "checkpoint.pt"
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    first = resume(checkpoint, parts)
-    folder.mkdir(parents=True, exist_ok=True)
-    losses: deque[tuple[float, float]] = deque(maxlen=REPORT_EVERY)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=recipe.steps, completed=first)
+    first = resume(place.folder, parts)
+    if first == recipe.steps:
+        place.console.print(f"all {first} steps are done; {place.folder} is trained")
+    elif first:
+        place.console.print(f"going on from step {first} of {recipe.steps}")
+    diary = Diary(place.folder, place.console, recipe.steps, first)
+    with stoppable() as stop, diary.progress:
         for step, samples in batches(recipe, data.train, first):
-            losses.append(one_step(network, samples, recipe, device))
+            diary.note(step + 1, one_step(network, samples, recipe, place.device))
             take_step(network, optimiser, schedule)
-            if (step + 1) % REPORT_EVERY == 0:
-                score, offset = np.mean(losses, axis=0)
-                losses_now = f"score {score:.3f} offset {offset:.3f}"
-                progress.update(task, description=losses_now)
-                if not console.is_terminal:
-                    console.print(f"step {step + 1} of {recipe.steps}: {losses_now}")
-            progress.update(task, completed=step + 1)
             if (step + 1) % VALIDATE_EVERY == 0 or step + 1 == recipe.steps:
-                save(checkpoint, parts, step + 1)
-                console.print(f"step {step + 1}: {report(network, recipe, data, folder, device)}")
+                save(place.folder, parts, step + 1)
+                diary.judge(step + 1, report(network, recipe, data, place))
+            elif stop.is_set():
+                save(place.folder, parts, step + 1)
+            if stop.is_set() and step + 1 < recipe.steps:
+                diary.interrupted(step + 1)
+                return False
+    return True
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """Let an interrupt (Ctrl-C, or a polite kill) wait for a step to end; a second one does not.
+
+    Yields:
+        Set once somebody wants to stop.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # Only the main thread is told of signals.
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in signals]
+
+    def restore() -> None:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        restore()
+
+    for number in signals:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        restore()
 
 
 def batches(
@@ -265,36 +207,12 @@ def take_step(
     optimiser.zero_grad(set_to_none=True)
 
 
-def report(
-    network: nn.Module, recipe: Recipe, data: Data, folder: Path, device: torch.device
-) -> str:
-    """Write the model folder and say how it does on the scans held out."""
+def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> tuple[Outcome, ...]:
+    """Write the model folder, and measure its errors on the scans held out, if there are any."""
     network.eval()
+    folder = place.folder
     write_model_folder(folder, network, recipe, data.names, data.mean)
     if recipe.sees == "posed":
         folder = attach_refine(folder)
     network.train()
-    if not data.held_out:
-        return "saved (no scans held out, so no error)"
-    return validate(folder, data.held_out, device).summary()
-
-
-def save(path: Path, parts: Mapping[str, Stateful], step: int) -> None:
-    """Write a checkpoint; the old one stays until the new one is whole."""
-    partial = path.with_suffix(".partial")
-    torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, partial)
-    partial.replace(path)
-
-
-def resume(path: Path, parts: Mapping[str, Stateful]) -> int:
-    """Load a checkpoint if there is one; returns the step to go on with."""
-    if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    return int(state["step"])
-
-
-if __name__ == "__main__":
-    main()
+    return validate(folder, data.held_out, place.device) if data.held_out else ()

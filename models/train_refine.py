@@ -1,33 +1,49 @@
-"""Train the second network of a model: it looks again, closer, in the pose that the first finds.
+"""Options -> the second network of a model: it looks again, closer, in the pose of the first.
 
-    python -m models.train_refine SCANS LANDMARKS --model models/NAME
-
-writes ``models/NAME/refine`` and names it in ``models/NAME/model.toml``. Scans are turned into the
-frame of the landmarks' mean shape, and from there by as little as a first model may be wrong about
-a pose; so what is left to learn is small, and is learned at a finer spacing.
+It lies in the folder ``refine`` within the first model's, whose ``model.toml`` names it. Scans are
+turned into the frame of the landmarks' mean shape, and from there by as little as a first model may
+be wrong about a pose; so what is left to learn is small, and is learned at a finer spacing.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import torch
 from rich.console import Console
-from safetensors.torch import load_model
 
-from app.constellation import fit_similarity, mean_shape
+from app.constellation import LEAST_LANDMARKS, fit_similarity, mean_shape
 from app.device import choose_device
+from app.errors import BadParameter
 from app.frames import Points, transform
-from app.manifest import read_manifest
+from app.manifest import Manifest, read_manifest
 from app.posed import pose_of
 from models.augment import Augmentation
-from models.recipe import LEAST_LEVELS, NORM_GROUPS, Recipe, build_network
-from models.specimens import Specimen, landmark_names, load_specimen, pair_files, read_points
-from models.symmetry import with_mirror_images
-from models.train import RADIUS_VOXELS, Data, train
+from models.check_data import Checked
+from models.checkpoint import CHECKPOINT, read_record
+from models.options import Options
+from models.recipe import Recipe
+from models.specimens import Specimen, load_specimen
+from models.split import Split, split
+from models.suggest import (
+    RADIUS_VOXELS,
+    Choice,
+    base_recipe,
+    finest_mm,
+    fit_memory,
+    radius_choice,
+)
+from models.train import Data, Place, train
+from models.train_first import (
+    as_begun,
+    look_through,
+    mirrored,
+    new_network,
+    record_of,
+    show,
+    split_as_begun,
+    watched,
+)
 
 FOLDER: Final = "refine"
 
@@ -40,88 +56,98 @@ POSE_ERRORS: Final = Augmentation(
 """A first model is off by a degree or two and a few tenths of a millimetre; these are more."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    options = make_parser().parse_args(arguments)
-    console = Console()
-    first = read_manifest(options.model)
-    names = [landmark.name for landmark in first.landmarks]
-    pairs = pair_files(options.scans, options.landmarks)
-    unknown = (set(options.validate) - {pair[0] for pair in pairs}) | (
-        set(landmark_names(pairs)) - set(names)
-    )
+FINER: Final = 0.6
+"""Default spacing, in spacings of the first network; the mouse skull's two are 0.42 and 0.25 mm."""
+
+
+def train_refine(options: Options, console: Console, only_check: bool = False) -> bool:
+    """Train the second network of a model.
+
+    Args:
+        options: What was asked for; the folder is that of the first model.
+        console: What to report to.
+        only_check: Whether to stop before training.
+
+    Returns:
+        Whether all was done that was asked for; False if somebody interrupted it.
+
+    Raises:
+        StartupError: The data are wrong, or the folder holds a checkpoint of another training.
+        BadParameter: The options do not fit each other, the data or the first model.
+        ModelRefused: The first model's folder is none.
+    """
+    first = read_manifest(options.folder)
+    names = tuple(landmark.name for landmark in first.landmarks)
+    folder = options.folder / FOLDER
+    checked = look_through(options, console)
+    unknown = set(checked.names) - set(names)
     if unknown:
-        raise SystemExit(
-            f"expected scans that are there and known landmarks, got {sorted(unknown)}"
+        raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
+    if len(names) < LEAST_LANDMARKS or (checked.typical is not None and checked.typical.loose):
+        raise BadParameter(
+            f"expected at least {LEAST_LANDMARKS} landmarks that keep a constellation, as a pose "
+            "follows from that; these are fewer or lie anyhow"
         )
-    held = [pair for pair in pairs if pair[0] in options.validate]
-    trained = [pair for pair in pairs if pair[0] not in options.validate]
-    mean = upright(mean_shape([read_points(pair, names) for pair in trained]))
-    recipe = make_recipe(options, mean)
-    console.print(recipe)
+    record = read_record(folder) if (folder / CHECKPOINT).exists() else None
+    chosen = _split(options, checked, record)
+    mean = upright(mean_shape([facts.rows(names) for facts in chosen.train]))
+    recipe, choices = _recipe(as_begun(options, record), checked, first, mean)
+    show(console, chosen, choices)
+    if only_check:
+        return True
     coarse_mm = min(first.input.spacing_mm)
+    pairs = [facts.pair for facts in chosen.train]
     specimens: Sequence[Specimen] = [
         load_specimen(pair, names, recipe.spacing_mm, first.input.intensity, coarse_mm)
-        for pair in trained
+        for pair in watched(pairs, "Preparing", console)
     ]
     if options.mirror:
-        specimens = with_mirror_images(specimens, mean)
-    torch.manual_seed(recipe.seed)
-    network = build_network(recipe, len(names))
-    if options.start is not None:
-        load_model(network, options.start / "weights.safetensors")
+        specimens = mirrored(specimens, mean)
     posed = tuple(pose_specimen(specimen, mean) for specimen in specimens)
-    data = Data(tuple(names), mean, posed, tuple(held))
-    where = (choose_device(options.device), console)
-    train(network, recipe, data, options.model / FOLDER, where)
+    data = Data(names, mean, posed, tuple(facts.pair for facts in chosen.held_out))
+    network = new_network(options, recipe, len(names))
+    place = Place(folder, choose_device(options.device), console)
+    return train(network, data, record_of(options, recipe, names, chosen), place)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Describe the options."""
-    parser = argparse.ArgumentParser(prog="python -m models.train_refine", description=__doc__)
-    add = parser.add_argument
-    add("scans", type=Path, help="folder of .nii and .nii.gz files")
-    add("landmarks", type=Path, help="folder of .mrk.json, .fcsv or .csv files of the same names")
-    add("--model", type=Path, required=True, help="folder of the first model")
-    add("--validate", nargs="*", default=[], metavar="NAME", help="scans to hold out")
-    add("--spacing", type=float, required=True, help="grid spacing in mm")
-    add("--radius", type=float, help="voting radius in mm; default: 5 voxels")
-    add("--filters", type=int, nargs="+", default=[24, 48, 96, 128], help="channels per level")
-    add("--stride", type=int, choices=(1, 2), default=2, help="grid voxels per output voxel")
-    add("--steps", type=int, default=5000)
-    add("--batch", type=int, default=1, help="images per step")
-    add("--rate", type=float, default=1.5e-3, help="peak learning rate")
-    add("--seed", type=int, default=1)
-    add("--mirror", action="store_true", help="learn from mirror images, too")
-    add("--start", type=Path, metavar="MODEL", help="model folder whose weights to start from")
-    add("--device", default="auto", help="auto, cpu or cuda:N")
-    return parser
+def _split(options: Options, checked: Checked, record: dict[str, Any] | None) -> Split:
+    """Hold out whom the first network has not seen either, unless others are named."""
+    begun = read_record(options.folder)
+    if options.hold_out is None and record is None and begun is not None:
+        there = {facts.name for facts in checked.specimens}
+        names = [name for name in begun["held_out"] if name in there]
+        return split(checked.specimens, names, "those that the first network has not seen")
+    chosen = split_as_begun(options, checked, record)
+    if options.hold_out is None and record is None:
+        # Nothing tells whom the first network was trained on.
+        return replace(chosen, reason=f"{chosen.reason}. The first network may have seen them!")
+    return chosen
 
 
-def make_recipe(options: argparse.Namespace, mean: Points) -> Recipe:
-    """Fill in what the options leave open from the mean shape."""
-    filters = options.filters
-    if len(filters) < LEAST_LEVELS or any(width % NORM_GROUPS for width in filters):
-        raise SystemExit(
-            f"--filters: expected at least {LEAST_LEVELS} multiples of {NORM_GROUPS}, got {filters}"
+def _recipe(
+    options: Options, checked: Checked, first: Manifest, mean: Points
+) -> tuple[Recipe, list[Choice]]:
+    """Fill in what the options leave open from the first model and the mean shape."""
+    spacing, reason = options.spacing_mm, "given"
+    if spacing is None:
+        finest = float(f"{finest_mm(checked.specimens):.2g}")
+        finer = float(f"{FINER * min(first.input.spacing_mm):.2g}")
+        spacing = max(finest, finer)
+        reason = (
+            "that of the scans" if spacing > finer else f"{FINER:g} times that of the first network"
         )
-    recipe = Recipe(
-        spacing_mm=options.spacing,
-        radius_mm=options.radius or RADIUS_VOXELS * options.spacing,
-        sees="posed",
-        stride=options.stride,
-        filters=tuple(filters),
-        steps=options.steps,
-        batch=options.batch,
-        rate=options.rate,
-        seed=options.seed,
-        augmentation=POSE_ERRORS,
-    )
+    recipe = base_recipe(options, spacing, options.radius_mm or RADIUS_VOXELS * spacing)
     margin = MARGIN * float(np.linalg.norm(np.nanmax(mean, axis=0) - np.nanmin(mean, axis=0)))
     half = np.nanmax(np.abs(mean), axis=0) + margin
-    edges = -(-2 * half / options.spacing // recipe.divisor).astype(int) * recipe.divisor
+    edges = -(-2 * half / spacing // recipe.divisor).astype(int) * recipe.divisor
     i, j, k = edges.tolist()
-    return replace(recipe, tile_shape=(i, j, k))
+    recipe = replace(recipe, sees="posed", tile_shape=(i, j, k), augmentation=POSE_ERRORS)
+    recipe, batch = fit_memory(options, recipe, checked)
+    return recipe, [
+        Choice("--spacing", f"{spacing:g} mm", reason),
+        radius_choice(options, recipe),
+        batch,
+    ]
 
 
 def upright(mean: Points) -> Points:
@@ -141,7 +167,3 @@ def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
         to_world=to_frame @ specimen.to_world,
         points=transform(to_frame, specimen.points),
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,75 +1,172 @@
-"""model folder + held-out scans -> errors in mm, through the very pipeline that serves."""
+"""model + held-out scans -> Outcomes, through the very pipeline that serves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from app.detector import Detector
+from app.landmarks import Landmark, Point, Status
 from app.loading import load_checked
-from app.volume import read_volume
+from app.volume import Volume, read_volume
 from models.landmark_files import read_landmarks
+from models.specimens import inside_volume, pair_files
+
+Pair = tuple[str, Path, Path]
+"""Name, scan and landmark file of a specimen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
-    """Distances between found and true landmarks.
+class Outcome:
+    """One landmark of one scan: what is true, and what was found.
 
     Attributes:
-        names: Scan names.
-        mm: Distance in mm by scan and landmark; NaN where the truth or the answer is missing.
-        found: Whether the service gave a position.
-        detected: Whether the service was sure of it.
-        true: Whether the truth has one.
+        scan: Name of the scan.
+        landmark: Name of the landmark.
+        present: Whether the scan shows it: its file has a point, which lies in the volume.
+        status: As answered.
+        true_mm: In mm, RAS; None if it is not present.
+        found_mm: In mm, RAS; None if the answer has no place.
+        error_mm: Distance between the two; NaN unless there are both.
+        error_voxels: The same in voxels of the scan.
+        confidence: As answered.
+        mass: As answered.
+        coherence: As answered.
+        region95_mm: As answered; None unless detected by a calibrated model.
     """
 
-    names: tuple[str, ...]
-    mm: Float64[np.ndarray, "scans landmarks"]
-    found: np.ndarray
-    detected: np.ndarray
-    true: np.ndarray
-
-    def summary(self) -> str:
-        """Say the mean, median, 95th percentile and the share beyond 1 mm, and what was missed."""
-        known = self.mm[np.isfinite(self.mm)]
-        missed = int((self.true & ~self.found).sum())
-        if not known.size:
-            return f"no landmark found of {int(self.true.sum())}"
-        return (
-            f"mean {known.mean():.3f} mm, median {np.median(known):.3f}, "
-            f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
-            f"missed {missed} of {int(self.true.sum())}, "
-            f"false {int((self.found & ~self.true).sum())} of {int((~self.true).sum())}"
-        )
+    scan: str
+    landmark: str
+    present: bool
+    status: Status
+    true_mm: Point | None
+    found_mm: Point | None
+    error_mm: float
+    error_voxels: float
+    confidence: float
+    mass: float
+    coherence: float
+    region95_mm: float | None
 
 
-def validate(folder: Path, pairs: Sequence[tuple[str, Path, Path]], device: torch.device) -> Errors:
+def validate(folder: Path, pairs: Sequence[Pair], device: torch.device) -> tuple[Outcome, ...]:
     """Detect the landmarks of scans and compare them with the landmark files.
 
     Args:
         folder: The model folder.
-        pairs: Name, scan and landmark file of each specimen; none that the model was trained on.
+        pairs: The specimens; none that the model was trained on.
         device: Where to run.
 
     Returns:
-        The errors, by scan and landmark.
+        One outcome for each scan and landmark of the model.
     """
     detector = Detector(load_checked(folder, device))
-    names = [landmark.name for landmark in detector.model.manifest.landmarks]
-    mm = np.full((len(pairs), len(names)), np.nan)
-    found = np.zeros(mm.shape, dtype=bool)
-    detected = np.zeros(mm.shape, dtype=bool)
-    true = np.zeros(mm.shape, dtype=bool)
-    for row, (_, scan, landmarks) in enumerate(pairs):
-        truth = read_landmarks(landmarks)
-        detection = detector.detect(read_volume(scan.read_bytes()))
-        for column, landmark in enumerate(detection.landmarks):
-            true[row, column] = landmark.name in truth
-            found[row, column] = landmark.ras_mm is not None
-            detected[row, column] = landmark.status == "detected"
-            if landmark.ras_mm is not None and landmark.name in truth:
-                mm[row, column] = np.linalg.norm(landmark.ras_mm - truth[landmark.name])
-    return Errors(tuple(pair[0] for pair in pairs), mm, found, detected, true)
+    return tuple(outcome for pair in pairs for outcome in validate_scan(detector, pair))
+
+
+def validate_scan(detector: Detector, pair: Pair) -> tuple[Outcome, ...]:
+    """Detect the landmarks of one scan and compare them with its landmark file.
+
+    Raises:
+        LandmarkdError: The scan cannot be read or answered.
+        ValueError: The landmark file cannot be read.
+    """
+    name, scan, landmarks = pair
+    volume = read_volume(scan.read_bytes())
+    return compare(name, volume, read_truth(landmarks), detector.detect(volume).landmarks)
+
+
+def compare(
+    name: str, volume: Volume, truth: Mapping[str, Point], found: Iterable[Landmark]
+) -> tuple[Outcome, ...]:
+    """Compare landmarks that were found with the truth.
+
+    Args:
+        name: Of the scan.
+        volume: The scan.
+        truth: Places of the landmarks in mm, RAS, by name; a landmark that is missing here, or lies
+            outside the volume, is absent.
+        found: One for each landmark of the model.
+
+    Returns:
+        One outcome for each of them.
+    """
+    to_voxels = np.linalg.inv(volume.affine[:3, :3])
+    unknown = np.full(3, np.nan)
+    outcomes = []
+    for mark in found:
+        true = truth.get(mark.name)
+        if (
+            true is not None
+            and not inside_volume(true[None], volume.affine, volume.voxels.shape)[0]
+        ):
+            true = None
+        off = unknown if true is None or mark.ras_mm is None else mark.ras_mm - true
+        outcomes.append(
+            Outcome(
+                scan=name,
+                landmark=mark.name,
+                present=true is not None,
+                status=mark.status,
+                true_mm=true,
+                found_mm=mark.ras_mm,
+                error_mm=float(np.linalg.norm(off)),
+                error_voxels=float(np.linalg.norm(to_voxels @ off)),
+                confidence=mark.confidence,
+                mass=mark.mass,
+                coherence=mark.coherence,
+                region95_mm=mark.region95_mm,
+            )
+        )
+    return tuple(outcomes)
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Say the mean, median, 95th percentile and the share beyond 1 mm, and what was missed."""
+    errors = np.array([outcome.error_mm for outcome in outcomes])
+    known = errors[np.isfinite(errors)]
+    present = sum(outcome.present for outcome in outcomes)
+    if not known.size:
+        return f"no landmark found of {present}"
+    missed = sum(outcome.present and outcome.found_mm is None for outcome in outcomes)
+    false = sum(not outcome.present and outcome.found_mm is not None for outcome in outcomes)
+    return (
+        f"mean {known.mean():.3f} mm, median {np.median(known):.3f}, "
+        f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
+        f"missed {missed} of {present}, false {false} of {len(outcomes) - present}"
+    )
+
+
+def choose_pairs(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[Pair]:
+    """Pair scans and landmark files by name, all or the named ones.
+
+    Raises:
+        ValueError: A folder or a landmark file is missing, or there is no scan of a name.
+    """
+    for folder in (scans, landmarks):
+        if not folder.is_dir():
+            raise ValueError(f"expected a folder, got {folder}")
+    pairs = pair_files(scans, landmarks)
+    unknown = set(only) - {pair[0] for pair in pairs}
+    if unknown:
+        raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
+    return [pair for pair in pairs if not only or pair[0] in only]
+
+
+def read_truth(path: Path) -> dict[str, Point]:
+    """Read a landmark file; see ``read_landmarks``.
+
+    Raises:
+        ValueError: It cannot be read, whatever is wrong with it.
+    """
+    try:
+        return read_landmarks(path)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a landmark file, but {path.name} lacks {error}") from error
+
+
+def strange_names(pair: Pair, names: Sequence[str]) -> list[str]:
+    """List the landmarks of a file that are none of a model's."""
+    return [name for name in read_truth(pair[2]) if name not in names]

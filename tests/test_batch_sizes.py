@@ -19,12 +19,21 @@ def run(sizes: BatchSizes, seconds_of: dict[int, float], batches: int = 40) -> N
 @pytest.mark.parametrize(
     ("seconds_of", "chosen"),
     [
-        ({1: 1.0, 2: 2.0}, 1),
-        ({1: 1.0, 2: 1.92}, 1),
-        ({1: 1.0, 2: 1.2, 4: 1.6, 8: 3.1}, 4),
-        ({1: 1.0, 2: 1.2, 4: 2.6}, 2),
+        ({1: 0.010, 2: 0.020}, 1),
+        ({1: 0.010, 2: 0.0192}, 1),
+        ({1: 0.010, 2: 0.012, 4: 0.016, 8: 0.031}, 4),
+        ({1: 0.010, 2: 0.012, 4: 0.026}, 2),
+        ({1: 0.030, 2: 0.040}, 2),
+        ({1: 0.031}, 1),
     ],
-    ids=["batching gains nothing", "gains too little", "gains up to four", "then costs"],
+    ids=[
+        "batching gains nothing",
+        "gains too little",
+        "gains up to four",
+        "then costs",
+        "four would make others wait",
+        "two would",
+    ],
 )
 def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
     seconds_of: dict[int, float], chosen: int
@@ -39,7 +48,7 @@ def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
 
 
 def test_sizes_end_where_memory_or_the_limit_does() -> None:
-    ideal = {2**power: 1.0 for power in range(12)}
+    ideal = {2**power: 0.01 for power in range(12)}
     limited = BatchSizes()
     run(limited, ideal)
     assert limited.size(LANE) == MOST_TILES
@@ -50,10 +59,10 @@ def test_sizes_end_where_memory_or_the_limit_does() -> None:
 
 def test_size_that_did_not_fit_is_never_tried_again() -> None:
     sizes = BatchSizes()
-    run(sizes, {2**power: 1.0 for power in range(12)}, batches=9)
+    run(sizes, {2**power: 0.01 for power in range(12)}, batches=9)
     assert sizes.size(LANE) > 2
     sizes.shrink(LANE, 2)
-    run(sizes, {2: 1.0})
+    run(sizes, {2: 0.01})
     assert sizes.size(LANE) == 2
 
 

@@ -12,7 +12,9 @@ from app.frames import Affine, Points, transform, translation
 from app.loading import load_checked
 from app.posed import index_grid, sample_at
 from app.volume import Volume, read_volume
+from models.crops import blanks, halves
 from models.landmark_files import read_landmarks
+from models.looks import Looker, with_thresholds
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "mouse-skull"
 UNSEEN = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
@@ -67,21 +69,6 @@ def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:
     return Volume(voxels.numpy(), volume.affine, 0, "", ()), motion
 
 
-def halves(volume: Volume) -> list[Volume]:
-    """Cut a scan in two along each axis."""
-    cuts = []
-    for axis in range(3):
-        middle = volume.voxels.shape[axis] // 2
-        for first, last in ((0, middle), (middle, None)):
-            part = [slice(None)] * 3
-            part[axis] = slice(first, last)
-            start = np.zeros(3)
-            start[axis] = first
-            affine = volume.affine @ translation(start)
-            cuts.append(Volume(np.ascontiguousarray(volume.voxels[tuple(part)]), affine, 0, "", ()))
-    return cuts
-
-
 def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
     errors = []
     for name in UNSEEN:
@@ -131,11 +118,34 @@ def test_landmarks_cut_off_are_not_invented(detector: Detector, skulls: Path) ->
             _, detected = find(detector, half)
             invented += int((detected & gone).sum())
             absent += int(gone.sum())
-    shape = volume.voxels.shape
-    noise = np.random.default_rng(3).integers(0, 255, shape).astype(np.float32)
-    for voxels in (np.zeros(shape, np.float32), noise):
-        _, detected = find(detector, Volume(voxels, volume.affine, 0, "", ()))
+    for blank in blanks(volume):
+        _, detected = find(detector, blank)
         invented += int(detected.sum())
         absent += len(detected)
     assert absent > 400
     assert invented <= INVENTED * absent
+
+
+def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
+    """Both have a say in the answer, which is that of the service."""
+    volume = read(skulls, UNSEEN[2])
+    looks = Looker(detector.model).look(volume)
+    answer = detector.detect(volume).landmarks
+    assert [mark.status for mark in looks.answer] == [mark.status for mark in answer]
+    assert [mark.mass for mark in looks.answer] == [mark.mass for mark in answer]
+    assert looks.second is not None
+    masses = {mark.mass for look in (looks.first, looks.second) for mark in look}
+    assert {mark.mass for mark in answer} < masses
+
+
+def test_thresholds_of_both_networks_can_be_changed_in_memory(
+    detector: Detector, skulls: Path
+) -> None:
+    """A mass that no landmark has is asked of the second network alone."""
+    count = len(detector.model.manifest.landmarks)
+    strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
+    looks = Looker(strict).look(read(skulls, UNSEEN[2]))
+    assert "detected" in {mark.status for mark in looks.first}
+    assert looks.second is not None
+    assert {mark.status for mark in looks.second} == {"not_found"}
+    assert "detected" not in {mark.status for mark in looks.answer}

@@ -13,14 +13,13 @@ from app.folder import update_hashes
 from app.loading import load_checked
 from app.refine import merge
 from app.volume import read_volume
-from models.train import main as train
-from models.train_refine import main as train_refine
 from models.train_refine import upright
 from tests.test_posed import landmark
 from tests.test_train import NAMES, write_specimen
+from tests.training_data import landmarkd
 
 HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
-SMALL = ["--filters", "4", "4", "8", "--batch", "1", "--steps", "2", "--device", "cpu"]
+SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
 
 
 def test_the_second_network_answers_where_both_mean_one_place() -> None:
@@ -43,13 +42,21 @@ def test_what_the_second_network_does_not_find_is_told_with_low_confidence() -> 
     assert (missing.status, missing.ras_mm) == ("not_found", None)
 
 
+def test_what_the_second_network_detects_is_believed() -> None:
+    """It sees more, and its own constellation agrees."""
+    (answer,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    assert (answer.status, answer.confidence) == ("detected", 0.6)
+    assert answer.ras_mm is FAR
+
+
 def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
-    """Further apart than the tolerance."""
-    (first,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    """Further apart than the tolerance, and the second network is in doubt."""
+    doubtful = landmark(FAR, "low_confidence", confidence=0.6)
+    (first,) = merge([landmark(HERE, confidence=0.9)], [doubtful], 1.0)
     assert (first.status, first.confidence) == ("low_confidence", 0.45)
     assert first.ras_mm is HERE
-    (second,) = merge([landmark(HERE, confidence=0.5)], [landmark(FAR, confidence=0.8)], 1.0)
-    assert (second.status, second.confidence) == ("low_confidence", 0.4)
+    (second,) = merge([landmark(HERE, confidence=0.5)], [doubtful], 1.0)
+    assert (second.status, second.confidence) == ("low_confidence", 0.3)
     assert second.ras_mm is FAR
 
 
@@ -71,9 +78,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two", "three")):
         write_specimen(data, name, seed)
     model = tmp_path_factory.mktemp("models") / "mine"
-    files = [str(data / "scans"), str(data / "landmarks")]
-    train([*files, "-o", str(model), *SMALL])
-    train_refine([*files, "--model", str(model), "--validate", "two", "--spacing", "1.0", *SMALL])
+    files = (data / "scans", data / "landmarks")
+    landmarkd("train", *files, "-o", model, *SMALL)
+    landmarkd("refine", model, *files, "--validate", "two", "--spacing", "1.0", *SMALL)
     return model
 
 

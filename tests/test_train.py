@@ -1,5 +1,6 @@
 """The training command, from folders of files to a folder that serves."""
 
+import csv
 from pathlib import Path
 
 import nibabel as nib
@@ -8,14 +9,27 @@ import pytest
 import torch
 
 from app.detector import Detector
+from app.errors import BadParameter, LandmarkdError, StartupError
 from app.frames import transform
 from app.loading import load_checked
 from app.volume import read_volume
-from models.train import main
+from models.check_data import check_data
+from models.history import CURVES, TABLE
+from models.split import choose
 from tests.test_grid import oblique_affine
+from tests.training_data import (
+    landmarkd,
+    make_affine,
+    middle_of,
+    points_of,
+    write_data,
+    write_points,
+)
 
 NAMES = ("a", "b", "c", "d", "e")
 SHAPE = (38, 44, 34)
+SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
+TILES = (*SMALL, "--tile", 16, "--spacing", 1.5, "--validate", "none")
 
 
 def write_specimen(folder: Path, name: str, seed: int) -> None:
@@ -43,39 +57,33 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(data: Path, output: Path, *words: object) -> None:
-    small = ["--filters", 4, 4, 8, "--batch", 1, "--device", "cpu"]
-    words = (data / "scans", data / "landmarks", "-o", output, *small, *words)
-    main([str(word) for word in words])
+def run(data: Path, output: Path, *words: object) -> str:
+    """Train; gives what was said."""
+    return landmarkd("train", data / "scans", data / "landmarks", "-o", output, *TILES, *words)
 
 
-@pytest.mark.parametrize("kind", [(), ("--tile", 16)])
+@pytest.mark.parametrize("kind", [("--tile", "whole"), ("--tile", 16)])
 def test_training_writes_a_folder_that_serves(
-    data: Path, tmp_path: Path, kind: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, kind: tuple[object, ...]
 ) -> None:
     folder = tmp_path / "mine"
-    run(data, folder, "--steps", 2, "--validate", "two", *kind)
+    told = run(data, folder, "--steps", 2, "--validate", "two", *kind)
     model = load_checked(folder, torch.device("cpu"))
     assert [mark.name for mark in model.manifest.landmarks] == list(NAMES)
-    assert (model.shape is None) == bool(kind)
+    assert (model.shape is None) == (16 in kind)
     scan = (data / "scans" / "one.nii.gz").read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
-    assert "step 2:" in capsys.readouterr().out
+    assert "step 2:" in told
 
 
-def test_training_goes_on_where_it_was_and_keeps_what_people_wrote(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    run(data, folder, "--steps", 1)
-    manifest = folder / "model.toml"
-    described = manifest.read_text().replace('description = ""', 'description = "bones"')
-    manifest.write_text(described)
-    first = (folder / "weights.safetensors").read_bytes()
-    run(data, folder, "--steps", 1)
-    assert (folder / "weights.safetensors").read_bytes() == first
-    assert load_checked(folder, torch.device("cpu")).manifest.description == "bones"
-    assert "step 1:" in capsys.readouterr().out
+    run(data, folder, "--steps", 2, "--validate", "two")
+    rows = list(csv.DictReader((folder / TABLE).read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["2"]
+    assert float(rows[0]["score_loss"]) > 0
+    assert rows[0]["missed"] == "5"
+    assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
 
 
 def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Path) -> None:
@@ -84,40 +92,111 @@ def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Pa
     assert load_checked(tmp_path / "second", torch.device("cpu")).manifest.name == "second"
 
 
-def test_scan_without_landmarks_is_named(tmp_path: Path) -> None:
-    other = tmp_path / "data"
-    write_specimen(other, "one", 1)
-    (other / "landmarks" / "one.csv").rename(other / "landmarks" / "uno.csv")
-    with pytest.raises(ValueError, match=r"landmark file for one\.nii\.gz"):
-        run(other, tmp_path / "mine", "--steps", 1)
+def test_weights_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "first", "--steps", 1)
+    with pytest.raises(BadParameter, match="--start: expected weights that fit"):
+        run(data, tmp_path / "second", "--start", tmp_path / "first", "--filters", "8,8,16")
 
 
-def test_points_outside_their_scan_are_refused_before_anything_is_trained(
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_trained_on_wrong_data(tmp_path: Path) -> None:
     other = tmp_path / "data"
     write_specimen(other, "one", 1)
     path = other / "landmarks" / "one.csv"
     path.write_text(path.read_text() + "f,5000,0,0\n")
-    with pytest.raises(ValueError, match=r"inside its volume, got 1 outside"):
+    with pytest.raises(StartupError, match="because of the data: 1 scan with 6 landmarks: 1 error"):
         run(other, tmp_path / "mine", "--steps", 1)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_warnings_stop_a_training_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    other = tmp_path / "data"
+    for seed in range(2):
+        write_specimen(other, f"s{seed}", seed)
+    (other / "scans" / "notes.txt").write_text("mine")
+    with pytest.raises(StartupError, match="0 errors, 1 warning"):
+        run(other, tmp_path / "mine", "--check", "--strict")
+    assert "not used" in run(other, tmp_path / "mine", "--check")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="none named"):
+    with pytest.raises(BadParameter, match="none named four; there are one, three, two"):
         run(data, tmp_path / "mine", "--validate", "four")
 
 
-@pytest.mark.parametrize("filters", [("4", "8"), ("4", "4", "6")])
-def test_filters_that_no_network_can_have_are_refused(tmp_path: Path, filters: list[str]) -> None:
-    write_specimen(tmp_path, "one", 1)
-    with pytest.raises(SystemExit, match="at least 3 multiples of 4, got"):
-        main(
-            [
-                *[str(tmp_path / part) for part in ("scans", "landmarks")],
-                "-o",
-                "m",
-                "--filters",
-                *filters,
-            ]
-        )
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--filters", "4,8"), "at least 3 multiples of 4, got"),
+        (("--filters", "4,4,6"), "at least 3 multiples of 4, got"),
+        (("--filters", "4,x"), "expected numbers such as"),
+        (("--tile", "some"), "expected whole or a number of voxels, got some"),
+        (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
+        (("--validate", "one,two,three"), "expected scans to be left to learn from"),
+        (("--device", "abacus"), "expected a device of auto, cpu"),
+    ],
+)
+def test_option_that_makes_no_training_is_refused(
+    data: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(LandmarkdError, match=message):
+        run(data, tmp_path / "mine", *words)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_to_write_is_needed_unless_data_are_only_checked(data: Path) -> None:
+    folders = (data / "scans", data / "landmarks")
+    with pytest.raises(BadParameter, match="expected -o FOLDER"):
+        landmarkd("train", *folders)
+    told = landmarkd("train", *folders, "--check")
+    assert "3 scans with 5 landmarks: 0 errors, 0 warnings" in told
+    for option in ("--spacing", "--radius", "--tile", "--batch", "--validate"):
+        assert option in told
+
+
+@pytest.mark.parametrize("tile", ["16", "whole"])
+def test_a_single_landmark_is_enough(tmp_path: Path, tile: str) -> None:
+    data = write_data(tmp_path / "data", count=3)
+    for seed in range(3):
+        write_points(data, f"s{seed}", {"nasion": points_of(seed)["nasion"]})
+    run(data, tmp_path / "mine", "--tile", tile)
+    assert load_checked(tmp_path / "mine", torch.device("cpu")).shape is None
+    with pytest.raises(BadParameter, match="--mirror: expected at least 4 landmarks"):
+        run(data, tmp_path / "other", "--mirror")
+    with pytest.raises(BadParameter, match="expected at least 4 landmarks"):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
+
+
+def test_data_decide_what_is_left_open(tmp_path: Path) -> None:
+    """Small constellations in large scans are looked for in tiles, others in the whole scan."""
+    data = write_data(tmp_path / "data")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", "--check").split())
+    assert "│ whole │" in told
+    assert "1 mm │ that of the scans" in told
+    for seed in range(6):
+        middle = middle_of(make_affine(seed))
+        points = {mark: middle + (at - middle) / 8 for mark, at in points_of(seed).items()}
+        write_points(data, f"s{seed}", points)
+    finer = ("--spacing", "0.2", "--check")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
+    assert "│ --tile │ 64 │ the scans are 2.7 times as long" in told
+
+
+def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=11)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    chosen = choose(specimens)
+    assert chosen == choose(specimens[::-1])
+    assert len(chosen) == 2
+    # A scan more changes at most one of them.
+    assert len({*chosen} - {*choose(specimens[:-1])}) <= 1
+    assert choose(specimens[:1]) == ()
+    assert len(choose(specimens[:2])) == 1
+
+
+def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=2)
+    (before,) = choose(check_data(data / "scans", data / "landmarks").specimens)
+    seed = int(before[1:])
+    write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
+    assert choose(check_data(data / "scans", data / "landmarks").specimens) != (before,)

@@ -1,0 +1,52 @@
+"""conv3d -> oneDNN: on a CPU, a batch of one tile takes no longer than its share of a larger one.
+
+PyTorch hands a convolution to oneDNN if the batch holds several images, or channels * i * j of its
+one image exceed 20,480 (``use_mkldnn`` in ATen's Convolution.cpp): a rule that was made for images
+with two axes. A small volume alone falls back to a loop that is three to six times slower.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# Called by modules, and by exported programs.
+_CONVOLUTIONS: Final = (torch.conv3d, torch.ops.aten.conv3d.default)
+
+
+class QuickConvolutions(TorchFunctionMode):
+    """Within it, 3D convolutions in float32 on a CPU are computed by oneDNN where there is one.
+
+    Code that does not call Python's functions, such as TorchScript, is as fast as without it.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - as of whatever is called
+        """Call a function, or what stands for it."""
+        del types
+        if func in _CONVOLUTIONS:
+            func = _conv3d
+        return func(*args, **(kwargs or {}))
+
+
+def _conv3d(  # noqa: PLR0913, PLR0917 - torch's own signature
+    input: Tensor,  # noqa: A002 - the name that callers may use
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    suits = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
+    if not suits or isinstance(padding, str) or not torch.backends.mkldnn.is_available():
+        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
+    edges = [[one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)]
+    return torch.mkldnn_convolution(input, weight, bias, *edges, groups)  # type: ignore[arg-type, call-arg]

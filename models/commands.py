@@ -1,0 +1,20 @@
+"""Name -> function of the commands that need more than the service: training and measuring.
+
+``landmarkd`` looks here by name when it is run with a command that it does not have itself. A
+function is a typer command; its module is imported for ``landmarkd --help`` too, so what takes a
+second to import (torch, matplotlib) is imported in its body.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "train": "models.train_command:train",
+        "refine": "models.train_command:refine",
+        "evaluate": "models.evaluate:evaluate",
+        "calibrate": "models.calibrate:calibrate",
+    }
+)
+"""``module:function`` of every command, in the order in which the help lists them."""

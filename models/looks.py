@@ -1,0 +1,76 @@
+"""Volume -> what each network of a model says by itself, and what both say together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.detector import Case, Detector
+from app.landmarks import Landmark
+from app.refine import SecondLook
+from app.registry import LoadedModel
+from app.volume import Volume
+from app.votes import concat_votes
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Landmarks of one scan.
+
+    Attributes:
+        first: Of the model's network.
+        second: Of its second network alone; None if it has none, or the first has found no pose.
+        answer: What the service would answer.
+    """
+
+    first: tuple[Landmark, ...]
+    second: tuple[Landmark, ...] | None
+    answer: tuple[Landmark, ...]
+
+
+class Looker:
+    """A model whose networks are asked one by one."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        """Args: the loaded model."""
+        self._detector = Detector(model)
+        self._second = None if model.refine is None else SecondLook(model.refine, 0.0)
+
+    def look(self, volume: Volume) -> Looks:
+        """Find the landmarks of one scan.
+
+        Raises:
+            LandmarkdError: As ``Detector.detect``.
+        """
+        after = self._run(self._detector.prepare(volume))
+        if not isinstance(after, Case):
+            return Looks(after, None, after)
+        answer = self._run(after)
+        if isinstance(answer, Case) or self._second is None:
+            raise TypeError("expected landmarks after the second look, got a third")
+        alone = self._second.locate_alone(concat_votes(after.votes), after.grid)
+        return Looks(after.found, alone, answer)
+
+    def _run(self, case: Case) -> tuple[Landmark, ...] | Case:
+        for index in range(len(case.plan)):
+            self._detector.run([(case, index)])
+        return self._detector.finish(case)
+
+
+def with_thresholds(model: LoadedModel, thresholds: Sequence[Sequence[float]]) -> LoadedModel:
+    """Give a model other presence thresholds, in memory.
+
+    Args:
+        model: The model.
+        thresholds: Those of its network, and of its second one if it has one, by landmark.
+
+    Returns:
+        The same networks with these thresholds.
+    """
+    refine = model.refine
+    if refine is not None:
+        refine = with_thresholds(refine, thresholds[1:])
+    landmarks = tuple(
+        landmark.model_copy(update={"presence_threshold": threshold})
+        for landmark, threshold in zip(model.manifest.landmarks, thresholds[0], strict=True)
+    )
+    manifest = model.manifest.model_copy(update={"landmarks": landmarks})
+    return replace(model, manifest=manifest, refine=refine)

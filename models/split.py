@@ -1,0 +1,81 @@
+"""specimens -> those to learn from and those to judge by."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.errors import BadParameter
+from models.facts import Facts
+from models.findings import listed
+
+SHARE: Final = 5
+"""One in so many scans is held out."""
+
+MOST: Final = 5
+"""More tell hardly more, and every validation waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Who is learned from.
+
+    Attributes:
+        train: Specimens to learn from.
+        held_out: Specimens to judge by; no weight ever sees them.
+        reason: Why these, in words.
+    """
+
+    train: tuple[Facts, ...]
+    held_out: tuple[Facts, ...]
+    reason: str
+
+
+def split(specimens: Sequence[Facts], wanted: Sequence[str] | None, reason: str = "") -> Split:
+    """Decide who is learned from.
+
+    Args:
+        specimens: All there are.
+        wanted: Names of those to hold out; None: choose a fifth of them, at least one and at most
+            five, always the same ones of the same scans.
+        reason: Why those that are wanted are.
+
+    Returns:
+        The split.
+
+    Raises:
+        BadParameter: A name is none of theirs, or nobody is left to learn from.
+    """
+    names = {facts.name for facts in specimens}
+    unknown = set(wanted or ()) - names
+    if unknown:
+        raise BadParameter(
+            f"--validate: expected names of scans, found none named {listed(sorted(unknown))}; "
+            f"there are {listed(sorted(names))}"
+        )
+    if wanted is None:
+        wanted = choose(specimens)
+        reason = f"about one in {SHARE}, always the same ones; --validate NAME,NAME or none"
+    train = tuple(facts for facts in specimens if facts.name not in wanted)
+    held_out = tuple(facts for facts in specimens if facts.name in wanted)
+    if not train:
+        raise BadParameter("--validate: expected scans to be left to learn from, got none")
+    return Split(train, held_out, reason)
+
+
+def choose(specimens: Sequence[Facts]) -> tuple[str, ...]:
+    """Choose whom to hold out, by a hash of the name: new scans change little about who that is.
+
+    Whoever alone has some landmark is learned from.
+    """
+    if len(specimens) < 2:
+        return ()
+    count = min(max(round(len(specimens) / SHARE), 1), MOST)
+    left = Counter(label for facts in specimens for label in facts.points)
+    chosen: list[str] = []
+    for facts in sorted(specimens, key=lambda facts: hashlib.sha256(facts.name.encode()).digest()):
+        if len(chosen) < count and all(left[label] > 1 for label in facts.points):
+            chosen.append(facts.name)
+            left.subtract(facts.points.keys())
+    return tuple(sorted(chosen))
