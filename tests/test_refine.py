@@ -72,11 +72,16 @@ def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a first and a second network for two steps each."""
-    data = tmp_path_factory.mktemp("data")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
     for seed, name in enumerate(("one", "two", "three")):
-        write_specimen(data, name, seed)
+        write_specimen(folder, name, seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a first and a second network for two steps each."""
     model = tmp_path_factory.mktemp("models") / "mine"
     files = (data / "scans", data / "landmarks")
     landmarkd("train", *files, "-o", model, *SMALL)
@@ -84,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
-def test_training_writes_a_second_model_that_loads_and_runs(folder: Path) -> None:
+def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: Path) -> None:
     """Weights of two steps find nothing, but everything is there."""
     model = load_checked(folder, torch.device("cpu"))
     assert model.refine is not None
@@ -93,7 +98,7 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path) -> Non
     mean = model.refine.shape
     assert mean is not None
     np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
-    scan = next((folder.parents[1] / "data0" / "scans").glob("one*")).read_bytes()
+    scan = next((data / "scans").glob("one*")).read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
 
 
