@@ -64,9 +64,9 @@ def test_progress_is_told_tile_by_tile_and_ends_with_the_answer(service: Faulty)
 def test_queue_position_is_told(service: Faulty) -> None:
     with service.held():
         first = service.send(command_scan(seed=2))
-        service.queued(1)
+        service.queued(TILES)
         second = service.send(command_scan(seed=3), **STREAM)
-        service.queued(2)
+        service.queued(2 * TILES)
     assert events_of(second.result())[0][1]["ahead"] == 2
     assert first.result().status_code == 200
 

@@ -73,7 +73,7 @@ class Faulty(ServiceProcess):
             assert time.monotonic() < end, "expected a state within 60 s"
 
     def queued(self, tiles: int) -> None:
-        """Wait until so many tiles wait; scans that are not prepared yet count one."""
+        """Wait until so many tiles wait, which all scans together have once each is prepared."""
         self.until(lambda: self.metric("queue_tiles") >= tiles)
 
 
@@ -121,7 +121,7 @@ def test_one_bad_scan_fails_alone(service: Faulty, fault: float) -> None:
     with service.held() as blocker:
         good = [service.send(command_scan(seed=seed)) for seed in (1, 2)]
         bad = service.send(command_scan(fault))
-        service.queued(3)
+        service.queued(3 * TILES)
     assert (bad.result().status_code, code_of(bad.result())) == (500, "network-failed")
     assert blocker.result().status_code == 200
     for seed, answer in zip((1, 2), good, strict=True):
@@ -152,9 +152,9 @@ def test_cancelled_request_leaves_its_batch_unharmed(service: Faulty) -> None:
         headers = RAW | {"X-Request-ID": "leaves"}
         # A client that loses patience closes its connection.
         gone = thread.submit(
-            leaving.post, url, content=command_scan(seed=3), headers=headers, timeout=1.0
+            leaving.post, url, content=command_scan(seed=3), headers=headers, timeout=5.0
         )
-        service.queued(3)
+        service.queued(3 * TILES)
         assert isinstance(gone.exception(), httpx.ReadTimeout)
         leaving.close()
         assert service.wait_for(request_id="leaves")["code"] == "client-left"
@@ -205,7 +205,7 @@ def test_tile_that_does_not_fit_gets_507_with_the_need_and_the_limit(fresh: Faul
     with fresh.held():
         good = fresh.send(command_scan(seed=2))
         large = fresh.send(command_scan(commands.TOO_LARGE, shape=TILE))
-        fresh.queued(2)
+        fresh.queued(TILES + 1)
     answer = large.result()
     assert (answer.status_code, code_of(answer)) == (507, "does-not-fit")
     assert str(commands.IMPOSSIBLE_BYTES) in answer.json()["detail"]
@@ -239,7 +239,7 @@ def test_lost_device_thread_fails_who_waits_and_is_replaced(fresh: Faulty) -> No
     with fresh.held() as blocker:
         waiting = [blocker, *(fresh.send(command_scan(seed=seed)) for seed in (1, 2))]
         deadly = fresh.send(command_scan(commands.DIE))
-        fresh.queued(3)
+        fresh.queued(3 * TILES)
     assert code_of(deadly.result()) == "not-ready"
     # Whoever is being finished beside that thread is answered if it is soon enough.
     assert {answer.result().status_code for answer in waiting} <= {200, 503}
