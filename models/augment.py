@@ -92,11 +92,10 @@ def pose(
         / np.asarray(spacing_mm)
         * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     )
-    image_grid = index_grid(shape, np.eye(4))
-    # A warp of nothing costs as much as one of something.
-    warped = image_grid + warp_at(image_grid, knots, shape) if knots.any() else image_grid
-    matrix = torch.from_numpy(voxel_from_image).float()
-    image = sample_at(specimen.voxels, warped @ matrix[:3, :3].T + matrix[:3, 3])
+    turn = voxel_from_image[:3, :3]
+    # The warp turns with its knots: no displacement of the many voxels is turned one by one.
+    place = index_grid(shape, voxel_from_image) + warp_grid(knots @ turn.T, shape)
+    image = sample_at(specimen.voxels, place)
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
     )
@@ -161,6 +160,20 @@ def random_rotation(largest_deg: float, rng: np.random.Generator) -> Affine:
     turn = np.eye(4)
     turn[:3, :3] = rotation.as_matrix()
     return turn
+
+
+def warp_grid(
+    knots: Float64[np.ndarray, "a b c 3"], shape: Sequence[int]
+) -> Float[Tensor, "i j k 3"]:
+    """Evaluate the elastic displacement at all voxels of an image, as ``warp_at``, by axes."""
+    field = torch.from_numpy(knots).float()
+    for axis, size in enumerate(shape):
+        count = knots.shape[axis]
+        place = torch.linspace(0, count - 1, size)[:, None]
+        weights = (1 - (place - torch.arange(count)).abs()).clamp_min(0)
+        # Contracts the first axis and appends the new one, so the three come last in order.
+        field = torch.tensordot(field, weights, dims=([0], [1]))
+    return field.movedim(0, -1)
 
 
 def warp_at(

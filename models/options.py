@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from app.errors import BadParameter
+from app.manifest import IntensitySpec
 
 WHOLE: Final = "whole"
 NOBODY: Final = "none"
+
+INTENSITIES: Final = "percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or none"
+BOUNDED: Final = ("percentile", "window")
+"""Rules that have bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Options:
         strict: Whether warnings about the data stop the training.
         rotation_deg: Largest random rotation.
         missing: What a landmark without a position is.
+        intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
     """
 
     scans: Path
@@ -66,6 +72,7 @@ class Options:
     strict: bool
     rotation_deg: float = 180.0
     missing: Literal["unknown", "absent"] = "unknown"
+    intensity: IntensitySpec | None = None
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:
@@ -98,3 +105,23 @@ def read_filters(text: str) -> tuple[int, ...]:
     if not all(word.strip().isdigit() for word in words):
         raise BadParameter(f"--filters: expected numbers such as 24,48,96,128, got {text}")
     return tuple(int(word) for word in words)
+
+
+def read_intensity(text: str | None) -> IntensitySpec | None:
+    """Read a rule for voxel values, such as ``window:-200,800``.
+
+    Raises:
+        BadParameter: It is none, or its bounds are not.
+    """
+    if text is None:
+        return None
+    method, _, rest = text.partition(":")
+    keys = ("lower", "upper") if method in BOUNDED else ()
+    bounds = rest.split(",") if rest else []
+    try:
+        # Zipped strictly, as too few or too many bounds are an error, too.
+        table = {"method": method, **dict(zip(keys, bounds, strict=True))}
+        return IntensitySpec.model_validate(table)
+    except ValueError as error:
+        message = f"--intensity: expected {INTENSITIES}, got {text}"
+        raise BadParameter(message) from error

@@ -18,6 +18,7 @@ from models.options import WHOLE, Options
 from models.recipe import (
     LEAST_LEVELS,
     NORM_GROUPS,
+    PERCENTILES,
     WHOLE_EDGE,
     Recipe,
     network_bytes,
@@ -113,6 +114,7 @@ def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe
         rate=options.schedule.rate,
         seed=options.schedule.seed,
         missing=options.missing,
+        intensity=options.intensity or PERCENTILES,
     )
 
 

@@ -7,7 +7,14 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter
-from models.options import Options, Schedule, read_filters, read_names, read_tile
+from models.options import (
+    Options,
+    Schedule,
+    read_filters,
+    read_intensity,
+    read_names,
+    read_tile,
+)
 
 INTERRUPTED: Final = 130
 """What shells take for the end by Ctrl-C."""
@@ -60,6 +67,14 @@ Rotation = Annotated[float, typer.Option(min=0, max=180, help="Largest random ro
 Missing = Annotated[
     Literal["unknown", "absent"], typer.Option(help="What a landmark without a position is.")
 ]
+Intensity = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="How voxel values are scaled: percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or "
+        "none. Default: percentile:1,99.5.",
+    ),
+]
 Radius = Annotated[
     float | None, typer.Option(min=1e-5, help="Voting radius in mm. Default: 5 voxels.")
 ]
@@ -95,6 +110,7 @@ def train(
     seed: Seed = 1,
     rotation: Rotation = 180.0,
     missing: Missing = "unknown",
+    intensity: Intensity = None,
     mirror: Mirror = False,
     start: Start = None,
     device: Device = "auto",
@@ -122,6 +138,7 @@ def train(
         strict=strict,
         rotation_deg=rotation,
         missing=missing,
+        intensity=read_intensity(intensity),
     )
     _end(train_first(options, Console(), only_check=check))
 

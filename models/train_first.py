@@ -14,6 +14,7 @@ from app.constellation import LEAST_LANDMARKS, mean_shape
 from app.device import choose_device
 from app.errors import BadParameter, StartupError
 from app.frames import Points
+from app.manifest import IntensitySpec
 from models import findings
 from models.check_data import Checked, Pair, check_data
 from models.checkpoint import CHECKPOINT, Record, read_record
@@ -100,6 +101,7 @@ def as_begun(options: Options, record: dict[str, Any] | None) -> Options:
         spacing_mm=options.spacing_mm or recipe["spacing_mm"],
         radius_mm=options.radius_mm or recipe["radius_mm"],
         tile=options.tile or tile,
+        intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
         schedule=replace(options.schedule, batch=options.schedule.batch or recipe["batch"]),
     )
 

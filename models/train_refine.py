@@ -141,7 +141,13 @@ def _recipe(
     half = np.nanmax(np.abs(mean), axis=0) + margin
     edges = -(-2 * half / spacing // recipe.divisor).astype(int) * recipe.divisor
     i, j, k = edges.tolist()
-    recipe = replace(recipe, sees="posed", tile_shape=(i, j, k), augmentation=POSE_ERRORS)
+    recipe = replace(
+        recipe,
+        sees="posed",
+        tile_shape=(i, j, k),
+        augmentation=POSE_ERRORS,
+        intensity=first.input.intensity,
+    )
     recipe, batch = fit_memory(options, recipe, checked)
     return recipe, [
         Choice("--spacing", f"{spacing:g} mm", reason),

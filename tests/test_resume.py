@@ -97,7 +97,8 @@ def test_what_was_chosen_stays_chosen(
     )
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
-        chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--device", "cpu")
+        chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--intensity", "zscore")
+        chosen += ("--device", "cpu")
         CliRunner().invoke(app, [str(word) for word in (*words, *chosen)])
     before = read_record(folder)
     landmarkd(*words, "--steps", 2, "--device", "cpu")

@@ -86,6 +86,22 @@ def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path
     assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("window:-5,30.5", ("window", -5.0, 30.5)),
+        ("percentile:0.02,99.99", ("percentile", 0.02, 99.99)),
+        ("zscore", ("zscore", 0.0, 1.0)),
+    ],
+)
+def test_voxel_values_are_scaled_as_asked_for_in_training_and_service(
+    data: Path, tmp_path: Path, rule: str, told: tuple[str, float, float]
+) -> None:
+    run(data, tmp_path / "mine", "--intensity", rule)
+    spec = load_checked(tmp_path / "mine", torch.device("cpu")).manifest.input.intensity
+    assert (spec.method, spec.lower, spec.upper) == told
+
+
 def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "first", "--steps", 1)
     run(data, tmp_path / "second", "--steps", 1, "--start", tmp_path / "first")
@@ -134,6 +150,11 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
         (("--validate", "one,two,three"), "expected scans to be left to learn from"),
         (("--device", "abacus"), "expected a device of auto, cpu"),
+        (("--intensity", "loud"), "expected percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or"),
+        (("--intensity", "window:5"), "zscore or none, got window:5"),
+        (("--intensity", "window:5,1"), "zscore or none, got window:5,1"),
+        (("--intensity", "percentile:1,200"), "zscore or none, got percentile:1,200"),
+        (("--intensity", "zscore:0,1"), "zscore or none, got zscore:0,1"),
     ],
 )
 def test_option_that_makes_no_training_is_refused(

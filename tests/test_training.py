@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional
 
 from app.frames import transform
-from models.augment import Augmentation, Sample, pose
+from app.posed import index_grid
+from models.augment import Augmentation, Sample, pose, warp_at, warp_grid
 from models.recipe import Recipe, suggest_spacing
 from models.specimens import Specimen
 from models.targets import field_axis, make_targets, vote_loss
@@ -44,6 +45,14 @@ def test_posed_landmarks_lie_where_the_posed_image_shows_them() -> None:
                 for _ in range(3):
                     found = centroid_near(image, point, 4.0)
                 np.testing.assert_allclose(found, point, atol=0.35)
+
+
+def test_warp_of_all_voxels_is_that_of_each() -> None:
+    knots = np.random.default_rng(2).standard_normal((5, 4, 6, 3))
+    grid = index_grid(SHAPE, np.eye(4))
+    torch.testing.assert_close(
+        warp_grid(knots, SHAPE), warp_at(grid, knots, SHAPE), rtol=0, atol=1e-5
+    )
 
 
 def test_same_seed_gives_the_same_pose() -> None:

@@ -12,6 +12,7 @@ from tests.benchmarks.bars.ingest import s3_ingest
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
+from tests.benchmarks.bars.phantoms import a1_phantoms
 from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
 from tests.benchmarks.bars.starting import s6_starting
@@ -29,6 +30,7 @@ BARS: Final[dict[str, Bar]] = {
     "V6": v6_landmarks_on_cuda,
     "V7": v7_same_bits,
     "V8": v8_accuracy,
+    "A1": a1_phantoms,
     "cost": cost,
     "waterfall": waterfall,
     "S1": s1_throughput,
