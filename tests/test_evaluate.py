@@ -86,7 +86,7 @@ def test_the_page_needs_no_other_file(report: Path) -> None:
     assert len(sources) == 3 + 6
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert "http" not in page
-    assert "<h1>phantom 1.0.0</h1>" in page
+    assert "<h1>phantom 1.1.0</h1>" in page
 
 
 def test_the_tables_are_printed(report: Path) -> None:

@@ -17,7 +17,7 @@ from tests.benchmarks.scans import PHANTOM
 
 FIRST: Final = 5000
 COUNT: Final = 100
-"""Seeds of which no phantom was trained on, nor judged by while the model was chosen."""
+"""Seeds of the phantoms; none was trained on."""
 
 MEAN: Final = 0.15
 PRESENCE_PERCENT: Final = 1.0
