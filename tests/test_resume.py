@@ -97,9 +97,9 @@ def test_what_was_chosen_stays_chosen(
     )
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
-        chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--intensity", "zscore")
-        chosen += ("--device", "cpu")
-        CliRunner().invoke(app, [str(word) for word in (*words, *chosen)])
+        chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--device", "cpu")
+        rule = ("--intensity", "zscore")
+        CliRunner().invoke(app, [str(word) for word in (*words, *chosen, *rule)])
     before = read_record(folder)
     landmarkd(*words, "--steps", 2, "--device", "cpu")
     assert before is not None
