@@ -9,10 +9,10 @@ from scipy.spatial.transform import Rotation
 
 from app.constellation import Shape
 from app.frames import Affine, Points, transform
-from app.grid import resample
 from app.landmarks import Landmark, Status
 from app.manifest import InputSpec, IntensitySpec
 from app.posed import Pose, find_pose, make_posed_grid, sample_at, smooth_for
+from app.resampling import resample
 from app.volume import Volume
 from tests.test_grid import oblique_affine
 
