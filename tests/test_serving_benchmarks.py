@@ -14,7 +14,7 @@ from app.volume import read_volume
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.bars import idling
 from tests.benchmarks.harness import DisagreementError, Run, measure_bar
-from tests.benchmarks.linux import PROC, family_of
+from tests.benchmarks.linux import family_of, is_running
 from tests.benchmarks.loads import (
     LEFT,
     LOST,
@@ -97,7 +97,7 @@ def test_rival_answers_and_refuses_as_a_loop_does_and_leaves_nothing_running(kin
         check_same(expected[int(reply.name)], reply.body, kind.name)
     assert 400 <= refused.status < 500
     assert len(family) > 1
-    assert not [number for number in family if (PROC / str(number)).exists()]
+    assert not [number for number in family if is_running(number)]
 
 
 def test_scans_whose_tiles_share_batches_get_the_landmarks_they_get_alone() -> None:
