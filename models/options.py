@@ -48,6 +48,7 @@ class Options:
         strict: Whether warnings about the data stop the training.
         rotation_deg: Largest random rotation.
         missing: What a landmark without a position is.
+        cuts: Share of the steps that learn from scans which are cut amid the landmarks.
     """
 
     scans: Path
@@ -66,6 +67,7 @@ class Options:
     strict: bool
     rotation_deg: float = 180.0
     missing: Literal["unknown", "absent"] = "unknown"
+    cuts: float = 0.0
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

@@ -113,6 +113,7 @@ def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe
         rate=options.schedule.rate,
         seed=options.schedule.seed,
         missing=options.missing,
+        cuts=options.cuts,
     )
 
 

@@ -14,7 +14,8 @@ import litserve
 import torch
 from fastapi import HTTPException, Request
 
-from app.detector import Case, Detector
+from app.case import Case
+from app.detector import Detector
 from app.errors import RequestError
 from app.landmarks import Landmark
 from app.loading import load_checked
