@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from app.constellation import Shape, Similarity, fit_constellation, fit_similarity
 from app.frames import Affine, Voxels, scaling, spacing_of, transform, translation
-from app.grid import KERNEL_RADIUS_SIGMAS, Grid, apply_along, smoothing_matrix
+from app.grid import Grid
 from app.landmarks import Landmark
 from app.manifest import WHOLE, InputSpec
+from app.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
 from app.volume import Volume
 
 SIDES: Final = (
@@ -107,8 +108,9 @@ def make_posed_grid(
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
     values, first = _crop(volume, to_volume, shape, float(step.max()))
     lower, upper = window
-    fine = torch.from_numpy(np.ascontiguousarray(values)).to(device).float()
-    fine = ((fine - lower) / max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
+    # In the scan's own order: smoothing and sampling take any.
+    fine = torch.from_numpy(values.astype(np.float32, order="K")).to(device)
+    fine = fine.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
     fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine)
     voxels = sample_at(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
@@ -158,8 +160,9 @@ def smooth_for(values: Voxels, spacing_mm: float, affine: Affine) -> Voxels:
     for axis, spacing in enumerate(spacing_of(affine)):
         step = float(spacing_mm / spacing)
         if step > 1.0:
-            matrix = smoothing_matrix(values.shape[axis], 0.5 * np.sqrt(step**2 - 1))
-            values = apply_along(values, axis, torch.from_numpy(matrix).float())
+            size = values.shape[axis]
+            matrix = gaussians(np.arange(size), size, 0.5 * np.sqrt(step**2 - 1))
+            values = apply_along(values, axis, matrix)
     return values
 
 
@@ -179,9 +182,9 @@ def sample_at(
     """Interpolate voxels linearly at fractional indices; outside the scan is 0."""
     size = torch.tensor(voxels.shape, dtype=torch.float32, device=index.device)
     unit = (2 * index + 1) / size - 1
-    # grid_sample wants the fastest axis first.
-    sampled = functional.grid_sample(voxels[None, None], unit.flip(-1)[None], align_corners=False)
-    return sampled[0, 0]
+    # grid_sample wants the fastest axis first, and on the host uses a thread per item of a batch.
+    scans = voxels.expand(len(unit), 1, *voxels.shape)
+    return functional.grid_sample(scans, unit.flip(-1)[:, None], align_corners=False)[:, 0, 0]
 
 
 def _crop(

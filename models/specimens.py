@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Bool
 
 from app.frames import Affine, Points, Voxels, spacing_of, transform
-from app.grid import normalise, resample
+from app.grid import normalise
 from app.manifest import IntensitySpec
 from app.posed import smooth_for
+from app.resampling import resample
 from app.volume import read_volume
 from models.landmark_files import is_landmark_file, landmark_stem, read_landmarks
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from app.frames import Affine, spacing_of, transform
-from app.grid import make_grid, normalise, orient, resample
+from app.grid import make_grid, normalise, orient
 from app.manifest import InputSpec, IntensitySpec
+from app.resampling import resample
 from app.volume import Volume
 
 CPU = torch.device("cpu")

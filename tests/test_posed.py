@@ -9,7 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from app.constellation import Shape
 from app.frames import Affine, Points, transform, translation
-from app.grid import Grid, resample
+from app.grid import Grid
 from app.landmarks import Landmark, Status
 from app.manifest import InputSpec, IntensitySpec
 from app.posed import (
@@ -21,6 +21,7 @@ from app.posed import (
     smooth_for,
     turn_grid,
 )
+from app.resampling import resample
 from app.volume import Volume
 from tests.test_grid import oblique_affine
 

@@ -31,6 +31,15 @@ def family_of(process: int) -> list[int]:
     return family
 
 
+def is_running(process: int) -> bool:
+    """Say whether a process is there and has not ended, whoever may have yet to ask how."""
+    try:
+        stat = (PROC / str(process) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(") ")[2][0] not in "ZX"
+
+
 def cpu_s(process: int) -> float:
     """Sum the CPU time of a process and its children so far; clock ticks would be too coarse."""
     files = [

@@ -42,6 +42,7 @@ class Surroundings:
     tensorflow: str
     fastapi: str
     litserve: str
+    bentoml: str
 
 
 def look_around() -> Surroundings:
@@ -60,6 +61,7 @@ def look_around() -> Surroundings:
         tensorflow=_version("tensorflow", "tensorflow-cpu"),
         fastapi=version("fastapi"),
         litserve=_version("litserve"),
+        bentoml=_version("bentoml"),
     )
 
 

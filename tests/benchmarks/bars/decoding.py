@@ -35,7 +35,7 @@ def _case(what: str, content: bytes, note: str) -> Case:
 
 def _by_us(content: bytes) -> Values:
     """Read as the service does: checked, hashed, and free of what is not finite."""
-    return torch.from_numpy(read_volume(content).voxels).float()
+    return torch.from_numpy(read_volume(content).voxels.astype(np.float32))
 
 
 def _by_nibabel(content: bytes) -> Values:

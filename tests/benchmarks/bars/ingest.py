@@ -15,25 +15,36 @@ import numpy as np
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.loads import send_one
 from tests.benchmarks.scans import PHANTOM, pack
-from tests.benchmarks.servers import BARE, LITSERVE, LOCKED, OURS, Server, absent, serving
+from tests.benchmarks.servers import BARE, BENTOML, LITSERVE, LOCKED, OURS, Server, absent, serving
 
 SHAPE: Final = (256, 256, 512)
 """Of int16: 64 MiB."""
 
 SPEEDUP: Final = 4.0
+LIMITS: Final = {
+    LOCKED: Limit(SPEEDUP),
+    LITSERVE: Limit(SPEEDUP),
+    BENTOML: None,
+    BARE: Limit(None, "cost"),
+}
+"""The bar is about forms; BentoML gets the same raw body as we do."""
+
+NOTES: Final = {
+    BENTOML: "raw, too; it writes a file of it for its handler to read",
+    BARE: "no HTTP: what the client and the kernel take",
+}
 
 
 def s3_ingest(run: Run) -> Iterator[Row]:
-    """64 MiB raw, against forms to FastAPI and LitServe, and against a socket that is only read."""
+    """64 MiB raw, against forms, a raw body to BentoML, and a socket that is only read."""
     shape = (64, 64, 128) if run.fast else SHAPE
     content = pack(np.zeros(shape, dtype=np.int16, order="F"), np.eye(4), level=0)[:-1]
     said = f"expected {len(content) + 1:,} bytes".encode()
     what = f"{np.prod(shape) * 2 / 2**20:.0f} MiB received and refused"
-    rivals = (LOCKED, LITSERVE, BARE)
     with ExitStack() as stack:
         servers = [
             stack.enter_context(serving(kind, PHANTOM))
-            for kind in (OURS, *rivals)
+            for kind in (OURS, *LIMITS)
             if kind.installed
         ]
         spent: dict[str, list[float]] = {server.kind.name: [] for server in servers}
@@ -43,14 +54,12 @@ def s3_ingest(run: Run) -> Iterator[Row]:
                 if turn:
                     spent[server.kind.name].append(milliseconds)
     ours = statistics.median(spent[OURS.name])
-    for kind in rivals:
-        limit = Limit(SPEEDUP) if kind is not BARE else Limit(None, "cost")
+    for kind, limit in LIMITS.items():
         if not kind.installed:
             yield absent(kind, what, limit)
             continue
         theirs = statistics.median(spent[kind.name])
-        note = "no HTTP: what the client and the kernel take" if kind is BARE else ""
-        yield Row(what, ours, "ms", kind.name, theirs, limit, note, run.rounds)
+        yield Row(what, ours, "ms", kind.name, theirs, limit, NOTES.get(kind, ""), run.rounds)
 
 
 def _upload(server: Server, content: bytes, said: bytes) -> float:

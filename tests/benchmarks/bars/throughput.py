@@ -1,10 +1,12 @@
-"""S1: many clients at once, against the same work without any serving."""
+"""S1: many clients at once, against the same work without any serving, and against rivals."""
 
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -15,7 +17,15 @@ from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.loads import Load, Stream, send
 from tests.benchmarks.rivals import serial_loop
 from tests.benchmarks.scans import PHANTOM, SKULL, skulls, small_scans
-from tests.benchmarks.servers import OURS, Server, check_same, serving
+from tests.benchmarks.servers import (
+    OURS,
+    RIVALS,
+    Kind,
+    Server,
+    absent,
+    check_same,
+    serving,
+)
 
 BUSY: Final = 90.0
 """Percent of the time that a CUDA device shall work while clients wait."""
@@ -23,54 +33,95 @@ BUSY: Final = 90.0
 Measured = tuple[float, list[bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all sides do.
+
+    Attributes:
+        contents: The scans.
+        note: Whether they are real.
+        model: The model folder.
+        clients: That send them at the same time.
+        device: That computes.
+    """
+
+    contents: Sequence[bytes]
+    note: str
+    model: Path
+    clients: int
+    device: str
+
+    @property
+    def what(self) -> str:
+        """Say it, as in the table."""
+        count, name = len(self.contents), self.model.name
+        return f"{count} .nii.gz of {name} on {self.device}, {self.clients} clients"
+
+
 def s1_throughput(run: Run) -> Iterator[Row]:
-    """Time for all scans of 8 clients, against a serial loop on the same device."""
-    contents, note = skulls(16) if not run.fast else (small_scans(4), "generated scans")
-    clients = 8 if not run.fast else 2
-    model = SKULL if not run.fast else PHANTOM
-    name = "cuda" if torch.cuda.is_available() else "cpu"
-    detector = Detector(load_checked(model, torch.device(name)))
-    with serving(OURS, model, DEVICE=name) as server, DeviceWatch() as watch:
-        ours, theirs = [], []
-        for turn in range(run.rounds + 1):
+    """Time for all scans of 8 clients, against a serial loop on the same device and rivals."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if run.fast:
+        work = Work(small_scans(4), "generated scans", PHANTOM, 2, device)
+    else:
+        work = Work(*skulls(16), SKULL, 8, device)
+    detector = Detector(load_checked(work.model, torch.device(device)))
+    expected = serial_loop.find_all(detector, work.contents)
+    with DeviceWatch() as watch:
+        ours, theirs = _measure_ours(work, detector, expected, watch, run)
+        limit = Limit(1.0)
+        yield Row(work.what, ours, "ms", "serial Python loop", theirs, limit, work.note, run.rounds)
+        yield watch.row()
+    for kind in RIVALS:
+        if not kind.installed:
+            yield absent(kind, work.what)
+            continue
+        theirs = _measure_rival(kind, work, expected, run)
+        yield Row(work.what, ours, "ms", kind.name, theirs, note=work.note, rounds=run.rounds)
+
+
+def _measure_ours(
+    work: Work, detector: Detector, expected: Sequence[bytes], watch: "DeviceWatch", run: Run
+) -> tuple[float, float]:
+    """Take turns with the serial loop; gives the medians of both in ms."""
+    ours, theirs = [], []
+    with serving(OURS, work.model, DEVICE=work.device) as server:
+        _check(server, work, expected)
+        for _ in range(run.rounds):
             watch.look = True
-            spent, answers = _serve(server, contents, clients)
+            ours.append(1e3 * _serve(server, work)[0])
             watch.look = False
             start = time.perf_counter()
-            expected = serial_loop.find_all(detector, contents)
-            if turn == 0:
-                for mine, yours in zip(answers, expected, strict=True):
-                    check_same(mine, yours, "a serial loop")
-                watch.seen.clear()
-                continue
-            ours.append(1e3 * spent)
+            serial_loop.find_all(detector, work.contents)
             theirs.append(1e3 * (time.perf_counter() - start))
-        what = f"{len(contents)} .nii.gz of {model.name} on {name}, {clients} clients"
-        yield Row(
-            what,
-            statistics.median(ours),
-            "ms",
-            "serial Python loop",
-            statistics.median(theirs),
-            Limit(1.0),
-            note,
-            run.rounds,
-        )
-        yield watch.row()
+    return statistics.median(ours), statistics.median(theirs)
 
 
-def _serve(server: Server, contents: Sequence[bytes], clients: int) -> Measured:
+def _measure_rival(kind: Kind, work: Work, expected: Sequence[bytes], run: Run) -> float:
+    with serving(kind, work.model, DEVICE=work.device) as server:
+        _check(server, work, expected)
+        return statistics.median(1e3 * _serve(server, work)[0] for _ in range(run.rounds))
+
+
+def _check(server: Server, work: Work, expected: Sequence[bytes]) -> None:
+    """Compare the answers of a first round, which is not timed, with those of the serial loop."""
+    for mine, yours in zip(expected, _serve(server, work)[1], strict=True):
+        check_same(mine, yours, server.kind.name)
+
+
+def _serve(server: Server, work: Work) -> Measured:
     """Send all scans; gives seconds from the first byte sent to the last received, and answers."""
     messages = tuple(
-        server.message(str(number), content, keep=True) for number, content in enumerate(contents)
+        server.message(str(number), content, keep=True)
+        for number, content in enumerate(work.contents)
     )
-    replies = send(Load(server.port, (Stream(messages, clients, len(messages)),)))
+    replies = send(Load(server.port, (Stream(messages, work.clients, len(messages)),)))
     wrong = [(reply.status, reply.body[:200]) for reply in replies if reply.status != 200]
     if wrong:
         raise DisagreementError(f"expected status 200, got {wrong[0]}")
     answers = {int(reply.name): reply.body for reply in replies}
     spent = max(reply.start_s + reply.seconds for reply in replies)
-    return spent, [answers[number] for number in range(len(contents))]
+    return spent, [answers[number] for number in range(len(messages))]
 
 
 class DeviceWatch:

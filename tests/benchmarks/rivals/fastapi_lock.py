@@ -1,7 +1,7 @@
 """The plain way to serve: FastAPI, a multipart upload, and a lock around the detector.
 
-``python -m tests.benchmarks.rivals.fastapi_lock FOLDER PORT`` serves the model in a folder. Steps
-and results are ours; only the serving differs.
+``python -m tests.benchmarks.rivals.fastapi_lock FOLDER PORT DEVICE`` serves the model in a
+folder. Steps and results are ours; only the serving differs.
 """
 
 import sys
@@ -19,9 +19,9 @@ from app.volume import read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
 
-def make_app(folder: Path) -> FastAPI:
+def make_app(folder: Path, device: torch.device) -> FastAPI:
     """Make the application."""
-    detector = Detector(load_checked(folder, torch.device("cpu")))
+    detector = Detector(load_checked(folder, device))
     lock = threading.Lock()
     app = FastAPI()
 
@@ -43,6 +43,5 @@ def make_app(folder: Path) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(
-        make_app(Path(sys.argv[1])), port=int(sys.argv[2]), log_level="error", access_log=False
-    )
+    app = make_app(Path(sys.argv[1]), torch.device(sys.argv[3]))
+    uvicorn.run(app, port=int(sys.argv[2]), log_level="error", access_log=False)

@@ -1,11 +1,11 @@
 """The same detector behind LitServe, alone or in batches of whole requests.
 
-``python -m tests.benchmarks.rivals.litserve_app FOLDER PORT BATCH`` serves the model in a folder.
-Batches follow its documentation: requests that come within the timeout are computed together.
+``python -m tests.benchmarks.rivals.litserve_app FOLDER PORT DEVICE BATCH`` serves the model in a
+folder. Batches follow its documentation: requests that come within the timeout are computed
+together.
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,19 +14,14 @@ import litserve
 import torch
 from fastapi import HTTPException, Request
 
-from app.case import Case
 from app.detector import Detector
 from app.errors import RequestError
-from app.landmarks import Landmark
 from app.loading import load_checked
 from app.volume import Volume, read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
+from tests.benchmarks.rivals.tile_batches import Landmarks, find_together
 
 BATCH_TIMEOUT_S: Final = 0.05
-TILES: Final = 16
-"""In one forward pass, at most."""
-
-Landmarks = tuple[Landmark, ...]
 
 
 class OneByOne(litserve.LitAPI):  # type: ignore[misc]
@@ -65,19 +60,8 @@ class Batched(OneByOne):
         return inputs
 
     def predict(self, volumes: Sequence[Volume]) -> list[Landmarks]:  # type: ignore[override]
-        """Find the landmarks of all; the second look of one shares batches with others, too."""
-        found: list[Landmarks | Case] = [self._detector.prepare(volume) for volume in volumes]
-        while cases := [case for case in found if isinstance(case, Case)]:
-            lanes: dict[object, list[tuple[Case, int]]] = defaultdict(list)
-            for case in cases:
-                lanes[self._detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
-            for tiles in lanes.values():
-                for first in range(0, len(tiles), TILES):
-                    self._detector.run(tiles[first : first + TILES])
-            found = [
-                self._detector.finish(each) if isinstance(each, Case) else each for each in found
-            ]
-        return [each for each in found if not isinstance(each, Case)]
+        """Find the landmarks of all."""
+        return find_together(self._detector, volumes)
 
     def unbatch(self, output: list[Landmarks]) -> list[Landmarks]:
         """Give each request its own."""
@@ -85,12 +69,12 @@ class Batched(OneByOne):
 
 
 if __name__ == "__main__":
-    words = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, port, device, batch = sys.argv[1:]
     api = (
-        Batched(words[0], max_batch_size=words[2], batch_timeout=BATCH_TIMEOUT_S)
-        if words[2] > 1
-        else OneByOne(words[0])
+        Batched(Path(folder), max_batch_size=int(batch), batch_timeout=BATCH_TIMEOUT_S)
+        if int(batch) > 1
+        else OneByOne(Path(folder))
     )
-    litserve.LitServer(api, accelerator="cpu", timeout=600).run(
-        host="127.0.0.1", port=words[1], log_level="error", generate_client_file=False
+    litserve.LitServer(api, accelerator=device, devices=1, timeout=600).run(
+        host="127.0.0.1", port=int(port), log_level="error", generate_client_file=False
     )

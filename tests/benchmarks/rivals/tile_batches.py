@@ -1,0 +1,29 @@
+"""volumes -> landmarks of each: tiles of one shape share forward passes."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from app.case import Case
+from app.detector import Detector
+from app.landmarks import Landmark
+from app.volume import Volume
+
+TILES: Final = 16
+"""In one forward pass, at most."""
+
+Landmarks = tuple[Landmark, ...]
+
+
+def find_together(detector: Detector, volumes: Sequence[Volume]) -> list[Landmarks]:
+    """Find the landmarks of all; the second look of one shares batches with others, too."""
+    found: list[Landmarks | Case] = [detector.prepare(volume) for volume in volumes]
+    while cases := [case for case in found if isinstance(case, Case)]:
+        lanes: dict[object, list[tuple[Case, int]]] = defaultdict(list)
+        for case in cases:
+            lanes[detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
+        for tiles in lanes.values():
+            for first in range(0, len(tiles), TILES):
+                detector.run(tiles[first : first + TILES])
+        found = [detector.finish(each) if isinstance(each, Case) else each for each in found]
+    return [each for each in found if not isinstance(each, Case)]
