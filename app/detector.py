@@ -5,6 +5,7 @@ cannot touch each other.
 All methods run on the one thread that owns the device.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,12 @@ from app.constellation import Shape
 from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit
 from app.frames import Affine, axis_codes, spacing_of
-from app.grid import make_grid
+from app.grid import foresee_shape, make_grid
 from app.landmarks import Landmark, locate
 from app.manifest import WHOLE
 from app.posed import Pose, turn_grid
 from app.readout import GridFrame, readout_of
-from app.refine import MOST_LOOKS, MOST_TURNS, SecondLook, is_believed, is_worth_a_turn
+from app.refine import MOST_LOOKS, MOST_TURNED, MOST_TURNS, SecondLook, is_believed, is_worth_a_turn
 from app.registry import LoadedModel
 from app.tiles import cut, importance, plan_tiles
 from app.volume import Volume
@@ -187,8 +188,13 @@ class Detector:
         if is_believed(landmarks):
             return landmarks
         spare = case.spare or landmarks
-        more = case.turn < self._turns and is_worth_a_turn(spare)
+        more = case.turn < self._turns and self._is_small(case.volume) and is_worth_a_turn(spare)
         return self._turn(case, spare) if more else spare
+
+    def _is_small(self, volume: Volume) -> bool:
+        """Say whether further looks at all of a scan take no longer than people wait."""
+        shape = foresee_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
+        return math.prod(shape) <= MOST_TURNED
 
     def _turn(self, case: Case, spare: tuple[Landmark, ...]) -> Case:
         """Plan the tiles of a first look at the scan from another side."""

@@ -30,6 +30,10 @@ MOST_TURNS: Final = 5
 """Further sides that a scan is looked at from, if the landmarks make no sense together. Each is a
 chance of its own for the first network, and another first look; a whole subject needs none."""
 
+MOST_TURNED: Final = 1 << 19
+"""Voxels of a grid that is turned: each turn costs as much as the first look, about a second of a
+core at this size. A mouse's head has a third of it, a brain of real size twenty times as many."""
+
 PLACED: Final = ("detected", "low_confidence")
 """What a landmark with a position is."""
 
