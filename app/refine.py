@@ -20,11 +20,11 @@ from app.volume import Volume
 from app.votes import Votes
 
 SAME_POSE: Final = 0.4
-"""Poses are the same if they put landmarks this near to each other on average, in voting radii. The
-mouse skull's second model has learned to bear about twice as much, whole skulls show a quarter."""
+"""Poses are the same if they put landmarks this near to each other on average, in voting radii. Of
+three whole mouse skulls none was looked at again, of their eighteen halves nearly all were."""
 
 MOST_LOOKS: Final = 3
-"""Looks of the second model; the third seldom moves anything."""
+"""Looks of the second model; of eighteen half skulls one took the third."""
 
 MOST_TURNS: Final = 5
 """Further sides that a scan is looked at from, if the landmarks make no sense together. Each is a
