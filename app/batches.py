@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.detector import Case, Detector
+from app.case import Case
+from app.detector import Detector
 from app.device import describe_shortage, free_memory, is_shortage
 from app.errors import DoesNotFit
 

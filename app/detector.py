@@ -1,30 +1,30 @@
 """Volume -> Detection: the device half composed, for one model on one device.
 
-A **case** is one scan on the device: its grid, its tile plan and the votes so far. Tiles of many
-cases may share a forward pass; each case gets only its own votes, so neighbours cannot touch each
-other.
+Tiles of many cases may share a forward pass; each case gets only its own votes, so neighbours
+cannot touch each other.
 All methods run on the one thread that owns the device.
 """
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, replace
 
+from app.case import Case
 from app.constellation import Shape
 from app.device import describe_shortage, is_shortage
 from app.errors import DoesNotFit
 from app.frames import Affine, axis_codes, spacing_of
-from app.grid import Grid, make_grid
+from app.grid import foresee_shape, make_grid
 from app.landmarks import Landmark, locate
+from app.manifest import WHOLE
+from app.posed import Pose, turn_grid
 from app.readout import GridFrame, readout_of
-from app.refine import SecondLook
+from app.refine import MOST_LOOKS, MOST_TURNED, MOST_TURNS, SecondLook, is_believed, is_worth_a_turn
 from app.registry import LoadedModel
-from app.tiles import TilePlan, cut, importance, plan_tiles
+from app.tiles import cut, importance, plan_tiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
-
-JOINED_TILES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +77,6 @@ class Detection:
     timing: StageTimes
 
 
-@dataclass(eq=False, slots=True)
-class Case:
-    """One scan on the device; grows by the votes of each tile that was run.
-
-    Attributes:
-        volume: The scan.
-        model: Whose network looks at it: the model's first, or its second.
-        grid: The scan as the network sees it.
-        plan: Tiles of the grid.
-        found: Landmarks of the first look, if this is the second.
-        prepare_s: Time that preparing took, of all looks, as are those that follow.
-        network_s: Forward passes; one that is shared counts for all its cases.
-        vote_s: Collecting votes.
-        locate_s: Reading landmarks off them.
-        votes: Those of the tiles that have been run.
-        loose: How many tiles' votes, the last ones, stand alone in the list.
-    """
-
-    volume: Volume
-    model: LoadedModel
-    grid: Grid
-    plan: TilePlan
-    found: tuple[Landmark, ...] = ()
-    prepare_s: float = 0.0
-    network_s: float = 0.0
-    vote_s: float = 0.0
-    locate_s: float = 0.0
-    votes: list[Votes] = field(default_factory=list)
-    loose: int = 0
-
-    def keep(self, votes: Votes) -> None:
-        """Keep the votes of a tile that was run.
-
-        Small arrays that stay, between large ones that come and go with each batch, keep their
-        memory from being used again; so those of the last tiles are joined now and then.
-        """
-        self.votes.append(votes)
-        self.loose += 1
-        if self.loose == JOINED_TILES:
-            self.votes[-JOINED_TILES:] = [concat_votes(self.votes[-JOINED_TILES:])]
-            self.loose = 0
-
-
 class Detector:
     """One model on one device."""
 
@@ -131,6 +88,10 @@ class Detector:
         if model.shape is not None and spec is not None:
             self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
         self._second = None
+        # Its axes may only change places where they are alike, and tiles would be many more.
+        look = model.manifest.input
+        alike = look.tile_shape == WHOLE and len(set(look.spacing_mm)) == 1
+        self._turns = MOST_TURNS if alike else 0
         if model.refine is not None:
             off = spec.tolerance_mm if spec is not None else model.manifest.voting.radius_mm
             self._second = SecondLook(model.refine, off)
@@ -198,7 +159,7 @@ class Detector:
             case.network_s += forward
 
     def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
-        """Say what comes after all tiles of a case: its landmarks, or tiles of a second look.
+        """Say what comes after all tiles of a case: its landmarks, or tiles of a further look.
 
         Args:
             case: Its tiles have all been run.
@@ -207,35 +168,72 @@ class Detector:
             The landmarks; or a case with the times of this one, whose tiles are run next.
         """
         start = time.perf_counter()
-        landmarks = self._locate(case)
-        located = time.perf_counter()
-        case.locate_s += located - start
-        if self._second is None or case.model is not self.model:
+        votes = concat_votes(case.votes)
+        if case.pose is None or self._second is None:
+            spec = self.model.manifest
+            frame = GridFrame(case.grid.to_volume, case.grid.to_world)
+            readout = readout_of(case.grid, spec)
+            landmarks = found = locate(votes, readout, frame, spec.landmarks, self._shape)
+            pose = None if self._second is None else self._second.find_pose(found)
+        else:
+            found = case.found
+            refined = self._second.locate_alone(votes, case.grid)
+            landmarks = self._second.merge(found, refined)
+            pose = self._second.better_pose(refined, case.pose) if case.looks < MOST_LOOKS else None
+        case.locate_s += time.perf_counter() - start
+        if self._second is None:
             return landmarks
-        grid = self._second.prepare(case.volume, landmarks, case.grid.window or (0.0, 1.0))
-        if grid is None:
+        if pose is not None:
+            return self._look_again(case, self._second, found, pose)
+        if is_believed(landmarks):
             return landmarks
-        manifest = self._second.model.manifest
+        spare = case.spare or landmarks
+        more = case.turn < self._turns and self._is_small(case.volume) and is_worth_a_turn(spare)
+        return self._turn(case, spare) if more else spare
+
+    def _is_small(self, volume: Volume) -> bool:
+        """Say whether further looks at all of a scan take no longer than people wait."""
+        shape = foresee_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
+        return math.prod(shape) <= MOST_TURNED
+
+    def _turn(self, case: Case, spare: tuple[Landmark, ...]) -> Case:
+        """Plan the tiles of a first look at the scan from another side."""
+        start = time.perf_counter()
+        spec = self.model.manifest
+        grid = turn_grid(make_grid(case.volume, spec.input, self.model.network.device), case.turn)
         return replace(
             case,
-            model=self._second.model,
+            model=self.model,
             grid=grid,
-            plan=plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride),
-            found=landmarks,
-            prepare_s=case.prepare_s + time.perf_counter() - located,
+            plan=plan_tiles(grid.voxels.shape, spec.input, spec.network.output_stride),
+            found=(),
+            pose=None,
+            looks=0,
+            turn=case.turn + 1,
+            spare=spare,
+            prepare_s=case.prepare_s + time.perf_counter() - start,
             votes=[],
             loose=0,
         )
 
-    def _locate(self, case: Case) -> tuple[Landmark, ...]:
-        """Read the landmarks off a case whose tiles have all been run."""
-        votes = concat_votes(case.votes)
-        if self._second is not None and case.model is self._second.model:
-            return self._second.locate(votes, case.grid, case.found)
-        manifest = self.model.manifest
-        frame = GridFrame(case.grid.to_volume, case.grid.to_world)
-        return locate(
-            votes, readout_of(case.grid, manifest), frame, manifest.landmarks, self._shape
+    def _look_again(
+        self, case: Case, second: SecondLook, found: tuple[Landmark, ...], pose: Pose
+    ) -> Case:
+        """Plan the tiles of a further look, in a pose."""
+        start = time.perf_counter()
+        grid = second.prepare(case.volume, pose, case.grid.window or (0.0, 1.0))
+        manifest = second.model.manifest
+        return replace(
+            case,
+            model=second.model,
+            grid=grid,
+            plan=plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride),
+            found=found,
+            pose=pose,
+            looks=case.looks + 1,
+            prepare_s=case.prepare_s + time.perf_counter() - start,
+            votes=[],
+            loose=0,
         )
 
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:

@@ -23,7 +23,8 @@ from typing import Final, TypeAlias
 from app.aside import Aside
 from app.batch_sizes import BatchSizes
 from app.batches import named, run_batch
-from app.detector import Case, Detection, describe, stage_times
+from app.case import Case
+from app.detector import Detection, describe, stage_times
 from app.device import free_memory
 from app.errors import DoesNotFit
 from app.jobs import Job

@@ -37,6 +37,7 @@ class Grid:
         to_world: Grid voxel index -> mm, RAS.
         spacing_mm: Spacing of the grid along its own axes.
         window: Voxel values of the scan that became 0 and 1; None where the model's rule has none.
+        scan: Shape of the uploaded array, if the grid reaches past it; None if both end together.
     """
 
     voxels: Voxels
@@ -44,6 +45,7 @@ class Grid:
     to_world: Affine
     spacing_mm: tuple[float, float, float]
     window: tuple[float, float] | None = None
+    scan: tuple[int, ...] | None = None
 
 
 def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:

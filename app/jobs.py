@@ -11,7 +11,8 @@ from typing import Literal
 
 import torch
 
-from app.detector import Case, Detection, Detector
+from app.case import Case
+from app.detector import Detection, Detector
 from app.volume import Volume
 
 

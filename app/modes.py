@@ -14,11 +14,13 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+import torch
+from jaxtyping import Float64, Int64
 
 from app.ballots import Ballots, collect_ballots
 from app.compiled import kernels_serve
 from app.heatmaps import FIXED_ONE
+from app.indices import true_indices
 from app.mode_loops import (
     FIRST_LOOK,
     FIRST_REST,
@@ -35,7 +37,7 @@ from app.mode_loops import (
 from app.peaks import Cells, find_peaks, lay_cells
 from app.readout import Readout
 from app.threads import for_parts, share_out
-from app.votes import Votes
+from app.votes import Votes, select_votes
 
 VOTES_PER_THREAD: Final = 1 << 13
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
@@ -164,14 +166,39 @@ def _describe(
     )
 
 
+def votes_of_scan(votes: Votes, readout: Readout) -> Votes:
+    """Drop the votes of voxels that only pad a tile or a grid: there is no scan where they are.
+
+    Args:
+        votes: Votes for the landmarks of ``readout``, in any order.
+        readout: The grid, and which part of it there is a scan in.
+
+    Returns:
+        The votes of the scan's own voxels, in the same order.
+    """
+    if readout.cover is not None:
+        held = readout.cover.holds(votes.source.cpu().numpy().astype(np.float64))
+        votes = select_votes(votes, torch.from_numpy(held).to(votes.source.device))
+    if len(votes) == 0:
+        return votes
+    columns = votes.source.T
+    # On most grids no voxel pads, and the maxima tell that soonest; NumPy's are the faster ones.
+    last = columns.numpy().max(axis=1) if columns.device.type == "cpu" else columns.amax(1).tolist()
+    if all(at <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
+        return votes
+    end = columns.new_tensor(readout.shape)[:, None] - 0.5
+    return select_votes(votes, true_indices((columns <= end).all(0)))
+
+
 def voters_around(
     points: Float64[np.ndarray, "*n 3"], readout: Readout
 ) -> Float64[np.ndarray, "*n"]:
     """Count the field voxels that could have voted for a place.
 
     These are the field voxels with a centre within the voting radius of the place and inside the
-    grid. Around a place outside the grid at least an eighth of a whole ball is counted: no place
-    inside a grid larger than the radius sees less, and a handful of voxels proves nothing.
+    grid, and inside the scan where the grid reaches past it. Around a place outside at least an
+    eighth of a whole ball is counted: no place inside a grid larger than the radius sees less, and
+    a handful of voxels proves nothing.
 
     Args:
         points: Places in grid voxels; NaN counts 1.
@@ -185,8 +212,32 @@ def voters_around(
     # The last field voxel of an axis may have its centre past the grid's end.
     size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
     flat = points.reshape(-1, 3)
-    counts = count_voters((flat + 0.5) / readout.stride - 0.5, size, pitch, readout.radius_mm)
-    outside = ((flat < -0.5) | (flat > np.array(readout.shape) - 0.5)).any(1)
+    centres = (flat + 0.5) / readout.stride - 0.5
+    if readout.cover is None:
+        counts = count_voters(centres, size, pitch, readout.radius_mm)
+    else:
+        counts = _count_covered(centres, size, pitch, readout)
+    outside = np.isfinite(flat).all(1) & ~readout.holds(flat)
     octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
     least = np.where(outside, max(1.0, octant), 1.0)
     return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))
+
+
+def _count_covered(
+    centres: Float64[np.ndarray, "n 3"],
+    size: Int64[np.ndarray, " 3"],
+    pitch: Float64[np.ndarray, " 3"],
+    readout: Readout,
+) -> Float64[np.ndarray, " n"]:
+    """Count the field voxels around each place that lie in the scan, one by one."""
+    cover = readout.cover
+    counts = np.zeros(len(centres))
+    most = np.ceil(readout.radius_mm / pitch + 0.5).astype(int)
+    steps = np.stack(np.meshgrid(*[np.arange(-n, n + 1) for n in most], indexing="ij"), axis=-1)
+    for index in np.flatnonzero(np.isfinite(centres).all(axis=1)):
+        voxels = np.rint(centres[index]) + steps.reshape(-1, 3)
+        near = (((voxels - centres[index]) * pitch) ** 2).sum(axis=1) <= readout.radius_mm**2
+        near &= ((voxels >= 0) & (voxels < size)).all(axis=1)
+        seen = (voxels[near] + 0.5) * readout.stride - 0.5
+        counts[index] = len(seen) if cover is None else cover.holds(seen).sum()
+    return counts

@@ -11,7 +11,8 @@ similarity: one millimetre of the frame is ``scale`` millimetres of the subject.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,6 +27,16 @@ from app.landmarks import Landmark
 from app.manifest import WHOLE, InputSpec
 from app.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
 from app.volume import Volume
+
+SIDES: Final = (
+    ((1, 2, 0), (1, 1, 1)),
+    ((0, 1, 2), (-1, -1, 1)),
+    ((2, 0, 1), (-1, 1, -1)),
+    ((0, 2, 1), (1, 1, -1)),
+    ((2, 1, 0), (-1, 1, 1)),
+)
+"""Other sides to see a grid from: which axis comes where, and which way it points. All of them are
+rotations, none a mirror image, and no two differ by less than a quarter turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,34 @@ def make_posed_grid(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
     )
     i, j, k = (pose.scale * mm for mm in spec.spacing_mm)
-    return Grid(voxels, to_volume, to_world, (i, j, k), window)
+    return Grid(voxels, to_volume, to_world, (i, j, k), window, scan=volume.voxels.shape)
+
+
+def turn_grid(grid: Grid, side: int) -> Grid:
+    """See a grid from another side; no voxel changes.
+
+    Args:
+        grid: The grid.
+        side: Which one of ``SIDES``.
+
+    Returns:
+        The same voxels in another order.
+    """
+    order, signs = SIDES[side]
+    old_from_new = np.zeros((4, 4))
+    old_from_new[3, 3] = 1.0
+    for new, (old, sign) in enumerate(zip(order, signs, strict=True)):
+        old_from_new[old, new] = sign
+        old_from_new[old, 3] = grid.voxels.shape[old] - 1 if sign < 0 else 0.0
+    flips = [axis for axis, sign in enumerate(signs) if sign < 0]
+    i, j, k = (grid.spacing_mm[axis] for axis in order)
+    return replace(
+        grid,
+        voxels=grid.voxels.permute(order).flip(flips).contiguous(),
+        to_volume=grid.to_volume @ old_from_new,
+        to_world=grid.to_world @ old_from_new,
+        spacing_mm=(i, j, k),
+    )
 
 
 def smooth_for(values: Voxels, spacing_mm: float, affine: Affine) -> Voxels:

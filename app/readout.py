@@ -3,12 +3,39 @@
 from dataclasses import dataclass
 from typing import Final
 
-from app.frames import Affine
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from app.frames import Affine, transform
 from app.grid import Grid
 from app.manifest import Manifest
 
 REACH: Final = 0.6
 """Votes are read out within this share of the radius in which voxels vote (measured optimum)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """The part of a grid that its scan covers, where the grid reaches past the scan.
+
+    Attributes:
+        to_volume: Grid voxel index -> index of the uploaded array.
+        shape: Of the uploaded array.
+    """
+
+    to_volume: Affine
+    shape: tuple[int, ...]
+
+    def holds(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
+        """Say which places lie in the scan, up to the faces of its outermost voxels.
+
+        Args:
+            points: In grid voxels; NaN lies nowhere.
+        """
+        index = transform(self.to_volume, points)
+        with np.errstate(invalid="ignore"):
+            inside = (index >= -0.5) & (index <= np.array(self.shape) - 0.5)
+        return np.asarray(inside.all(axis=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +49,7 @@ class Readout:
         radius_mm: The network votes from voxels within this distance of a landmark.
         smooth_mm: Sigma of the Gaussian that smooths heatmaps.
         stride: Grid voxels per field voxel.
+        cover: The part of the grid in which there is a scan; None: all of it.
     """
 
     landmarks: int
@@ -30,11 +58,22 @@ class Readout:
     radius_mm: float
     smooth_mm: float
     stride: int = 1
+    cover: Cover | None = None
 
     @property
     def reach_mm(self) -> float:
         """Distance from a mode within which votes count for it."""
         return REACH * self.radius_mm
+
+    def holds(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
+        """Say which places lie in the grid and in its scan, up to the outermost voxels' faces.
+
+        Args:
+            points: In grid voxels; NaN lies nowhere.
+        """
+        with np.errstate(invalid="ignore"):
+            inside = ((points >= -0.5) & (points <= np.array(self.shape) - 0.5)).all(axis=-1)
+        return np.asarray(inside if self.cover is None else inside & self.cover.holds(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +99,5 @@ def readout_of(grid: Grid, manifest: Manifest) -> Readout:
         radius_mm=manifest.voting.radius_mm,
         smooth_mm=manifest.voting.smooth_mm,
         stride=manifest.network.output_stride,
+        cover=None if grid.scan is None else Cover(grid.to_volume, grid.scan),
     )

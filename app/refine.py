@@ -9,14 +9,30 @@ from typing import Final
 
 import numpy as np
 
-from app.constellation import Shape
+from app.constellation import LEAST_LANDMARKS, Shape
+from app.frames import transform
 from app.grid import Grid
 from app.landmarks import Landmark, locate
-from app.posed import find_pose, make_posed_grid
+from app.posed import Pose, find_pose, make_posed_grid
 from app.readout import GridFrame, readout_of
 from app.registry import LoadedModel
 from app.volume import Volume
 from app.votes import Votes
+
+SAME_POSE: Final = 0.4
+"""Poses are the same if they put landmarks this near to each other on average, in voting radii. Of
+three whole mouse skulls none was looked at again, of their eighteen halves nearly all were."""
+
+MOST_LOOKS: Final = 3
+"""Looks of the second model; of eighteen half skulls one took the third."""
+
+MOST_TURNS: Final = 5
+"""Further sides that a scan is looked at from, if the landmarks make no sense together. Each is a
+chance of its own for the first network, and another first look; a whole subject needs none."""
+
+MOST_TURNED: Final = 1 << 19
+"""Voxels of a grid that is turned: each turn costs as much as the first look, about a second of a
+core at this size. A mouse's head has a third of it, a brain of real size twenty times as many."""
 
 PLACED: Final = ("detected", "low_confidence")
 """What a landmark with a position is."""
@@ -39,40 +55,51 @@ class SecondLook:
             raise ValueError("expected a model with a shape, got one without")
         self._shape = Shape(mean, spec.tolerance_mm, spec.modes)
 
-    def prepare(
-        self, volume: Volume, found: Sequence[Landmark], window: tuple[float, float]
-    ) -> Grid | None:
-        """Sample a scan in the pose that its landmarks show.
+    def find_pose(self, found: Sequence[Landmark]) -> Pose | None:
+        """Say which pose the landmarks of the first model show; None if they show none."""
+        return find_pose(found, replace(self._shape, tolerance_mm=self._tolerance_mm))
+
+    def better_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
+        """Say which pose the second model's own landmarks show, if it is another one.
+
+        Where the first model has seen little, as in half a subject, its pose is off by more than
+        the second one has learned to bear; but what that finds there tells the pose far better.
+
+        Args:
+            refined: Landmarks of the second model.
+            pose: In which it looked.
+
+        Returns:
+            The pose to look again in; None if it is the same, or they show none.
+        """
+        better = find_pose(refined, self._shape)
+        if better is None:
+            return None
+        places = self._shape.mean[self._shape.knows()]
+        moved = transform(better.to_world, places) - transform(pose.to_world, places)
+        off = float(np.linalg.norm(moved, axis=1).mean())
+        return better if off > SAME_POSE * self.model.manifest.voting.radius_mm else None
+
+    def prepare(self, volume: Volume, pose: Pose, window: tuple[float, float]) -> Grid:
+        """Sample a scan in a pose.
 
         Args:
             volume: The scan.
-            found: Its landmarks, of the first model.
+            pose: Of its landmarks.
             window: Voxel values that become 0 and 1.
 
         Returns:
-            The grid of the second model; None if the landmarks show no pose.
+            The grid of the second model.
         """
-        pose = find_pose(found, self._shape)
-        if pose is None:
-            return None
         device = self.model.network.device
         return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
 
-    def locate(self, votes: Votes, grid: Grid, found: Sequence[Landmark]) -> tuple[Landmark, ...]:
-        """Read the landmarks off the votes of the second model, and choose between both models.
-
-        Args:
-            votes: Votes of the grid's only tile.
-            grid: As ``prepare`` has made it.
-            found: Landmarks of the first model.
-
-        Returns:
-            The landmarks of both models, as ``merge`` chooses.
-        """
-        return merge(found, self.locate_alone(votes, grid), self._tolerance_mm)
+    def merge(self, found: Sequence[Landmark], refined: Sequence[Landmark]) -> tuple[Landmark, ...]:
+        """Choose between what both models say of each landmark; see ``merge``."""
+        return merge(found, refined, self._tolerance_mm)
 
     def locate_alone(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
-        """Read the landmarks off the votes of the second model; see ``locate``."""
+        """Read the landmarks off the votes of the second model, for its only tile."""
         manifest = self.model.manifest
         # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
         scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
@@ -82,6 +109,16 @@ class SecondLook:
         return locate(votes, readout, frame, manifest.landmarks, self._shape)
 
 
+def is_believed(landmarks: Sequence[Landmark]) -> bool:
+    """Say whether any landmark is."""
+    return any(mark.status == "detected" for mark in landmarks)
+
+
+def is_worth_a_turn(landmarks: Sequence[Landmark]) -> bool:
+    """Say whether so many landmarks have any vote that the scan may show the subject."""
+    return sum(mark.mass > 0 for mark in landmarks) >= LEAST_LANDMARKS
+
+
 def merge(
     rough: Sequence[Landmark], refined: Sequence[Landmark], tolerance_mm: float
 ) -> tuple[Landmark, ...]:
@@ -89,9 +126,9 @@ def merge(
 
     The second one answers where it places a landmark, and the first where the second does not, but
     then with low confidence: the one that looked closer did not find it. What the second one
-    detects is believed: it sees more, and its own constellation agrees. If it is in doubt, two
-    places further apart than the tolerance are two opinions, and the more confident is told, with
-    low confidence.
+    detects, or says to lie outside the scan, is believed: it sees more, and its own constellation
+    agrees. If it is in doubt, two places further apart than the tolerance are two opinions, and the
+    more confident is told, with low confidence.
 
     Args:
         rough: Landmarks of the first model.
@@ -108,6 +145,8 @@ def merge(
 
 def _choose(before: Landmark, after: Landmark, tolerance_mm: float) -> Landmark:
     """Choose between two answers for one landmark."""
+    if after.status == "out_of_field":
+        return replace(after, name=before.name, description=before.description)
     if after.status not in PLACED:
         if before.status not in PLACED:
             return before

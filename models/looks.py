@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.detector import Case, Detector
+from app.case import Case
+from app.detector import Detector
 from app.landmarks import Landmark
 from app.refine import SecondLook
 from app.registry import LoadedModel
@@ -16,8 +17,8 @@ class Looks:
     """Landmarks of one scan.
 
     Attributes:
-        first: Of the model's network.
-        second: Of its second network alone; None if it has none, or the first has found no pose.
+        first: Of the model's network, in its last look that showed a pose.
+        second: Of its second network alone, in its last look; None if the first has found no pose.
         answer: What the service would answer.
     """
 
@@ -40,14 +41,15 @@ class Looker:
         Raises:
             LandmarkdError: As ``Detector.detect``.
         """
-        after = self._run(self._detector.prepare(volume))
-        if not isinstance(after, Case):
-            return Looks(after, None, after)
-        answer = self._run(after)
-        if isinstance(answer, Case) or self._second is None:
-            raise TypeError("expected landmarks after the second look, got a third")
-        alone = self._second.locate_alone(concat_votes(after.votes), after.grid)
-        return Looks(after.found, alone, answer)
+        case = self._detector.prepare(volume)
+        last, answer = None, self._run(case)
+        while isinstance(answer, Case):
+            last = answer if answer.pose is not None else last
+            answer = self._run(answer)
+        if last is None or self._second is None:
+            return Looks(answer, None, answer)
+        alone = self._second.locate_alone(concat_votes(last.votes), last.grid)
+        return Looks(last.found, alone, answer)
 
     def _run(self, case: Case) -> tuple[Landmark, ...] | Case:
         for index in range(len(case.plan)):

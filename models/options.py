@@ -54,6 +54,7 @@ class Options:
         rotation_deg: Largest random rotation.
         missing: What a landmark without a position is.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
+        cuts: Share of the steps that learn from scans which are cut amid the landmarks.
     """
 
     scans: Path
@@ -73,6 +74,7 @@ class Options:
     rotation_deg: float = 180.0
     missing: Literal["unknown", "absent"] = "unknown"
     intensity: IntensitySpec | None = None
+    cuts: float = 0.0
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

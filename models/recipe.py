@@ -58,6 +58,7 @@ class Recipe:
         intensity: The rule for voxel values.
         augmentation: Bounds of the random poses.
         threshold: Least probability of a vote.
+        cuts: Share of the steps whose scans end amid the landmarks (see ``models.cuts``).
     """
 
     spacing_mm: float
@@ -74,6 +75,7 @@ class Recipe:
     intensity: IntensitySpec = PERCENTILES
     augmentation: Augmentation = field(default_factory=Augmentation)
     threshold: float = 0.3
+    cuts: float = 0.0
 
     @property
     def divisor(self) -> int:

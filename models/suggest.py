@@ -115,6 +115,7 @@ def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe
         seed=options.schedule.seed,
         missing=options.missing,
         intensity=options.intensity or PERCENTILES,
+        cuts=options.cuts,
     )
 
 

@@ -2,10 +2,12 @@
 
 The threshold of a landmark is the geometric middle between the mass that all but 2 % of its right
 answers exceed and the mass that all but 2 % of the answers for it exceed not where it is absent. A
-right answer is one within the voting radius of the truth. A landmark with at least 19 masses of
-both kinds gets a threshold of its own, the others share that of all masses together: of fewer, one
-in fifty says nothing. Absence is never all seen, so the lower mass counts as at least a sixteenth
-of the upper one: no threshold is below a quarter of what is nearly always there.
+right answer is one within the voting radius of the truth. Absent is what lies further outside the
+scan than that radius: nearer, the scan's own voxels vote for it, as they have learned to. A
+landmark with at least 19 masses of both kinds gets a threshold of its own, the others share that of
+all masses together: of fewer, one in fifty says nothing. Absence is never all seen, so the lower
+mass counts as at least a sixteenth of the upper one: no threshold is below a quarter of what is
+nearly always there.
 """
 
 import math
@@ -29,7 +31,7 @@ class Masses:
 
     Attributes:
         present: Masses of right answers.
-        absent: Masses where the landmark is not there.
+        absent: Masses where the landmark is not there, nor within the voting radius of the scan.
     """
 
     present: np.ndarray
@@ -76,7 +78,11 @@ def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
         The masses.
     """
     right = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
-    gone = [outcome.mass for outcome in outcomes if not outcome.present]
+    gone = [
+        outcome.mass
+        for outcome in outcomes
+        if not outcome.present and outcome.beyond_mm > radius_mm
+    ]
     return Masses(np.array(right, dtype=np.float64), np.array(gone, dtype=np.float64))
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from app.frames import Points
 from models.augment import Sample, pose
 from models.checkpoint import Record, Stateful, begin, resume, save
+from models.cuts import cut_sample, draw_normal, trim
 from models.diary import Diary
 from models.export import attach_refine, write_model_folder
 from models.recipe import Recipe
@@ -154,7 +155,7 @@ def batches(
         rng = np.random.default_rng([recipe.seed, step])
         shapes = recipe.image_shapes()
         shape = shapes[int(rng.integers(len(shapes)))]
-        return [
+        samples = [
             pose(
                 specimens[int(rng.integers(len(specimens)))],
                 shape,
@@ -164,6 +165,7 @@ def batches(
             )
             for _ in range(recipe.batch)
         ]
+        return cut_batch(samples, recipe, rng) if rng.random() < recipe.cuts else samples
 
     threads = 2
     with ThreadPoolExecutor(threads) as pool:
@@ -172,6 +174,17 @@ def batches(
             while len(ahead) < threads and step + len(ahead) < recipe.steps:
                 ahead.append(pool.submit(draw, step + len(ahead)))
             yield step, ahead.popleft().result()
+
+
+def cut_batch(samples: Sequence[Sample], recipe: Recipe, rng: np.random.Generator) -> list[Sample]:
+    """Cut all samples of a batch one way, as scans that end amid the landmarks.
+
+    A network that sees scans whole then gets an image without what is cut away, as in service.
+    """
+    whole = recipe.sees == "whole"
+    normal = draw_normal(whole, rng)
+    cut = [cut_sample(sample, normal, rng) for sample in samples]
+    return trim(cut, recipe.divisor) if whole else cut
 
 
 def one_step(

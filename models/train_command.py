@@ -85,6 +85,14 @@ Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
 Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Mirror = Annotated[bool, typer.Option("--mirror", help="Learn from mirror images, too.")]
+Cuts = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of the steps whose scans are cut amid the landmarks, as halves are.",
+    ),
+]
 Start = Annotated[
     Path | None,
     typer.Option(metavar="MODEL", help="Model folder whose weights to start from.", **FOLDER),
@@ -112,6 +120,7 @@ def train(
     missing: Missing = "unknown",
     intensity: Intensity = None,
     mirror: Mirror = False,
+    cuts: Cuts = 0.0,
     start: Start = None,
     device: Device = "auto",
 ) -> None:
@@ -136,6 +145,7 @@ def train(
         start=start,
         device=device,
         strict=strict,
+        cuts=cuts,
         rotation_deg=rotation,
         missing=missing,
         intensity=read_intensity(intensity),
@@ -159,6 +169,7 @@ def refine(
     rate: Rate = 1.5e-3,
     seed: Seed = 1,
     mirror: Mirror = False,
+    cuts: Cuts = 0.0,
     start: Start = None,
     device: Device = "auto",
 ) -> None:
@@ -183,6 +194,7 @@ def refine(
         start=start,
         device=device,
         strict=strict,
+        cuts=cuts,
     )
     _end(train_refine(options, Console(), only_check=check))
 

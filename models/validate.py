@@ -1,5 +1,6 @@
 """model + held-out scans -> Outcomes, through the very pipeline that serves."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from app.detector import Detector
+from app.frames import transform
 from app.landmarks import Landmark, Point, Status
 from app.loading import load_checked
 from app.volume import Volume, read_volume
@@ -35,6 +37,7 @@ class Outcome:
         mass: As answered.
         coherence: As answered.
         region95_mm: As answered; None unless detected by a calibrated model.
+        beyond_mm: How far outside the volume its point lies; infinite where the file has none.
     """
 
     scan: str
@@ -49,6 +52,7 @@ class Outcome:
     mass: float
     coherence: float
     region95_mm: float | None
+    beyond_mm: float = math.inf
 
 
 def validate(folder: Path, pairs: Sequence[Pair], device: torch.device) -> tuple[Outcome, ...]:
@@ -98,6 +102,7 @@ def compare(
     outcomes = []
     for mark in found:
         true = truth.get(mark.name)
+        beyond = math.inf if true is None else _distance_beyond(true, volume)
         if (
             true is not None
             and not inside_volume(true[None], volume.affine, volume.voxels.shape)[0]
@@ -118,9 +123,17 @@ def compare(
                 mass=mark.mass,
                 coherence=mark.coherence,
                 region95_mm=mark.region95_mm,
+                beyond_mm=beyond,
             )
         )
     return tuple(outcomes)
+
+
+def _distance_beyond(point: Point, volume: Volume) -> float:
+    """Measure how far a point lies outside a volume, in mm; 0 inside."""
+    index = transform(np.linalg.inv(volume.affine), point)
+    nearest = np.clip(index, -0.5, np.array(volume.voxels.shape) - 0.5)
+    return float(np.linalg.norm(volume.affine[:3, :3] @ (index - nearest)))
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from app.detector import JOINED_TILES, Detector
+from app.case import JOINED_TILES
+from app.detector import Detector
 from app.votes import concat_votes
 from tests.device_loops import load_toy, scan
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from app.batch_sizes import BatchSizes
-from app.detector import Case, Detection, Detector
+from app.case import Case
+from app.detector import Detection, Detector
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
 from app.jobs import Progress

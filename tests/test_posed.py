@@ -8,10 +8,19 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from app.constellation import Shape
-from app.frames import Affine, Points, transform
+from app.frames import Affine, Points, transform, translation
+from app.grid import Grid
 from app.landmarks import Landmark, Status
 from app.manifest import InputSpec, IntensitySpec
-from app.posed import Pose, find_pose, make_posed_grid, sample_at, smooth_for
+from app.posed import (
+    SIDES,
+    Pose,
+    find_pose,
+    make_posed_grid,
+    sample_at,
+    smooth_for,
+    turn_grid,
+)
 from app.resampling import resample
 from app.volume import Volume
 from tests.test_grid import oblique_affine
@@ -121,6 +130,24 @@ def test_smoothing_is_that_of_resampling() -> None:
     index = indices(coarse.shape)
     where = torch.from_numpy(transform(old_from_new, index)).float()
     np.testing.assert_allclose(sample_at(smooth, where).numpy(), coarse.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("side", range(len(SIDES)))
+def test_a_grid_seen_from_another_side_is_the_same_grid(side: int) -> None:
+    """Every voxel keeps its value and its place, and the turn is no mirror image."""
+    voxels = torch.arange(3.0 * 4 * 5).reshape(3, 4, 5)
+    grid = Grid(voxels, translation((1.0, 0, 2)), oblique_affine(2), (0.5, 0.75, 1.25))
+    turned = turn_grid(grid, side)
+    order = turned.voxels.flatten().argsort().numpy()
+    index = indices(turned.voxels.shape).reshape(-1, 3)[order]
+    old = indices((3, 4, 5)).reshape(-1, 3)
+    np.testing.assert_allclose(transform(turned.to_world, index), transform(grid.to_world, old))
+    np.testing.assert_allclose(transform(turned.to_volume, index), transform(grid.to_volume, old))
+    turn = np.linalg.inv(grid.to_world) @ turned.to_world
+    assert np.linalg.det(turn) == pytest.approx(1.0)
+    assert not np.allclose(turn[:3, :3], np.eye(3))
+    places = [grid.spacing_mm[axis] for axis in np.abs(turn[:3, :3]).argmax(axis=0)]
+    assert list(turned.spacing_mm) == places
 
 
 def test_the_pose_is_that_of_the_landmarks_that_agree() -> None:

@@ -1,6 +1,7 @@
 """The second model of a model: how its answers are taken, trained and loaded."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from app.detector import Detector
 from app.errors import ModelRefused
 from app.folder import update_hashes
+from app.frames import transform, translation
 from app.loading import load_checked
-from app.refine import merge
+from app.posed import Pose
+from app.refine import SAME_POSE, SecondLook, is_believed, is_worth_a_turn, merge
 from app.volume import read_volume
 from models.train_refine import upright
 from tests.test_posed import landmark
@@ -60,6 +63,23 @@ def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
     assert second.ras_mm is FAR
 
 
+def test_what_the_second_network_sees_outside_the_scan_is_out_of_field() -> None:
+    """Whatever the first one says; its place in the scan would be a wrong one."""
+    outside = landmark(None, "out_of_field", confidence=0.7)
+    for before in (landmark(None, "not_found", 0.0), landmark(HERE, confidence=0.9)):
+        (answer,) = merge([before], [outside], 1.0)
+        assert (answer.status, answer.ras_mm) == ("out_of_field", None)
+
+
+def test_another_side_is_worth_a_look_if_something_was_seen_and_nothing_is_believed() -> None:
+    some = [landmark(HERE, "low_confidence")] * 4
+    blank = [replace(mark, mass=0.0) for mark in some]
+    assert not is_believed(some)
+    assert is_believed([*some, landmark(HERE)])
+    assert is_worth_a_turn(some)
+    assert not is_worth_a_turn(blank + some[:3])
+
+
 def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
     """Its longest extent comes first; distances and handedness stay."""
     mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
@@ -100,6 +120,24 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: 
     np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
     scan = next((data / "scans").glob("one*")).read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+
+
+def test_a_second_look_asks_for_another_if_it_shows_another_pose(folder: Path) -> None:
+    """Not for the same one, up to what it has learned to bear, nor where it shows none."""
+    model = load_checked(folder, torch.device("cpu")).refine
+    assert model is not None
+    assert model.shape is not None
+    second = SecondLook(model, tolerance_mm=1.0)
+    pose = Pose(translation((3.0, -2.0, 40.0)), 1.0)
+    radius = model.manifest.voting.radius_mm
+    for off, again in ((0.9, False), (1.1, True)):
+        moved = translation((0.0, off * SAME_POSE * radius, 0.0)) @ pose.to_world
+        found = [landmark(place) for place in transform(moved, model.shape)]
+        better = second.better_pose(found, pose)
+        assert (better is not None) == again
+        if better is not None:
+            np.testing.assert_allclose(better.to_world, moved, atol=1e-6)
+    assert second.better_pose([landmark(None, "not_found", 0.0)] * len(NAMES), pose) is None
 
 
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(

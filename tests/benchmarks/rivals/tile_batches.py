@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from app.detector import Case, Detector
+from app.case import Case
+from app.detector import Detector
 from app.landmarks import Landmark
 from app.volume import Volume
 

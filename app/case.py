@@ -1,0 +1,65 @@
+"""Volume + Grid -> Case: one scan on the device, between two forward passes."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.grid import Grid
+from app.landmarks import Landmark
+from app.posed import Pose
+from app.registry import LoadedModel
+from app.tiles import TilePlan
+from app.volume import Volume
+from app.votes import Votes, concat_votes
+
+JOINED_TILES: Final = 16
+
+
+@dataclass(eq=False, slots=True)
+class Case:
+    """One scan on the device; grows by the votes of each tile that was run.
+
+    Attributes:
+        volume: The scan.
+        model: Whose network looks at it: the model's first, or its second.
+        grid: The scan as the network sees it.
+        plan: Tiles of the grid.
+        found: Landmarks of the first look, if this is a further one.
+        pose: In which the second network looks; None if this is the first look.
+        looks: How many looks of the second network there are with this one.
+        turn: How many times the first network has looked from another side.
+        spare: What was found before it did, which is told if it never finds more.
+        prepare_s: Time that preparing took, of all looks, as are those that follow.
+        network_s: Forward passes; one that is shared counts for all its cases.
+        vote_s: Collecting votes.
+        locate_s: Reading landmarks off them.
+        votes: Those of the tiles that have been run.
+        loose: How many tiles' votes, the last ones, stand alone in the list.
+    """
+
+    volume: Volume
+    model: LoadedModel
+    grid: Grid
+    plan: TilePlan
+    found: tuple[Landmark, ...] = ()
+    pose: Pose | None = None
+    looks: int = 0
+    turn: int = 0
+    spare: tuple[Landmark, ...] = ()
+    prepare_s: float = 0.0
+    network_s: float = 0.0
+    vote_s: float = 0.0
+    locate_s: float = 0.0
+    votes: list[Votes] = field(default_factory=list)
+    loose: int = 0
+
+    def keep(self, votes: Votes) -> None:
+        """Keep the votes of a tile that was run.
+
+        Small arrays that stay, between large ones that come and go with each batch, keep their
+        memory from being used again; so those of the last tiles are joined now and then.
+        """
+        self.votes.append(votes)
+        self.loose += 1
+        if self.loose == JOINED_TILES:
+            self.votes[-JOINED_TILES:] = [concat_votes(self.votes[-JOINED_TILES:])]
+            self.loose = 0
