@@ -155,7 +155,7 @@ def smooth_for(values: Voxels, spacing_mm: float, affine: Affine) -> Voxels:
         affine: Of the scan.
 
     Returns:
-        The scan with the point spread that ``app.grid.resample`` would give it.
+        The scan with the point spread that ``app.resampling.resample`` would give it.
     """
     for axis, spacing in enumerate(spacing_of(affine)):
         step = float(spacing_mm / spacing)
