@@ -128,8 +128,6 @@ def train(
 
     The data are checked first. Interrupted, it goes on where it was if the command is repeated.
     """
-    from models.train_first import train_first  # noqa: PLC0415 - pulls in torch
-
     options = Options(
         scans=scans,
         landmarks=landmarks,
@@ -150,7 +148,7 @@ def train(
         missing=missing,
         intensity=read_intensity(intensity),
     )
-    _end(train_first(options, Console(), only_check=check))
+    _train(options, check, second=False)
 
 
 def refine(
@@ -177,8 +175,6 @@ def refine(
 
     Errors become several times smaller. Interrupted, it goes on if the command is repeated.
     """
-    from models.train_refine import train_refine  # noqa: PLC0415 - pulls in torch
-
     options = Options(
         scans=scans,
         landmarks=landmarks,
@@ -196,7 +192,7 @@ def refine(
         strict=strict,
         cuts=cuts,
     )
-    _end(train_refine(options, Console(), only_check=check))
+    _train(options, check, second=True)
 
 
 def _folder(output: Path | None, check: bool) -> Path:
@@ -206,7 +202,12 @@ def _folder(output: Path | None, check: bool) -> Path:
     return output or Path()
 
 
-def _end(finished: bool) -> None:
-    """End the command, as an interrupted one if it was."""
-    if not finished:
+def _train(options: Options, check: bool, *, second: bool) -> None:
+    """Train a first or second network, and end the command, as an interrupted one if it was."""
+    # Here, because these pull in torch, which nobody wants to wait for who asks for help.
+    from models.train_first import train_first  # noqa: PLC0415
+    from models.train_refine import train_refine  # noqa: PLC0415
+
+    train = train_refine if second else train_first
+    if not train(options, Console(), only_check=check):
         raise typer.Exit(INTERRUPTED)
