@@ -6,7 +6,7 @@ aligned: the grid and the volume share their middle, and a grid index is the cen
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -60,11 +60,12 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
     voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
-    # Memory of its own, to be normalised in place, in the scan's own order: to turn the grid around
-    # is far cheaper than to turn the scan.
-    values = torch.from_numpy(voxels.astype(np.float32, order="K")).to(device)
-    axes_spacing = spacing_of(volume.affine @ volume_from_axes)
-    values, axes_from_grid = resample(values, np.asarray(spec.spacing_mm) / axes_spacing)
+    step = np.asarray(spec.spacing_mm) / spacing_of(volume.affine @ volume_from_axes)
+    # Memory of its own, to be normalised in place. A scan that gets smaller stays in its own order:
+    # to turn the grid around is far cheaper. Else one pass does both, and nothing is held twice.
+    order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
+    values = torch.from_numpy(voxels.astype(np.float32, order=order)).to(device)
+    values, axes_from_grid = resample(values, step)
     to_volume = volume_from_axes @ axes_from_grid
     to_world = volume.affine @ to_volume
     window = find_window(values, spec.intensity)
