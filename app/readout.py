@@ -32,10 +32,7 @@ class Cover:
         Args:
             points: In grid voxels; NaN lies nowhere.
         """
-        index = transform(self.to_volume, points)
-        with np.errstate(invalid="ignore"):
-            inside = (index >= -0.5) & (index <= np.array(self.shape) - 0.5)
-        return np.asarray(inside.all(axis=-1))
+        return _within(transform(self.to_volume, points), self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +68,8 @@ class Readout:
         Args:
             points: In grid voxels; NaN lies nowhere.
         """
-        with np.errstate(invalid="ignore"):
-            inside = ((points >= -0.5) & (points <= np.array(self.shape) - 0.5)).all(axis=-1)
-        return np.asarray(inside if self.cover is None else inside & self.cover.holds(points))
+        inside = _within(points, self.shape)
+        return inside if self.cover is None else inside & self.cover.holds(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +97,9 @@ def readout_of(grid: Grid, manifest: Manifest) -> Readout:
         stride=manifest.network.output_stride,
         cover=None if grid.scan is None else Cover(grid.to_volume, grid.scan),
     )
+
+
+@np.errstate(invalid="ignore")
+def _within(points: Float64[np.ndarray, "*n 3"], shape: tuple[int, ...]) -> Bool[np.ndarray, "*n"]:
+    """Say which places lie in an array, up to the faces of its outermost voxels."""
+    return np.asarray(((points >= -0.5) & (points <= np.array(shape) - 0.5)).all(axis=-1))
