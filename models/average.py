@@ -224,14 +224,13 @@ def copy_model(model: Half, folder: Path) -> None:
     """Copy the files that a model's manifest names, those of its second network, too."""
     folder.mkdir()
     manifest = model.manifest
-    names = [
+    names: list[str | None] = [
         "model.toml",
         manifest.network.weights or manifest.network.program,
-        manifest.shape and manifest.shape.mean,
+        None if manifest.shape is None else manifest.shape.mean,
         manifest.selfcheck.expected,
     ]
     for name in filter(None, names):
-        # Not what a link points to by its own rights, but its content, readable by all.
         shutil.copyfile(model.folder / name, folder / name)
     inner = model.second()
     if inner is not None:

@@ -62,7 +62,7 @@ def models_of(folder: Path, folds: Folds, device: torch.device) -> dict[str, Loa
     Raises:
         ModelRefused: The folder of a fold breaks the contract.
     """
-    found = {}
+    found: dict[str, LoadedModel] = {}
     for number, names in enumerate(folds.members, start=1):
         model = load_checked(folds.folder(folder, number), device)
         found |= dict.fromkeys(names, model)

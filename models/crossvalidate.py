@@ -38,6 +38,7 @@ from models.suggest import Choice
 from models.train_first import Plan, as_begun, look_through, plan_first, run_first, show
 from models.train_refine import FOLDER as REFINE
 from models.train_refine import plan_refine, run_refine
+from models.validate import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,8 @@ def gather_folds(options: Options, folds: Folds, second: bool) -> Pooled:
     Raises:
         StartupError: A fold's answers are gone, or none of its scans was answered.
     """
-    outcomes, failures = [], []
+    outcomes: list[Outcome] = []
+    failures: list[str] = []
     for number in range(1, len(folds.members) + 1):
         folder = folds.folder(options.folder, number)
         measured = read_outcomes(folder / REFINE if second else folder)

@@ -150,7 +150,7 @@ def figure_table(lines: Mapping[str, Mapping[str, Figures]]) -> str:
         "|---" * (len(headings) + 3) + "|",
     ]
     named = {f"fold {name}": cells for name, cells in lines.get("fold", {}).items()}
-    for name, cells in (named | lines.get("all", {})).items():
+    for name, cells in [*named.items(), *lines.get("all", {}).items()]:
         values = [cells[key] for key in headings.values()]
         missed = f"{cells['missed']} of {cells['present']}"
         invented = f"{cells['invented']} of {cells['absent']}"
