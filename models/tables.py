@@ -37,8 +37,8 @@ MEANINGS: Final = (
     "are of all present landmarks"
 )
 UNKNOWN: Final = (
-    "{} landmarks have no place in their files: unknown whether they are there, so they count as "
-    "neither missed nor invented (--missing absent counts them as absent)"
+    "Landmarks without a place in their files: {}. Nobody knows whether they are there, so they "
+    "count as neither missed nor invented; with --missing absent, they are absent"
 )
 
 NO_FOLDS: Final[Mapping[str, str]] = MappingProxyType({})

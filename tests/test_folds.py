@@ -1,15 +1,19 @@
 """Who is left out together, what was answered, and how much it varies: by hand."""
 
+import io
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from app.errors import BadParameter, StartupError
 from models.card import write_section
 from models.check_data import check_data
+from models.crossvalidation import Pooled, conclude, describe
 from models.facts import Facts
 from models.folds import Folds, begin_folds, make_folds, read_folds, unlearnt
 from models.outcome_files import read_outcomes, write_outcomes
@@ -178,6 +182,32 @@ def test_a_section_of_a_card_is_replaced_and_the_rest_stays(tmp_path: Path) -> N
     text = card.read_text()
     assert "first" not in text
     assert text.index("second") < text.index("by hand") < text.index("other")
+
+
+def test_what_was_not_answered_or_not_known_is_told_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None among the modules is one that cannot be imported: then there is no report."""
+    folds = Folds(1, (("a",), ("b", "c")), {name: name for name in "abc"}, dict.fromkeys("abc", ""))
+    some = [outcome(0.25, scan="a"), outcome(0.75, scan="b")]
+    some.append(outcome(scan="b", landmark="b", present=False, known=False))
+    pooled = Pooled(tmp_path / "mine", folds, tuple(some), ("c: too large",), second=True)
+    pairs = [(name, tmp_path / "gone.nii", tmp_path / "gone.csv") for name in "abc"]
+    text = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        conclude(pooled, pairs, Console(file=text, width=300))
+    assert "a report needs matplotlib" in text.getvalue()
+    conclude(pooled, pairs, Console(file=text, width=300))
+    describe(pooled)
+    page = (tmp_path / "mine" / "folds" / "refine" / "report.html").read_text()
+    card = (tmp_path / "mine" / "README.md").read_text()
+    for words in (text.getvalue(), page, card):
+        assert "c: too large" in words
+        assert "Landmarks without a place in their files: 1." in words
+        assert "0.500 mm" in words
+    assert "of 2 pairs of networks" in card
+    assert "| fold 2 | 0.750 |" in card
 
 
 def test_folds_are_numbered_from_one(tmp_path: Path) -> None:
