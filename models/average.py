@@ -56,6 +56,13 @@ class Half:
             raise BadParameter(f"expected weights of an architecture, {self.folder} is a program")
         return self.folder / self.manifest.network.weights
 
+    @property
+    def label(self) -> str:
+        """Its folder's name, for others to read: where it lies is of no use to them."""
+        outer = self.folder.resolve().parent
+        inside = (outer / "model.toml").exists()
+        return f"{outer.name}/{self.folder.name}" if inside else self.folder.resolve().name
+
     def second(self) -> "Half | None":
         """Give its second network; None if it has none."""
         refine = self.manifest.refine
@@ -258,7 +265,7 @@ def describe(name: str, pairs: list[tuple[Half, Half]], share: float) -> str:
     lines = [f"# {name}", "", "Weights averaged by `landmarkd average`:", ""]
     for mine, theirs in pairs:
         parts = (
-            f"{part:g} of {half.folder} (SHA-256 {hash_file(half.weights)[:12]})"
+            f"{part:g} of {half.label} (SHA-256 {hash_file(half.weights)[:12]})"
             for half, part in ((mine, share), (theirs, 1 - share))
         )
         lines.append(f"- {' and '.join(parts)}")

@@ -78,8 +78,8 @@ def test_weights_are_averaged_exactly_and_the_result_serves(tmp_path: Path, shar
     voxels = np.random.default_rng(1).normal(size=(30, 26, 34)).astype(np.float32)
     found = Detector(model).detect(Volume(voxels, np.eye(4), 0, "", ())).landmarks
     assert [mark.name for mark in found] == ["1", "2", "3"]
-    assert "Model soups" not in (tmp_path / "new" / "README.md").read_text()
-    assert f"{share:g} of {first}" in (tmp_path / "new" / "README.md").read_text()
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert f"- {share:g} of toy (SHA-256 {hash_file(files[0])[:12]}) and " in card
 
 
 def test_half_precision_is_averaged_in_float64() -> None:
@@ -196,7 +196,9 @@ def test_of_two_networks_those_are_averaged_that_are_asked_for(
         assert any(not torch.equal(mine[name], theirs[name]) for name in mine)
     model = load_checked(new, torch.device("cpu"))
     assert model.refine is not None
-    assert (new / "README.md").read_text().count("\n- ") == sum(changed)
+    card = (new / "README.md").read_text()
+    assert card.count("\n- ") == sum(changed)
+    assert ("0.7 of first/refine (" in card) == changed[1]
 
 
 def test_second_networks_that_only_one_has_or_of_another_pose_are_refused(
