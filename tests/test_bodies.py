@@ -14,9 +14,11 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from app.bodies import DirectBodyProtocol, fill_body_of
+from app.bodies import DirectBodyProtocol, fill_body_of, reserve_of
+from app.buffers import Buffers
 
 BODY = np.random.default_rng(5).bytes(3 << 20)
+OTHER = np.random.default_rng(6).bytes(len(BODY))
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 IMPATIENT_S = 0.3
 
@@ -33,10 +35,14 @@ class Service:
     Attributes:
         left: Is set when it has seen a client leave.
         counted: Bytes that have come in place.
+        buffers: What bodies are received into.
+        places: Where in memory they were.
     """
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
     counted: int = 0
+    buffers: Buffers = field(default_factory=Buffers)
+    places: list[int] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 200 if all is well."""
@@ -65,14 +71,17 @@ class Service:
         if path == "/wait":
             assert (await receive())["type"] == "http.disconnect"
             raise ClientDisconnect
-        return HTTPStatus.OK if body == BODY else HTTPStatus.BAD_REQUEST
+        sent = OTHER if path == "/other" else BODY
+        return HTTPStatus.OK if body == sent else HTTPStatus.BAD_REQUEST
 
-    async def _fill(self, scope: Scope, first: bytes) -> bytes:
-        content = np.frombuffer(first.ljust(len(BODY), b"\0"), dtype=np.uint8).copy()
+    async def _fill(self, scope: Scope, first: bytes) -> memoryview:
         fill = fill_body_of(scope)
         assert fill is not None
-        await fill(content.data[len(first) :], self._count)
-        return content.tobytes()
+        content = reserve_of(scope)(len(BODY))
+        self.places.append(np.asarray(content).ctypes.data)
+        content[: len(first)] = first
+        await fill(content[len(first) :], self._count)
+        return content
 
     def _count(self, size: int) -> None:
         self.counted += size
@@ -85,6 +94,11 @@ class Talk:
     service: Service
     reader: StreamReader
     writer: StreamWriter
+
+    async def again(self) -> "Talk":
+        """Open another connection to the same service."""
+        address = self.writer.get_extra_info("peername")
+        return Talk(self.service, *await asyncio.open_connection(*address))
 
     async def send(self, content: bytes) -> None:
         """Send bytes, and wait until the system has taken nearly all of them."""
@@ -106,8 +120,12 @@ def play(request: pytest.FixtureRequest) -> Play:
     async def talk(client: Callable[[Talk], Awaitable[None]]) -> None:
         service = Service()
         config = Config(service, lifespan="off", log_config=None)
+
+        class Protocol(DirectBodyProtocol):
+            buffers = service.buffers
+
         server = await asyncio.get_running_loop().create_server(
-            lambda: DirectBodyProtocol(config, ServerState(), {}), "127.0.0.1", 0
+            lambda: Protocol(config, ServerState(), {}), "127.0.0.1", 0
         )
         address = server.sockets[0].getsockname()
         async with server, asyncio.timeout(30):
@@ -222,5 +240,61 @@ def test_body_of_unknown_length_is_not_offered(play: Play) -> None:
         head = b"POST /fill HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         await talk.send(head + b"3\r\nabc\r\n0\r\n\r\n")
         assert await talk.status() == 500
+
+    play(client)
+
+
+def test_memory_of_one_body_is_used_for_the_next_which_comes_whole(play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        for path, body in (("/fill", BODY), ("/other", OTHER)) * 2:
+            await talk.send(post(path) + body)
+            assert await talk.status() == 200
+        assert len(talk.service.places) == 4
+        assert len(set(talk.service.places)) == 1
+
+    play(client)
+
+
+def test_bodies_side_by_side_do_not_meet(play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        for _ in range(2):
+            await talk.send(post("/fill") + BODY[:1_500_000])
+            other = await talk.again()
+            await other.send(post("/other") + OTHER)
+            assert await other.status() == 200
+            other.writer.close()
+            await talk.send(BODY[1_500_000:])
+            assert await talk.status() == 200
+        assert len(set(talk.service.places)) == 2
+
+    play(client)
+
+
+def test_memory_of_a_body_given_up_is_used_only_when_nothing_comes_into_it(play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        await talk.send(post("/impatient") + BODY[:400_000])
+        assert await talk.status() == 408
+        other = await talk.again()
+        await other.send(post("/other") + OTHER[:1_000_000])
+        await talk.send(BODY[400_000:] + LIVE)
+        assert await talk.status() == 200
+        await other.send(OTHER[1_000_000:])
+        assert await other.status() == 200
+        other.writer.close()
+        assert len(set(talk.service.places)) == 1
+
+    play(client)
+
+
+@pytest.mark.parametrize("sent", [1, 1_300_000])
+def test_memory_of_a_client_that_left_is_used_again(sent: int, play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        leaver = await talk.again()
+        await leaver.send(post("/fill") + BODY[:sent])
+        leaver.writer.close()
+        await talk.service.left.wait()
+        await talk.send(post("/other") + OTHER)
+        assert await talk.status() == 200
+        assert len(set(talk.service.places)) == 1
 
     play(client)
