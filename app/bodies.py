@@ -9,6 +9,7 @@ last byte::
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -82,7 +83,7 @@ class DirectBodyProtocol(HttpToolsProtocol):
         if b"content-length" in headers and b"transfer-encoding" not in headers:
             self._left = int(headers[b"content-length"])
             reserve = self.buffers.reserve if self.buffers else fresh_buffer
-            offered = {EXTENSION: partial(self._fill, self.cycle), MEMORY: reserve}
+            offered = {EXTENSION: _Offer(self, self.cycle), MEMORY: reserve}
             self.scope["extensions"] = cast("dict[str, dict[object, object]]", offered)
 
     def on_body(self, body: bytes) -> None:
@@ -90,9 +91,10 @@ class DirectBodyProtocol(HttpToolsProtocol):
         self._left -= len(body)
         super().on_body(body)
 
-    async def _fill(
+    async def fill(
         self, cycle: RequestResponseCycle, rest: memoryview, count: Callable[[int], None]
     ) -> None:
+        """Receive the rest of a request's body; see ``FillBody``."""
         came = cycle.body
         # Once all has come, what is left is that of the next request.
         left = self._left if cycle.more_body else 0
@@ -123,6 +125,24 @@ class DirectBodyProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
+
+
+class _Offer:
+    """``FillBody`` of one request.
+
+    Those whom it refers to hold it, by the request's scope. If it held them, too, they and what
+    has come of a body would stay until garbage is collected.
+    """
+
+    def __init__(self, http: DirectBodyProtocol, cycle: RequestResponseCycle) -> None:
+        self._http = weakref.ref(http)
+        self._cycle = weakref.ref(cycle)
+
+    async def __call__(self, rest: memoryview, count: Callable[[int], None]) -> None:
+        http, cycle = self._http(), self._cycle()
+        if http is None or cycle is None:
+            raise ClientDisconnect
+        await http.fill(cycle, rest, count)
 
 
 class _Filler(asyncio.BufferedProtocol):

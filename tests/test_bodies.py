@@ -1,6 +1,7 @@
 """Bodies received in place: over real sockets, on both event loops, whatever the client does."""
 
 import asyncio
+import gc
 from asyncio import AbstractEventLoop, StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import uvloop
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from app.bodies import DirectBodyProtocol, fill_body_of, reserve_of
@@ -284,6 +286,32 @@ def test_memory_of_a_body_given_up_is_used_only_when_nothing_comes_into_it(play:
         assert len(set(talk.service.places)) == 1
 
     play(client)
+
+
+def test_requests_leave_nothing_to_the_garbage_collector(play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        for path, status in (("/fill", 200), ("/refuse", 422)) * 2:
+            await talk.send(post(path) + BODY)
+            assert await talk.status() == status
+        leaver = await talk.again()
+        await leaver.send(post("/fill") + BODY[:400_000])
+        leaver.writer.close()
+        await talk.service.left.wait()
+        await talk.send(LIVE)
+        assert await talk.status() == 200
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kinds = (RequestResponseCycle, DirectBodyProtocol, memoryview)
+        assert [held for held in gc.garbage if isinstance(held, kinds)] == []
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(client)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 @pytest.mark.parametrize("sent", [1, 1_300_000])
