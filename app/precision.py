@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -160,7 +160,7 @@ def time_tile(network: Network, tile: Tensor) -> float:
         network.predict(tile)
         wait_for(network.device)
         times.append(time.perf_counter() - start)
-    return median(times[WARM_UPS:])
+    return float(np.median(times[WARM_UPS:]))
 
 
 def check_agreement(manifest: Manifest, exact: Network, lower: Network) -> None:

@@ -18,6 +18,9 @@ from tests.faulty_network import command_scan
 from tests.model_folders import TILE
 from tests.services import RAW, ServiceProcess
 
+TILES = 8
+"""Of a command scan of the default shape."""
+
 
 class Faulty(ServiceProcess):
     """A service whose network waits, for a command to hold, until the gate is opened."""

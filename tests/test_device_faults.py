@@ -7,11 +7,8 @@ import pytest
 
 from tests import faulty_network as commands
 from tests.faulty_network import command_scan, faulty_models
-from tests.faulty_service import Faulty, assert_same, code_of
+from tests.faulty_service import TILES, Faulty, assert_same, code_of
 from tests.model_folders import TILE
-
-TILES = 8
-"""Of a command scan of the default shape."""
 
 
 @pytest.fixture(scope="module")

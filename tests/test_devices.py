@@ -29,7 +29,7 @@ from tests.device_loops import (
     make_faulty,
     scan,
 )
-from tests.model_folders import make_model_folder
+from tests.model_folders import TILE, make_model_folder
 from tests.services import MODEL, RAW, running, toy_models, toy_scan, toy_settings
 
 NAMES = ("cpu:0", "cpu:1")
@@ -271,6 +271,7 @@ def test_batch_sizes_are_learned_on_each_device_by_itself(
             assert one.timings
             assert not other.timings
             assert running.devices.batch_sizes().keys() == set(NAMES)
+            assert running.devices.foresee_s((model.digest, TILE), 9) == 0.0  # as far as is known
 
     asyncio.run(scenario())
 

@@ -13,8 +13,8 @@ from app.events import EVENTS, wants_events
 from app.volume import HEAD_BYTES
 from tests import faulty_network as commands
 from tests.faulty_network import command_scan, faulty_models
+from tests.faulty_service import TILES, Faulty, code_of
 from tests.model_folders import TILE
-from tests.test_faults import TILES, Faulty, code_of
 
 STREAM = {"Accept": EVENTS}
 
