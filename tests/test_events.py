@@ -110,6 +110,6 @@ def test_deadline_that_cannot_be_met_is_refused_at_once(service: Faulty) -> None
 def test_model_shows_what_was_measured_of_its_batches(service: Faulty) -> None:
     for _ in range(2):
         assert service.ask(command_scan(seed=1)).status_code == 200
-    rows = service.client.get("/v1/models/faulty").json()["batches"]
+    rows = service.client.get("/v1/models/faulty").json()["devices"][0]["batches"]
     assert [row["tiles"] for row in rows if row["chosen"]] == [2]
     assert {tuple(row["tile_shape"]) for row in rows} == {TILE}
