@@ -1,38 +1,48 @@
-"""Votes -> Ballots: the votes on the host, as they are counted."""
+"""Votes -> Ballots: the votes on the host, landmark by landmark, as they are counted."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
+from app.ballot_loops import count_votes, group_votes
 from app.heatmaps import FIXED_ONE
 from app.votes import Votes
 
 
 @dataclass(frozen=True, slots=True)
 class Ballots:
-    """Votes on the host, one column each.
+    """Votes on the host, one column each, those of a landmark side by side.
 
     Attributes:
-        landmark: Which landmark the vote is for.
-        position: Where it says the landmark is, in grid voxels.
+        starts: Where the votes of each landmark begin, and where the last one's end.
+        position: Where a vote says the landmark is, in grid voxels.
         source: Centre of the voxel that casts it, in grid voxels.
         weight: What it counts, in whole fixed-point units.
     """
 
-    landmark: Int64[np.ndarray, " votes"]
+    starts: Int64[np.ndarray, " bounds"]
     position: Float32[np.ndarray, "3 votes"]
     source: Float32[np.ndarray, "3 votes"]
     weight: Float64[np.ndarray, " votes"]
 
 
-def collect_ballots(votes: Votes) -> Ballots:
-    """Bring votes to the host; on a CPU nothing but the weights is copied."""
-    weight = votes.weight.cpu().numpy()
-    return Ballots(
-        landmark=votes.landmark.cpu().numpy(),
-        position=votes.position.T.cpu().numpy(),
-        source=votes.source.T.cpu().numpy(),
-        # Exact in float32: a product with a power of two, then a whole number below 2^24.
-        weight=np.rint(weight * np.float32(FIXED_ONE)).astype(np.float64),
+def collect_ballots(votes: Votes, landmarks: int) -> Ballots:
+    """Bring votes to the host and put those of each landmark together."""
+    landmark = votes.landmark.cpu().numpy()
+    position, source = votes.position.T.cpu().numpy(), votes.source.T.cpu().numpy()
+    starts = np.zeros(landmarks + 1, dtype=np.int64)
+    count_votes(landmark, starts)
+    columns = np.empty((6, len(landmark)), dtype=np.float32)
+    weight = np.empty(len(landmark), dtype=np.float64)
+    group_votes(
+        landmark,
+        position,
+        source,
+        votes.weight.cpu().numpy(),
+        np.float32(FIXED_ONE),
+        starts,
+        columns,
+        weight,
     )
+    return Ballots(starts, columns[:3], columns[3:], weight)

@@ -9,6 +9,7 @@ last byte::
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,8 +20,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.buffers import Buffers, fresh_buffer
+
 EXTENSION: Final = "landmarkd.body"
 """Of ASGI: key of a ``FillBody`` in ``scope["extensions"]``."""
+
+MEMORY: Final = "landmarkd.memory"
+"""Of ASGI: key of what reserves memory for a body, which is as ``Buffers.reserve``."""
 
 DROPPED_BYTES: Final = 64 << 10
 """Received at a time of a body that nobody waits for any more."""
@@ -48,12 +54,19 @@ def fill_body_of(scope: Scope) -> FillBody | None:
     return cast("FillBody | None", scope.get("extensions", {}).get(EXTENSION))
 
 
+def reserve_of(scope: Scope) -> Callable[[int], memoryview]:
+    """Return what reserves memory for a request's body: fresh memory if the server keeps none."""
+    kept = scope.get("extensions", {}).get(MEMORY, fresh_buffer)
+    return cast("Callable[[int], memoryview]", kept)
+
+
 class DirectBodyProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol, which offers ``FillBody`` where the length of a body is known.
 
     The parser is not shown bytes that did not come through it: the next request gets a new one.
     """
 
+    buffers: Buffers | None = None  # For the bodies of all connections of a server.
     _left = 0  # Bytes of the body at hand that have not come.
     _deaf = False  # The connection closes with the answer at hand: what comes is no request.
 
@@ -69,7 +82,8 @@ class DirectBodyProtocol(HttpToolsProtocol):
         # The parser has refused more than one length, odd ones, and both kinds of framing at once.
         if b"content-length" in headers and b"transfer-encoding" not in headers:
             self._left = int(headers[b"content-length"])
-            offered = {EXTENSION: partial(self._fill, self.cycle)}
+            reserve = self.buffers.reserve if self.buffers else fresh_buffer
+            offered = {EXTENSION: _Offer(self, self.cycle), MEMORY: reserve}
             self.scope["extensions"] = cast("dict[str, dict[object, object]]", offered)
 
     def on_body(self, body: bytes) -> None:
@@ -77,9 +91,10 @@ class DirectBodyProtocol(HttpToolsProtocol):
         self._left -= len(body)
         super().on_body(body)
 
-    async def _fill(
+    async def fill(
         self, cycle: RequestResponseCycle, rest: memoryview, count: Callable[[int], None]
     ) -> None:
+        """Receive the rest of a request's body; see ``FillBody``."""
         came = cycle.body
         # Once all has come, what is left is that of the next request.
         left = self._left if cycle.more_body else 0
@@ -112,6 +127,24 @@ class DirectBodyProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
 
+class _Offer:
+    """``FillBody`` of one request.
+
+    Those whom it refers to hold it, by the request's scope. If it held them, too, they and what
+    has come of a body would stay until garbage is collected.
+    """
+
+    def __init__(self, http: DirectBodyProtocol, cycle: RequestResponseCycle) -> None:
+        self._http = weakref.ref(http)
+        self._cycle = weakref.ref(cycle)
+
+    async def __call__(self, rest: memoryview, count: Callable[[int], None]) -> None:
+        http, cycle = self._http(), self._cycle()
+        if http is None or cycle is None:
+            raise ClientDisconnect
+        await http.fill(cycle, rest, count)
+
+
 class _Filler(asyncio.BufferedProtocol):
     """Has the connection while the rest of one body comes.
 
@@ -130,12 +163,15 @@ class _Filler(asyncio.BufferedProtocol):
         self._room = rest
         self._left = len(rest)
         self._count = count
-        self._done: asyncio.Future[None] = http.loop.create_future()
+        # Whether all has come. Not an exception, which by its traceback would hold the memory, and
+        # be held by this, until garbage is collected.
+        self._done: asyncio.Future[bool] = http.loop.create_future()
 
     async def wait(self) -> None:
         """Wait until all has come; a caller that is cancelled gives its memory back."""
         try:
-            await self._done
+            if not await self._done:
+                raise ClientDisconnect
         finally:
             # The transport may keep a reference to this protocol for as long as it lives.
             self._room = memoryview(bytearray(min(self._left, DROPPED_BYTES)))
@@ -153,12 +189,12 @@ class _Filler(asyncio.BufferedProtocol):
         if self._left == 0:
             self._end()
             if not self._done.done():
-                self._done.set_result(None)
+                self._done.set_result(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the handler and uvicorn."""
         if not self._done.done():
-            self._done.set_exception(ClientDisconnect())
+            self._done.set_result(False)
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:

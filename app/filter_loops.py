@@ -8,7 +8,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.activation_loops import read_voxels, value
+from app.activation_loops import NONE, read_voxels, value
 from app.compiled import compiled
 from app.row_loops import BATCH, find_voxels
 
@@ -28,23 +28,71 @@ def fill_rows(plan, first, last, before, votes):
     Returns:
         The place after the last vote, and whether a score is not a number.
     """
-    channels, _, _, lead, activation = plan.sizes
+    desk = _make_desk(plan)
+    row, place, bad = first, before[first], False
+    while row < last:
+        row, place, wrong = _fill_batch(plan, (row, last, before), desk, votes, place)
+        bad |= wrong
+    return place, bad
+
+
+@compiled
+@no_type_check
+def list_rows(plan, row, last, end, rows):
+    """Write the votes with 0 <= position < end of some rows as ``app.votes.vote_rows`` has them.
+
+    Their columns are never in memory, but only in the cache, a batch at a time.
+
+    Args:
+        plan: An ``app.votes_numba.Plan``.
+        row: First row.
+        last: Row to stop before.
+        end: Along each axis.
+        rows: Landmark, probability and position of each vote; are written, as many as have room.
+
+    Returns:
+        The row to go on with, how many votes were written, and whether a score is not a number.
+    """
+    desk = _make_desk(plan)
+    most = desk[-1].shape[1]
+    landmarks, columns = np.empty(most, np.int64), np.empty((8, most), np.float32)
+    place, bad = 0, False
+    while row < last and place + most <= len(rows):
+        row, count, wrong = _fill_batch(plan, (row, last, None), desk, (landmarks, columns), 0)
+        place += list_votes(landmarks[:count], columns[3:6], columns[6], end, rows[place:])
+        bad |= wrong
+    return row, place, bad
+
+
+@compiled
+@no_type_check
+def _make_desk(plan):
+    """Make room for what is known of a batch of voxels, and of those who vote among them."""
+    channels, _, _, lead, _ = plan.sizes
     room = BATCH + len(plan.limits)
-    voxels, starts = np.empty((3, room), np.int64), np.empty((2, room), np.int64)
+    voxels, starts = np.empty((4, room), np.int64), np.empty((2, room), np.int64)
     places = np.empty((4, room), np.float32)
     probabilities, sums = np.empty((channels, room)), np.empty((2, room))
     which = np.empty((2, room * (channels - lead) + 1), np.int64)
     chances = np.empty(which.shape[1], np.float32)
-    row, place, bad = first, before[first], False
-    while row < last:
-        row, count = find_voxels(plan, row, last, before, voxels)
-        _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, places)
+    return voxels, starts, places, probabilities, sums, chances, which
+
+
+@compiled
+@no_type_check
+def _fill_batch(plan, rows, desk, votes, place):
+    """Write the votes of a batch; returns the next row, the next place, and whether any is NaN."""
+    voxels, starts, places, probabilities, sums, chances, which = desk
+    channels, _, _, lead, activation = plan.sizes
+    row, count = find_voxels(plan, *rows, voxels)
+    _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, places)
+    if activation == NONE and len(plan.limits) == channels * plan.rows[1]:
+        found, bad = _take_flagged(plan, starts[0, :count], voxels[3, :count], which, chances)
+    else:
         read_voxels(plan.scores, starts[0, :count], activation, probabilities, sums)
-        found, wrong = _choose(probabilities[lead:, :count], plan.threshold, which, chances)
-        bad |= wrong
-        voters = (starts[1], places, which[0, :found], which[1, :found], chances[:found])
-        place = _write(plan, voters, votes, place)
-    return place, bad
+        found, bad = _choose(probabilities[lead:, :count], plan.threshold, which, chances)
+    voters = (starts[1], places, which[0, :found], which[1, :found], chances[:found])
+    return row, _write(plan, voters, votes, place), bad
 
 
 @compiled
@@ -62,16 +110,34 @@ def _describe(plan, voxels, starts, places):
 
 @compiled
 @no_type_check
+def _take_flagged(plan, starts, channel, which, chances):
+    """List what passes of probabilities that were flagged one by one; returns as ``_choose``."""
+    line, table, _ = plan.scores
+    lead, threshold = plan.sizes[3], plan.threshold
+    found, bad = 0, False
+    for x in range(len(starts)):
+        p = value(line, table, starts[x] + channel[x])
+        which[0, found], which[1, found] = x, channel[x] - lead
+        chances[found] = p
+        found += p >= threshold
+        bad |= np.isnan(p) and channel[x] >= lead
+    return found, bad
+
+
+@compiled
+@no_type_check
 def _choose(probabilities, threshold, which, chances):
     """List voxels and landmarks that pass; returns how many do, and whether any is NaN."""
     found, bad = 0, False
     for voxel in range(probabilities.shape[1]):
         for landmark in range(len(probabilities)):
             p = np.float32(probabilities[landmark, voxel])
-            which[0, found], which[1, found] = voxel, landmark
-            chances[found] = p
-            found += p >= threshold
-            bad |= np.isnan(p)
+            # Few do, and mostly the same as in the voxel before: such jumps are foreseen.
+            if not p < threshold:
+                which[0, found], which[1, found] = voxel, landmark
+                chances[found] = p
+                found += p >= threshold
+                bad |= np.isnan(p)
     return found, bad
 
 
@@ -174,7 +240,7 @@ def _drop_lost(landmarks, columns, place, end):
 
 @compiled
 @no_type_check
-def list_rows(landmark, position, probability, end, rows):
+def list_votes(landmark, position, probability, end, rows):
     """Write landmark, probability and position of the votes with 0 <= position < end.
 
     Returns:

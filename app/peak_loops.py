@@ -18,22 +18,22 @@ from app.compiled import compiled
 def _number_cells(landmark, position, edge, shape, first, numbers):
     """Say which cell each vote is in; -1 for none. In float64 all of it is vector instructions."""
     end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
-    for vote in range(len(landmark)):
-        i = np.floor((position[0, vote] - first[0] + 0.5) / edge[0])
-        j = np.floor((position[1, vote] - first[1] + 0.5) / edge[1])
-        k = np.floor((position[2, vote] - first[2] + 0.5) / edge[2])
+    for vote in range(len(numbers)):
+        i = np.floor((position[0][vote] - first[0] + 0.5) / edge[0])
+        j = np.floor((position[1][vote] - first[1] + 0.5) / edge[1])
+        k = np.floor((position[2][vote] - first[2] + 0.5) / edge[2])
         inside = (i >= 1.0) & (i < end[0]) & (j >= 1.0) & (j < end[1]) & (k >= 1.0) & (k < end[2])
-        number = ((landmark[vote] * (end[0] + 1.0) + i) * (end[1] + 1.0) + j) * (end[2] + 1.0) + k
+        number = ((landmark * (end[0] + 1.0) + i) * (end[1] + 1.0) + j) * (end[2] + 1.0) + k
         numbers[vote] = np.int64(number if inside else -1.0)
 
 
 @compiled
 @no_type_check
-def count_cells(landmark, position, weight, edge, shape, first, table):
+def count_cells(starts, position, weight, edge, shape, first, table):
     """Add up the votes in each cell that is hit.
 
     Args:
-        landmark: Of each vote.
+        starts: Where the votes of each landmark begin, and where the last one's end.
         position: Of each vote, (3 votes), in grid voxels.
         weight: Of each vote, in fixed-point units.
         edge: Of a cell along each axis, in grid voxels.
@@ -44,12 +44,15 @@ def count_cells(landmark, position, weight, edge, shape, first, table):
     Returns:
         Numbers of the cells that are hit, in the order of their first vote, and their sums.
     """
-    in_cell = np.empty(len(landmark), dtype=np.int64)
-    _number_cells(landmark, position, edge, shape, first, in_cell)
-    numbers = np.empty(len(landmark), dtype=np.int64)
-    totals = np.empty(len(landmark), dtype=np.float64)
+    in_cell = np.empty(len(weight), dtype=np.int64)
+    for mine in range(len(starts) - 1):
+        votes = slice(starts[mine], starts[mine + 1])
+        places = (position[0, votes], position[1, votes], position[2, votes])
+        _number_cells(mine, places, edge, shape, first, in_cell[votes])
+    numbers = np.empty(len(weight), dtype=np.int64)
+    totals = np.empty(len(weight), dtype=np.float64)
     count = 0
-    for vote in range(len(landmark)):
+    for vote in range(len(weight)):
         number = in_cell[vote]
         if number < 0:
             continue

@@ -72,7 +72,7 @@ def find_peaks(ballots: Ballots, readout: Readout, count: int, cells: Cells | No
     table = np.zeros(readout.landmarks * math.prod(cells.shape), dtype=np.int32)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
     hit, total = count_cells(
-        ballots.landmark, ballots.position, ballots.weight, edge, cells.shape, first, table
+        ballots.starts, ballots.position, ballots.weight, edge, cells.shape, first, table
     )
     number = np.sort(hit)
     spacing = np.array(readout.spacing_mm)

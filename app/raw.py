@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from app.errors import RequestError
 
 
@@ -34,11 +32,10 @@ class SizedFile:
         rest: What has not been filled yet; whoever fills it cuts it shorter.
     """
 
-    def __init__(self, length: int) -> None:
-        """Args: length of the body, for which memory is reserved, but not touched."""
-        # numpy asks for huge pages, whose first touch costs a fraction of that of small ones.
-        self._memory = np.empty(length, dtype=np.uint8).data
-        self.rest = self._memory
+    def __init__(self, memory: memoryview) -> None:
+        """Args: memory, as long as the body; what it holds is never given out."""
+        self._memory = memory
+        self.rest = memory
 
     def write(self, chunk: bytes) -> None:
         """Take the next piece of the body.

@@ -1,8 +1,9 @@
 """Settings -> a process that serves the application until it is told to stop.
 
-uvicorn with four things added: large bodies that are received in place (app.bodies), a limit on the
-time that a request's head may take, a drain during which the service still answers (readiness says
-no, new work gets 503, old work is finished), and exit code 0 after a stop that was asked for.
+uvicorn with four things added: large bodies that are received in place (app.bodies) into memory
+that is used again (app.buffers), a limit on the time that a request's head may take, a drain during
+which the service still answers (readiness says no, new work gets 503, old work is finished), and
+exit code 0 after a stop that was asked for.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Final
 import uvicorn
 
 from app.bodies import DirectBodyProtocol
+from app.buffers import Buffers
 from app.logs import configure_logging
 from app.main import create_app
 from app.settings import Settings, open_to_strangers, unknown_variables
@@ -65,6 +67,7 @@ class LandmarkdServer(uvicorn.Server):
 
         class Protocol(TimedHeadProtocol):
             head_timeout_s = settings.header_timeout_s
+            buffers = Buffers()
 
         super().__init__(
             uvicorn.Config(

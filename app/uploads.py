@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from app.bodies import fill_body_of
+from app.bodies import fill_body_of, reserve_of
 from app.errors import (
     ClientLeft,
     NotAnArchive,
@@ -189,7 +189,7 @@ async def read_upload(
         ClientLeft: The client closed the connection.
     """
     start = time.perf_counter()
-    sink = _sink_of(plan)
+    sink = _sink_of(plan, request)
     meter = _Meter(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
@@ -285,9 +285,9 @@ class _Meter:
             )
 
 
-def _sink_of(plan: UploadPlan) -> _Sink:
+def _sink_of(plan: UploadPlan, request: Request) -> _Sink:
     if plan.boundary is not None:
         return MultipartFile(plan.boundary, plan.kind.field)
     if plan.length is not None and plan.kind.in_place:
-        return SizedFile(plan.length)
+        return SizedFile(reserve_of(request.scope)(plan.length))
     return RawFile()

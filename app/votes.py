@@ -16,7 +16,7 @@ from app.compiled import kernels_serve
 from app.indices import true_indices
 from app.network import Field
 from app.survivors import Profiles, collect
-from app.votes_numba import collect_votes, list_votes
+from app.votes_numba import collect_rows, collect_votes, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,27 @@ def empty_votes(device: torch.device) -> Votes:
     return Votes(none.long(), points, points, none, none)
 
 
+def filter_rows(
+    field: Field, threshold: float, sample_shape: Sequence[int]
+) -> Float[Tensor, "rows 5"]:
+    """List the votes of a field as rows at once: ``vote_rows`` of ``filter_votes``, but sooner.
+
+    Args:
+        field: Scores and offsets of one array.
+        threshold: Least probability of a vote, compared in float32.
+        sample_shape: As for ``vote_rows``.
+
+    Returns:
+        As of ``vote_rows``.
+
+    Raises:
+        NetworkFailed: As ``filter_votes``.
+    """
+    if field.scores.device.type == "cpu":
+        return torch.from_numpy(collect_rows(field, threshold, sample_shape))
+    return vote_rows(filter_votes(field, threshold), sample_shape)
+
+
 def vote_rows(votes: Votes, sample_shape: Sequence[int]) -> Float[Tensor, "rows 5"]:
     """List votes as rows ``landmark, probability, i, j, k``: the filter of the known case P1.
 
@@ -191,9 +212,7 @@ def vote_rows(votes: Votes, sample_shape: Sequence[int]) -> Float[Tensor, "rows 
     """
     if votes.position.device.type == "cpu":
         place, probability = votes.position.T.numpy(), votes.probability.numpy()
-        return torch.from_numpy(
-            list_votes(votes.landmark.numpy(), place, probability, sample_shape)
-        )
+        return torch.from_numpy(rows_of(votes.landmark.numpy(), place, probability, sample_shape))
     end = torch.tensor(sample_shape, device=votes.position.device)
     kept = ((votes.position >= 0) & (votes.position < end)).all(1)
     columns = (votes.landmark[kept, None], votes.probability[kept, None], votes.position[kept])

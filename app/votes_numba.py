@@ -16,9 +16,9 @@ from torch import Tensor
 
 from app.activation_loops import NONE, SIGMOID, SOFTMAX
 from app.errors import NetworkFailed
-from app.filter_loops import fill_rows, list_rows
+from app.filter_loops import fill_rows, list_rows, list_votes
 from app.network import Field
-from app.row_loops import count_rows
+from app.row_loops import BATCH, count_rows
 from app.survivors import Profiles, score_limit
 from app.threads import for_parts, share_out
 
@@ -29,6 +29,12 @@ VOXELS_PER_THREAD: Final = 1 << 17
 
 VOTES_PER_THREAD: Final = 1 << 12
 """Likewise of votes."""
+
+ROW_NUMBERS: Final = 1 << 10
+"""Of rows that may be as long as we like: few enough for the nearest cache with all else."""
+
+ROWS_AT_ONCE: Final = 1 << 15
+"""Room for rows, of which nobody knows how many there will be, is made in pieces of as many."""
 
 LEAST_PROBABILITY: Final = 1e-30
 """What every vote has at least: less, and a score's limit would not hold in float32."""
@@ -53,6 +59,32 @@ class Line(NamedTuple):
     steps: tuple[int, ...]
 
 
+class Rows(NamedTuple):
+    """How the scores are walked: a row is some voxels that lie evenly in memory, in their order.
+
+    These are all along k; or, where all voxels lie evenly, as many as fit the nearest cache: every
+    row costs a little of its own.
+
+    Attributes:
+        voxels: In all.
+        width: Voxels of a row; the last row may have fewer.
+        height: Rows of a plane.
+        plane_step: From one plane to the next, in numbers.
+        row_step: Likewise of rows.
+    """
+
+    voxels: int
+    width: int
+    height: int
+    plane_step: int
+    row_step: int
+
+    @property
+    def number(self) -> int:
+        """Count the rows."""
+        return -(-self.voxels // self.width)
+
+
 class Plan(NamedTuple):
     """What the loops need to know; a tuple, as they take no other structure.
 
@@ -60,6 +92,7 @@ class Plan(NamedTuple):
         scores: Of the field.
         offsets: Of the field.
         sizes: Channels, voxels along j and k, first channel of a landmark, activation.
+        rows: How the scores are walked.
         runs: Where the numbers lie that are compared, from the first number of a row of voxels on:
             those of each landmark; or one run of all channels where these lie side by side.
         step: From one such number to the next.
@@ -70,12 +103,13 @@ class Plan(NamedTuple):
         threshold: Least probability.
         places: Grid voxels per field voxel, grid index of the first field voxel's centre, and grid
             voxels per unit of offset, the last two along each axis.
-        profiles: What a voxel counts, along each axis.
+        profiles: What a voxel counts, along each axis; may go on beyond the field.
     """
 
     scores: Line
     offsets: Line
     sizes: tuple[int, int, int, int, int]
+    rows: Rows
     runs: Int64[np.ndarray, " runs"]
     step: int
     limits: Float32[np.ndarray, " numbers"]
@@ -103,10 +137,9 @@ def collect_votes(
         NetworkFailed: As ``filter_votes``.
     """
     plan = make_plan(field, threshold, stride, origin, importance)
-    _, depth, height, width = field.scores.shape
-    bounds = share_out(depth * height, max(1, VOXELS_PER_THREAD // width))
+    bounds = share_out(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
     # before[r]: what may pass in the rows before row r; which are then shared out by that.
-    before = np.zeros(depth * height + 1, dtype=np.int64)
+    before = np.zeros(plan.rows.number + 1, dtype=np.int64)
 
     def count(part: int) -> None:
         count_rows(plan, bounds[part], bounds[part + 1], before[1:])
@@ -115,7 +148,7 @@ def collect_votes(
     np.cumsum(before, out=before)
     room = int(before[-1])
     rows = np.searchsorted(before, share_out(room, VOTES_PER_THREAD))
-    rows[-1] = depth * height
+    rows[-1] = plan.rows.number
     votes = (np.empty(room, np.int64), np.empty((8, room), np.float32))
 
     def fill(part: int) -> tuple[int, bool]:
@@ -128,7 +161,32 @@ def collect_votes(
     return _without_gaps(votes, before[rows].tolist(), [end for end, _ in ends])
 
 
-def list_votes(
+def collect_rows(
+    field: Field, threshold: float, sample_shape: Sequence[int]
+) -> Float32[np.ndarray, "rows 5"]:
+    """Do what ``app.votes.filter_rows`` does, with the same arguments, on the CPU."""
+    plan = make_plan(field, threshold, 1, (0, 0, 0), None)
+    bounds = share_out(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    room = max(ROWS_AT_ONCE, field.offsets.shape[1] * (BATCH + len(plan.limits)) + 1)
+    end = np.array(sample_shape, dtype=np.float32)
+
+    def fill(part: int) -> tuple[list[np.ndarray], bool]:
+        row, last = bounds[part], bounds[part + 1]
+        lists, bad = [], False
+        while row < last:
+            rows = np.empty((room, 5), dtype=np.float32)
+            row, count, wrong = list_rows(plan, row, last, end, rows)
+            lists.append(rows[:count])
+            bad |= bool(wrong)
+        return lists, bad
+
+    parts = for_parts(fill, len(bounds) - 1)
+    if any(bad for _, bad in parts):
+        raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
+    return np.concatenate([rows for lists, _ in parts for rows in lists])
+
+
+def rows_of(
     landmark: Int64[np.ndarray, " n"],
     position: Float32[np.ndarray, "3 n"],
     probability: Float32[np.ndarray, " n"],
@@ -137,7 +195,7 @@ def list_votes(
     """Do what ``app.votes.vote_rows`` does, on the CPU."""
     rows = np.empty((len(landmark), 5), dtype=np.float32)
     end = np.array(sample_shape, dtype=np.float32)
-    return rows[: list_rows(landmark, position, probability, end, rows)]
+    return rows[: list_votes(landmark, position, probability, end, rows)]
 
 
 def make_plan(
@@ -151,35 +209,49 @@ def make_plan(
     channels, *shape = field.scores.shape
     lead = int(field.background)
     steps = field.scores.stride()
-    runs, step = np.arange(lead, channels) * steps[0], steps[3]
-    pattern = np.full(1, score_limit(field, threshold), dtype=np.float32)
+    runs, step, per_voxel = np.arange(lead, channels) * steps[0], steps[3], 1
     softmax = field.activation == "softmax"
     if not softmax and steps[0] == 1 and steps[3] == channels:
-        runs, step = np.zeros(1, dtype=np.int64), 1
-        pattern = np.repeat(pattern, channels)
-        pattern[:lead] = np.inf
-    limits = np.tile(pattern, shape[2])
+        runs, step, per_voxel = np.zeros(1, dtype=np.int64), 1, channels
+    rows = _rows_of(field.scores, per_voxel)
+    limit = threshold  # For probabilities this is exact, so that no room is left empty.
     if field.activation != "none":
+        limit = score_limit(field, threshold)
         threshold = max(threshold, LEAST_PROBABILITY)
+    limits = np.full((rows.width, per_voxel), limit, dtype=np.float32)
+    if per_voxel > 1:
+        limits[:, :lead] = np.inf
     scores = line_of(field.scores)
     centre = np.array([first + 0.5 * stride - 0.5 for first in origin], dtype=np.float32)
     return Plan(
         scores=scores,
         offsets=line_of(field.offsets),
         sizes=(channels, shape[1], shape[2], lead, ACTIVATIONS[field.activation]),
+        rows=rows,
         runs=runs,
         step=step,
-        limits=limits,
-        background=scores.numbers if softmax else np.zeros_like(scores.numbers, shape=len(limits)),
+        limits=limits.ravel(),
+        background=scores.numbers if softmax else np.zeros(limits.size, scores.numbers.dtype),
         moves=int(softmax),
         threshold=np.float32(threshold),
         places=(np.float32(stride), centre, np.array(field.offset_scale, dtype=np.float32)),
         profiles=(
-            tuple(np.ones(size, dtype=np.float32) for size in shape)
+            (np.ones(max(shape), dtype=np.float32),) * 3
             if importance is None
             else tuple(profile.numpy() for profile in importance)
         ),
     )
+
+
+def _rows_of(scores: Tensor, per_voxel: int) -> Rows:
+    """Say how to walk scores of which some are compared for every voxel side by side."""
+    _, depth, height, width = scores.shape
+    _, *steps = scores.stride()
+    voxels = depth * height * width
+    if steps[0] == height * steps[1] and steps[1] == width * steps[2]:
+        size = max(1, min(voxels, ROW_NUMBERS // per_voxel))
+        return Rows(voxels, size, -(-voxels // size), 0, size * steps[2])
+    return Rows(voxels, width, height, steps[0], steps[1])
 
 
 def line_of(tensor: Tensor) -> Line:

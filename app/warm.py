@@ -13,7 +13,7 @@ from app.landmarks import locate
 from app.manifest import LandmarkSpec
 from app.network import Field
 from app.readout import GridFrame, Readout
-from app.votes import filter_votes, vote_rows
+from app.votes import filter_rows, filter_votes, vote_rows
 
 SHAPE = (4, 5, 6)
 
@@ -27,6 +27,7 @@ def compile_loops() -> None:
         field = Field(scores, torch.zeros(3, 1, *SHAPE, dtype=dtype), "none", background=False)
         votes = filter_votes(field, 0.5)
         vote_rows(votes, SHAPE)
+        filter_rows(field, 0.5, SHAPE)
         aggregate(votes, [0], readout)
         locate(votes, readout, frame, [LandmarkSpec(name="any")])
 

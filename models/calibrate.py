@@ -10,51 +10,65 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from models.evaluate import Device, Landmarks, ModelFolder, Scans
+from models.evaluate import Device, Landmarks, MissingIs, ModelFolder, Scans
 
 if TYPE_CHECKING:
     from app.registry import LoadedModel
+    from models.folds import Folds
     from models.regions import Region
     from models.thresholds import Thresholds
     from models.trials import Trial
     from models.validate import Outcome
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument of its function
     model: ModelFolder,
     scans: Scans,
     landmarks: Landmarks,
     only: Annotated[
-        list[str], typer.Option(help="Name of a scan that no weight was trained on; repeat it.")
-    ],
+        list[str] | None,
+        typer.Option(help="Name of a scan that no weight was trained on; repeat it."),
+    ] = None,
+    folds: Annotated[
+        bool, typer.Option("--folds", help="All scans, each by the model of its fold.")
+    ] = False,
+    missing: MissingIs = "unknown",
     device: Device = "auto",
 ) -> None:
     """Write what held-out scans say of a model into its model.toml: regions and thresholds.
 
     region95_mm is the radius that 95 % of errors stay within. presence_threshold is the mass of
     votes that tells landmarks that are there from those that are cut away: the scans are tried
-    whole, in halves, and against empty ones.
+    whole, in halves, and against empty ones. With --folds, for a model that was trained with folds,
+    each scan is tried on the model that never saw it, so that all of them count.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
     from app.device import choose_device  # noqa: PLC0415
     from app.loading import load_checked  # noqa: PLC0415
+    from models.calibrate_folds import describe, folds_of, models_of  # noqa: PLC0415
     from models.trials import try_again, try_scan  # noqa: PLC0415
     from models.validate import choose_pairs  # noqa: PLC0415
 
+    if folds == bool(only):
+        raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
     try:
-        pairs = choose_pairs(scans, landmarks, only)
+        pairs = choose_pairs(scans, landmarks, only or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     where = choose_device(device)
     loaded = load_checked(model, where)
+    crossed = folds_of(model, loaded, scans, landmarks) if folds else None
+    tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
     bar, console = Console(stderr=True), Console()
     before: list[Trial] = []
     for pair in track(pairs, "As it is", console=bar):
-        before += try_scan(loaded, pair)
+        before += try_scan(tried[pair[0]], pair, missing)
     after: list[Trial] = []
     for pair in track(pairs, "Calibrated by the others", console=bar):
-        after += try_again(loaded, pair, before)
-    conclude(model, loaded, before, after, console)
+        after += try_again(tried[pair[0]], pair, before, missing)
+    told = conclude(model, loaded, before, after, console, crossed)
+    if crossed:
+        describe(model, told)
     load_checked(model, where)
 
 
@@ -64,7 +78,8 @@ def conclude(
     before: "Sequence[Trial]",
     after: "Sequence[Trial]",
     console: Console,
-) -> None:
+    folds: "Folds | None" = None,
+) -> str:
     """Choose regions and thresholds, say what they rest on, and write them.
 
     Args:
@@ -73,6 +88,11 @@ def conclude(
         before: Trials of all scans with the model as it is; say the thresholds.
         after: Trials of each scan with the thresholds that the others say; say the regions.
         console: Where to tell it.
+        folds: Whose models the trials are of, each with scans that it never saw; None: they are of
+            the model itself.
+
+    Returns:
+        What regions were taken, and what they promise.
 
     Raises:
         BadParameter: The errors are too few for any region; nothing is written.
@@ -95,11 +115,13 @@ def conclude(
     print_presence(before, after, console)
     if len({trial.scan for trial in before}) == 1:
         console.print("[yellow]One scan: its thresholds were tried on itself.[/yellow]")
-    console.print(say_regions(regions))
+    told = f"{say_regions(regions)}; {say_promise(regions, folds)}"
+    console.print(told)
     covered = ", ".join(f"{name} {100 * s:.0f} %" for name, s in left_out(whole, names).items())
     console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
     values = [None if chosen is None else chosen.values for chosen in thresholds]
     write_calibration(folder, regions, values)
+    return told
 
 
 def too_few(outcomes: "Sequence[Outcome]") -> str:
@@ -144,8 +166,24 @@ def say_regions(regions: "Mapping[str, Region]") -> str:
             f"{len(shared)} landmarks share one of {shared[0].radius_mm:.3f} mm, of "
             f"{shared[0].errors} errors of all landmarks: it holds on average over them"
         )
+    return f"regions: {'; '.join(parts)}"
+
+
+def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
+    """Say how sure it is that a further error stays within."""
+    from models.regions import proven_of  # noqa: PLC0415 - pulls in torch
+
     promise = min(region.promise for region in regions.values())
-    return f"regions: {'; '.join(parts)}; a further error stays within with {100 * promise:.1f} %"
+    if folds is None:
+        return f"a further error stays within with {100 * promise:.1f} %"
+    specimens, count = len(set(folds.subjects.values())), len(folds.members)
+    proven = proven_of(specimens, count)
+    return (
+        f"a further error is expected within with about {100 * promise:.1f} %, as these are errors "
+        f"of {count} models on {specimens} specimens that they never saw (cross-conformal); at "
+        f"least {100 * proven:.0f} % is proven for regions around the answers of these models, and "
+        "for those of one model trained on all specimens only as far as it answers as they do"
+    )
 
 
 def print_presence(before: "Sequence[Trial]", after: "Sequence[Trial]", console: Console) -> None:

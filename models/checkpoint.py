@@ -67,17 +67,31 @@ def begin(folder: Path, record: Record) -> None:
         StartupError: The folder has a checkpoint of another training.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / RECORD
     if (folder / CHECKPOINT).exists():
-        differences = _differences(read_record(folder) or {}, record.plain())
-        if differences:
-            raise StartupError(
-                f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
-                f"To go on, repeat the command that began it; to begin anew, choose another folder "
-                f"or delete {folder / CHECKPOINT}"
-            )
+        check_same(folder, record, folder / CHECKPOINT)
         return
+    path = folder / RECORD
     path.write_text(json.dumps(record.plain(), indent=1) + "\n", encoding="utf-8")
+
+
+def check_same(folder: Path, record: Record, remove: Path) -> None:
+    """Check that the training that a folder holds was begun as a record says.
+
+    Args:
+        folder: The model folder.
+        record: What a training would be begun with now.
+        remove: What to delete, to begin anew.
+
+    Raises:
+        StartupError: It was begun otherwise.
+    """
+    differences = differences_of(read_record(folder) or {}, record.plain())
+    if differences:
+        raise StartupError(
+            f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
+            f"To go on, repeat the command that began it; to begin anew, choose another folder "
+            f"or delete {remove}"
+        )
 
 
 def save(folder: Path, parts: Mapping[str, Stateful], step: int) -> None:
@@ -99,12 +113,12 @@ def resume(folder: Path, parts: Mapping[str, Stateful]) -> int:
     return int(state["step"])
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Say in which values two records differ."""
+def differences_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Say in which values two records, as JSON has them, differ; nothing if they do not."""
     found = []
     for name, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(name), dict):
-            found += _differences(old[name], value, f"{prefix}{name}.")
+            found += differences_of(old[name], value, f"{prefix}{name}.")
         elif old.get(name) != value:
             was = _changes(old.get(name), value)
             found.append(f"{prefix}{name}: {was}")

@@ -15,6 +15,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "refine": "models.train_command:refine",
         "evaluate": "models.evaluate:evaluate",
         "calibrate": "models.calibrate:calibrate",
+        "average": "models.average_command:average",
     }
 )
 """``module:function`` of every command, in the order in which the help lists them."""

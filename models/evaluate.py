@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from app.errors import LandmarkdError
+from models.options import Missing
 
 if TYPE_CHECKING:
     from app.detector import Detector
@@ -19,10 +20,16 @@ ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
 Scans = Annotated[Path, typer.Option(help="Folder of .nii and .nii.gz files.")]
 Landmarks = Annotated[Path, typer.Option(help="Folder of landmark files of the same names.")]
 Only = Annotated[list[str] | None, typer.Option(help="Name of a scan to use; may be repeated.")]
+MissingIs = Annotated[
+    Missing,
+    typer.Option(
+        "--missing", help="What a landmark without a position is; unknown: no matter of presence."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument of its function
     model: ModelFolder,
     scans: Scans,
     landmarks: Landmarks,
@@ -30,11 +37,13 @@ def evaluate(
         Path | None, typer.Option("-o", "--output", help="Folder for tables and a report.")
     ] = None,
     only: Only = None,
+    missing: MissingIs = "unknown",
     device: Device = "auto",
 ) -> None:
     """Measure a model on scans with known landmarks that it was not trained on.
 
-    A landmark that a file does not have, or that lies outside the scan, counts as absent.
+    A landmark that lies outside the scan counts as absent. One that a file does not have may be
+    there or not, and says nothing of presence, unless --missing absent says that it is not.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
     from app.detector import Detector  # noqa: PLC0415
@@ -51,14 +60,14 @@ def evaluate(
         raise typer.BadParameter(str(error)) from None
     detector = Detector(load_checked(model, choose_device(device)))
     console = Console(stderr=True)
-    outcomes, failures = measure(detector, pairs, console)
+    outcomes, failures = measure(detector, pairs, console, missing)
     print_tables(outcomes, Console())
     if output is not None and outcomes:
-        from models.report import write_report  # noqa: PLC0415 - pulls in matplotlib
+        from models.report import about, write_report  # noqa: PLC0415 - pulls in matplotlib
 
         output.mkdir(parents=True, exist_ok=True)
         write_tables(outcomes, output)
-        write_report(outcomes, detector.model, pairs, output / "report.html")
+        write_report(outcomes, about(detector.model), pairs, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
     for failure in failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
@@ -67,7 +76,10 @@ def evaluate(
 
 
 def measure(
-    detector: "Detector", pairs: Sequence["Pair"], console: Console
+    detector: "Detector",
+    pairs: Sequence["Pair"],
+    console: Console,
+    missing: Missing = "unknown",
 ) -> tuple[tuple["Outcome", ...], list[str]]:
     """Run a model over scans; those that cannot be read are told of, and do not stop the others.
 
@@ -75,6 +87,7 @@ def measure(
         detector: The model.
         pairs: Name, scan and landmark file of each specimen.
         console: Shows the progress, and a warning of landmarks that the model does not know.
+        missing: What a landmark is that a file does not have.
 
     Returns:
         The outcomes, and a line for each scan that failed.
@@ -88,7 +101,7 @@ def measure(
     for pair in track(pairs, "Detecting", console=console):
         try:
             strange.update(dict.fromkeys(strange_names(pair, names)))
-            outcomes.extend(validate_scan(detector, pair))
+            outcomes.extend(validate_scan(detector, pair, missing))
         except (LandmarkdError, OSError, ValueError) as error:
             failures.append(f"{pair[0]}: {error}")
     if strange:

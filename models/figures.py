@@ -46,6 +46,7 @@ class Presence:
         missed: Those of them that are not called detected: false absent.
         absent: Landmarks that are not there.
         invented: Those of them that are called detected: false present.
+        unknown: Landmarks of which nobody knows whether they are there; they count in no other.
         statuses: How many that are present, and how many that are absent, got each status.
     """
 
@@ -53,6 +54,7 @@ class Presence:
     missed: int
     absent: int
     invented: int
+    unknown: int
     statuses: Mapping[str, tuple[int, int]]
 
 
@@ -77,12 +79,13 @@ def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
 def measure_presence(outcomes: Sequence[Outcome]) -> Presence:
     """Count what was missed and what was invented."""
     there = Counter(outcome.status for outcome in outcomes if outcome.present)
-    gone = Counter(outcome.status for outcome in outcomes if not outcome.present)
+    gone = Counter(outcome.status for outcome in outcomes if outcome.known and not outcome.present)
     return Presence(
         present=there.total(),
         missed=there.total() - there["detected"],
         absent=gone.total(),
         invented=gone["detected"],
+        unknown=sum(not outcome.known for outcome in outcomes),
         statuses={
             status: (there[status], gone[status])
             for status in ("detected", "low_confidence", "not_found", "out_of_field")

@@ -7,6 +7,9 @@ from typing import Final, Literal
 from app.errors import BadParameter
 from app.manifest import IntensitySpec
 
+Missing = Literal["unknown", "absent"]
+"""What a landmark without a position is, be it not named or named without one."""
+
 WHOLE: Final = "whole"
 NOBODY: Final = "none"
 
@@ -55,6 +58,9 @@ class Options:
         missing: What a landmark without a position is.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
         cuts: Share of the steps that learn from scans which are cut amid the landmarks.
+        folds: How many folds to cross-validate by; None: none.
+        fold: The only fold to do; None: all, and then the model itself.
+        subject: Regular expression of the part of a scan's name that says whom it shows.
     """
 
     scans: Path
@@ -72,9 +78,12 @@ class Options:
     device: str
     strict: bool
     rotation_deg: float = 180.0
-    missing: Literal["unknown", "absent"] = "unknown"
+    missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0
+    folds: int | None = None
+    fold: int | None = None
+    subject: str | None = None
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

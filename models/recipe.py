@@ -12,6 +12,7 @@ from app.frames import Points
 from app.manifest import IntensitySpec
 from app.module import find_architecture
 from models.augment import Augmentation
+from models.options import Missing
 
 ARCHITECTURE: Final = "monai.networks.nets:DynUNet"
 
@@ -71,7 +72,7 @@ class Recipe:
     batch: int = 2
     rate: float = 2e-3
     seed: int = 1
-    missing: Literal["unknown", "absent"] = "unknown"
+    missing: Missing = "unknown"
     intensity: IntensitySpec = PERCENTILES
     augmentation: Augmentation = field(default_factory=Augmentation)
     threshold: float = 0.3

@@ -1,7 +1,8 @@
 """Outcomes -> one page, which needs no other file and nothing from the network."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from app.registry import LoadedModel
 from app.volume import read_volume
 from models.figures import measure_coverage, measure_presence
 from models.plots import Case, plot_case, plot_confidence, plot_errors, plot_success
-from models.tables import HEADINGS, sections
+from models.tables import HEADINGS, MEANINGS, UNKNOWN, sections
 from models.validate import Outcome, Pair
 
 WORST: Final = 6
@@ -32,23 +33,43 @@ figcaption { font-size: 0.85rem; }
 """
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a report is of.
+
+    Attributes:
+        title: Name and version of the model.
+        text: What it is, and what the figures are, in plain text.
+        folds: The fold of each scan, if there are folds.
+    """
+
+    title: str
+    text: str
+    folds: Mapping[str, str] = field(default_factory=dict)
+
+
+def about(model: LoadedModel) -> About:
+    """Say what a report of one model is of."""
+    manifest = model.manifest
+    text = f"{manifest.description}. Digest {model.digest[:12]}."
+    return About(f"{manifest.name} {manifest.version}", text)
+
+
 def write_report(
-    outcomes: Sequence[Outcome], model: LoadedModel, pairs: Sequence[Pair], path: Path
+    outcomes: Sequence[Outcome], what: About, pairs: Sequence[Pair], path: Path
 ) -> None:
     """Write the report of a model.
 
     Args:
         outcomes: At least one.
-        model: Whose they are.
+        what: Whose they are.
         pairs: Where the scans are, for the pictures of the worst cases.
         path: The HTML file.
     """
-    manifest = model.manifest
     parts = [
-        f"<h1>{escape(manifest.name)} {escape(manifest.version)}</h1>",
-        f"<p>{escape(manifest.description)}. Digest {model.digest[:12]}. "
-        f"{len({outcome.scan for outcome in outcomes})} scans.</p>",
-        _tables(outcomes),
+        f"<h1>{escape(what.title)}</h1>",
+        f"<p>{escape(what.text)} {len({outcome.scan for outcome in outcomes})} scans.</p>",
+        _tables(outcomes, what.folds),
         "<h2>Errors</h2>",
         _picture(plot_errors(outcomes), "Error of each landmark"),
         '<div class="row">',
@@ -57,34 +78,34 @@ def write_report(
         "</div>",
         *_worst(outcomes, pairs),
     ]
-    title = f"{escape(manifest.name)}: how good is it?"
+    title = f"{escape(what.title)}: how good is it?"
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
     path.write_text(page, encoding="utf-8")
 
 
-def _tables(outcomes: Sequence[Outcome]) -> str:
-    """Write the figures of all, the status table, and those of each scan and landmark, folded."""
-    whole, by_landmark, by_scan = (
-        _table(
+def _tables(outcomes: Sequence[Outcome], folds: Mapping[str, str]) -> str:
+    """Write the figures of all and each fold, and the others' out of sight until asked for."""
+    tables = {
+        title: _table(
             (title, *(heading.replace("_", " ") for heading in HEADINGS)),
             [(name, *cells.values()) for name, cells in lines.items()],
         )
-        for title, lines in sections(outcomes)
-    )
-    statuses = measure_presence(outcomes).statuses
+        for title, lines in sections(outcomes, folds)
+    }
+    counts = measure_presence(outcomes)
+    unknown = f"<p>{UNKNOWN.format(counts.unknown)}.</p>" if counts.unknown else ""
     presence = _table(
         ("status", "of present", "of absent"),
-        [(name, str(there), str(gone)) for name, (there, gone) in statuses.items()],
+        [(name, str(there), str(gone)) for name, (there, gone) in counts.statuses.items()],
     )
     inside, told = measure_coverage(outcomes)
     share = f"{100 * inside / told:.1f} %" if told else "none"
     region = f"<p>{share} of {told} errors lie within the 95 % region that they were told with.</p>"
     return (
-        f"{whole}<p>Missed: present, but not detected. Invented: absent, but detected. Shares "
-        f"within a distance are of all present landmarks.</p>{presence}{region}"
-        f"<details><summary>By scan</summary>{by_scan}</details>"
-        f"<details><summary>By landmark</summary>{by_landmark}</details>"
+        f"{tables['all']}{tables.get('fold', '')}<p>{MEANINGS}.</p>{presence}{unknown}{region}"
+        f"<details><summary>By scan</summary>{tables['scan']}</details>"
+        f"<details><summary>By landmark</summary>{tables['landmark']}</details>"
     )
 
 

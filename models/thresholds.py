@@ -81,7 +81,7 @@ def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
     gone = [
         outcome.mass
         for outcome in outcomes
-        if not outcome.present and outcome.beyond_mm > radius_mm
+        if outcome.known and not outcome.present and outcome.beyond_mm > radius_mm
     ]
     return Masses(np.array(right, dtype=np.float64), np.array(gone, dtype=np.float64))
 

@@ -228,4 +228,6 @@ def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> tupl
     if recipe.sees == "posed":
         folder = attach_refine(folder)
     network.train()
-    return validate(folder, data.held_out, place.device) if data.held_out else ()
+    if not data.held_out:
+        return ()
+    return validate(folder, data.held_out, place.device, recipe.missing)

@@ -97,6 +97,36 @@ Start = Annotated[
     Path | None,
     typer.Option(metavar="MODEL", help="Model folder whose weights to start from.", **FOLDER),
 ]
+FoldCount = Annotated[
+    int | None,
+    typer.Option(
+        "--folds",
+        metavar="K",
+        help="Cross-validate: train K models more, each without a K-th of the scans, and judge it "
+        "by those.",
+    ),
+]
+SameFolds = Annotated[
+    int | None,
+    typer.Option(
+        "--folds", metavar="K", help="Cross-validate both networks by the first one's K folds."
+    ),
+]
+Fold = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Do only this one of the --folds, so that several can run at once; then all without.",
+    ),
+]
+Subject = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Part of a scan's name that says whom it shows, as all scans of a subject are in one "
+        "fold. Default: the name without a side at its end, such as _left.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 
 
@@ -122,32 +152,25 @@ def train(
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
     start: Start = None,
+    folds: FoldCount = None,
+    fold: Fold = None,
+    subject: Subject = None,
     device: Device = "auto",
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out.
 
     The data are checked first. Interrupted, it goes on where it was if the command is repeated.
+    With --folds, the model learns from all scans, and models of its folds tell its error.
     """
     options = Options(
-        scans=scans,
-        landmarks=landmarks,
-        folder=_folder(output, check),
-        hold_out=read_names(validate),
-        spacing_mm=spacing,
-        radius_mm=radius,
-        tile=read_tile(tile),
-        filters=read_filters(filters),
-        stride=2 if stride == 2 else 1,
+        scans=scans, landmarks=landmarks, folder=_folder(output, check), device=device,
+        hold_out=read_names(validate), folds=folds, fold=fold, subject=subject, strict=strict,
+        spacing_mm=spacing, radius_mm=radius, tile=read_tile(tile),
+        filters=read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
-        mirror=mirror,
-        start=start,
-        device=device,
-        strict=strict,
-        cuts=cuts,
-        rotation_deg=rotation,
-        missing=missing,
+        mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, missing=missing,
         intensity=read_intensity(intensity),
-    )
+    )  # fmt: skip
     _train(options, check, second=False)
 
 
@@ -169,6 +192,8 @@ def refine(
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
     start: Start = None,
+    folds: SameFolds = None,
+    fold: Fold = None,
     device: Device = "auto",
 ) -> None:
     """Train a model's second network, which looks again, closer, where the first one shows.
@@ -191,6 +216,8 @@ def refine(
         device=device,
         strict=strict,
         cuts=cuts,
+        folds=folds,
+        fold=fold,
     )
     _train(options, check, second=True)
 
@@ -205,9 +232,14 @@ def _folder(output: Path | None, check: bool) -> Path:
 def _train(options: Options, check: bool, *, second: bool) -> None:
     """Train a first or second network, and end the command, as an interrupted one if it was."""
     # Here, because these pull in torch, which nobody wants to wait for who asks for help.
+    from models.crossvalidate import FIRST, SECOND, crossvalidate  # noqa: PLC0415
     from models.train_first import train_first  # noqa: PLC0415
     from models.train_refine import train_refine  # noqa: PLC0415
 
-    train = train_refine if second else train_first
-    if not train(options, Console(), only_check=check):
+    if options.folds is not None or options.fold is not None:
+        done = crossvalidate(options, SECOND if second else FIRST, Console(), only_check=check)
+    else:
+        train = train_refine if second else train_first
+        done = train(options, Console(), only_check=check)
+    if not done:
         raise typer.Exit(INTERRUPTED)

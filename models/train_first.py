@@ -1,7 +1,8 @@
 """Options -> a model folder: the data checked, choices made from them, and a network trained."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,29 @@ from models.symmetry import with_mirror_images
 from models.train import Data, Place, train
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a training will be, all choices made.
+
+    Attributes:
+        folder: The model folder of the network that is trained.
+        names: Of the landmarks.
+        chosen: Who is learned from.
+        recipe: Every number.
+        choices: The reasons for those that the options left open.
+        mean: Mean shape of those who are learned from; None if the network keeps none.
+        record: What the training is begun with.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    chosen: Split
+    recipe: Recipe
+    choices: tuple[Choice, ...]
+    mean: Points | None
+    record: Record
+
+
 def train_first(options: Options, console: Console, only_check: bool = False) -> bool:
     """Train the network of a model that sees scans as they come.
 
@@ -44,15 +68,25 @@ def train_first(options: Options, console: Console, only_check: bool = False) ->
         StartupError: The data are wrong, or the folder holds a checkpoint of another training.
         BadParameter: The options do not fit each other or the data.
     """
-    checked = look_through(options, console)
+    plan = plan_first(options, look_through(options, console))
+    show(console, plan.chosen, plan.choices)
+    return only_check or run_first(options, plan, console)
+
+
+def plan_first(options: Options, checked: Checked) -> Plan:
+    """Make all choices of a training; see ``train_first``."""
     record = read_record(options.folder) if (options.folder / CHECKPOINT).exists() else None
     chosen = split_as_begun(options, checked, record)
     recipe, choices = suggest_recipe(as_begun(options, record), checked)
-    show(console, chosen, choices)
-    if only_check:
-        return True
     names = checked.names
-    shape = mean_of(chosen.train, names) if recipe.sees == "whole" else None
+    mean = mean_of(chosen.train, names) if recipe.sees == "whole" else None
+    record_now = record_of(options, recipe, names, chosen)
+    return Plan(options.folder, names, chosen, recipe, tuple(choices), mean, record_now)
+
+
+def run_first(options: Options, plan: Plan, console: Console) -> bool:
+    """Read the specimens of a plan, and train; see ``train_first``."""
+    names, recipe, chosen = plan.names, plan.recipe, plan.chosen
     pairs = [facts.pair for facts in chosen.train]
     specimens: Sequence[Specimen] = [
         load_specimen(pair, names, recipe.spacing_mm, recipe.intensity)
@@ -61,10 +95,10 @@ def train_first(options: Options, console: Console, only_check: bool = False) ->
     if options.mirror:
         specimens = mirrored(specimens, mean_of(chosen.train, names))
     held_out = tuple(facts.pair for facts in chosen.held_out)
-    data = Data(names, shape, tuple(specimens), held_out)
+    data = Data(names, plan.mean, tuple(specimens), held_out)
     network = new_network(options, recipe, len(names))
-    place = Place(options.folder, choose_device(options.device), console)
-    return train(network, data, record_of(options, recipe, names, chosen), place)
+    place = Place(plan.folder, choose_device(options.device), console)
+    return train(network, data, plan.record, place)
 
 
 def look_through(options: Options, console: Console) -> Checked:

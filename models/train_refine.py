@@ -35,6 +35,7 @@ from models.suggest import (
 )
 from models.train import Data, Place, train
 from models.train_first import (
+    Plan,
     as_begun,
     look_through,
     mirrored,
@@ -76,10 +77,17 @@ def train_refine(options: Options, console: Console, only_check: bool = False) -
         BadParameter: The options do not fit each other, the data or the first model.
         ModelRefused: The first model's folder is none.
     """
+    read_manifest(options.folder)  # A first model that is none is said before all data are read.
+    plan = plan_refine(options, look_through(options, console))
+    show(console, plan.chosen, plan.choices)
+    return only_check or run_refine(options, plan, console)
+
+
+def plan_refine(options: Options, checked: Checked) -> Plan:
+    """Make all choices of a training; see ``train_refine``."""
     first = read_manifest(options.folder)
     names = tuple(landmark.name for landmark in first.landmarks)
     folder = options.folder / FOLDER
-    checked = look_through(options, console)
     unknown = set(checked.names) - set(names)
     if unknown:
         raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
@@ -92,9 +100,16 @@ def train_refine(options: Options, console: Console, only_check: bool = False) -
     chosen = _split(options, checked, record)
     mean = upright(mean_shape([facts.rows(names) for facts in chosen.train]))
     recipe, choices = _recipe(as_begun(options, record), checked, first, mean)
-    show(console, chosen, choices)
-    if only_check:
-        return True
+    record_now = record_of(options, recipe, names, chosen)
+    return Plan(folder, names, chosen, recipe, tuple(choices), mean, record_now)
+
+
+def run_refine(options: Options, plan: Plan, console: Console) -> bool:
+    """Read the specimens of a plan, pose them, and train; see ``train_refine``."""
+    first, recipe, chosen = read_manifest(options.folder), plan.recipe, plan.chosen
+    names, mean = plan.names, plan.mean
+    if mean is None:
+        raise ValueError("expected a plan with a mean shape, got none")
     coarse_mm = min(first.input.spacing_mm)
     pairs = [facts.pair for facts in chosen.train]
     specimens: Sequence[Specimen] = [
@@ -106,8 +121,8 @@ def train_refine(options: Options, console: Console, only_check: bool = False) -
     posed = tuple(pose_specimen(specimen, mean) for specimen in specimens)
     data = Data(names, mean, posed, tuple(facts.pair for facts in chosen.held_out))
     network = new_network(options, recipe, len(names))
-    place = Place(folder, choose_device(options.device), console)
-    return train(network, data, record_of(options, recipe, names, chosen), place)
+    place = Place(plan.folder, choose_device(options.device), console)
+    return train(network, data, plan.record, place)
 
 
 def _split(options: Options, checked: Checked, record: dict[str, Any] | None) -> Split:

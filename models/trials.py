@@ -8,6 +8,7 @@ from app.registry import LoadedModel
 from app.volume import Volume, read_volume
 from models.crops import blanks, halves
 from models.looks import Looker, with_thresholds
+from models.options import Missing
 from models.thresholds import Thresholds, calibrate_thresholds
 from models.validate import Outcome, Pair, compare, read_truth
 
@@ -33,12 +34,13 @@ class Trial:
     answer: tuple[Outcome, ...]
 
 
-def try_scan(model: LoadedModel, pair: Pair) -> list[Trial]:
+def try_scan(model: LoadedModel, pair: Pair, missing: Missing = "unknown") -> list[Trial]:
     """Run a model over a scan, its halves and blank scans like it.
 
     Args:
         model: The model.
         pair: Name, scan and landmark file.
+        missing: What a landmark is that the file does not have.
 
     Returns:
         A trial for each.
@@ -55,13 +57,14 @@ def try_scan(model: LoadedModel, pair: Pair) -> list[Trial]:
         ("whole", [volume]), ("half", halves(volume)), ("blank", blanks(volume))
     )  # fmt: skip
     for kind, made in volumes:
-        # Nothing is where it was in a scan that shows nothing.
-        there = {} if kind == "blank" else truth
+        # Nothing is where it was in a scan that shows nothing, whatever the file has.
+        there, lacking = ({}, "absent") if kind == "blank" else (truth, missing)
         for part in made:
             looks = looker.look(part)
             alone = [looks.first, *([] if model.refine is None else [looks.second or ()])]
-            networks = tuple(compare(name, part, there, found) for found in alone)
-            trials.append(Trial(name, kind, networks, compare(name, part, there, looks.answer)))
+            networks = tuple(compare(name, part, there, found, lacking) for found in alone)
+            answer = compare(name, part, there, looks.answer, lacking)
+            trials.append(Trial(name, kind, networks, answer))
     return trials
 
 
@@ -108,16 +111,19 @@ def networks_of(model: LoadedModel) -> list[LoadedModel]:
     return [model] if model.refine is None else [model, model.refine]
 
 
-def try_again(model: LoadedModel, pair: Pair, trials: Sequence[Trial]) -> list[Trial]:
+def try_again(
+    model: LoadedModel, pair: Pair, trials: Sequence[Trial], missing: Missing = "unknown"
+) -> list[Trial]:
     """Run a model over a scan with the thresholds that the other scans' trials say.
 
     Args:
         model: The model.
         pair: Name, scan and landmark file.
         trials: Of all scans. If this is the only one, its own count.
+        missing: What a landmark is that the file does not have.
 
     Returns:
         As ``try_scan``.
     """
     others = [trial for trial in trials if trial.scan != pair[0]] or trials
-    return try_scan(apply_thresholds(model, thresholds_from(model, others)), pair)
+    return try_scan(apply_thresholds(model, thresholds_from(model, others)), pair, missing)

@@ -14,7 +14,8 @@ from app.landmarks import Landmark, Point, Status
 from app.loading import load_checked
 from app.volume import Volume, read_volume
 from models.landmark_files import read_landmarks
-from models.specimens import inside_volume, pair_files
+from models.options import Missing
+from models.specimens import pair_files
 
 Pair = tuple[str, Path, Path]
 """Name, scan and landmark file of a specimen."""
@@ -28,6 +29,8 @@ class Outcome:
         scan: Name of the scan.
         landmark: Name of the landmark.
         present: Whether the scan shows it: its file has a point, which lies in the volume.
+        known: Whether that is known. A landmark without a point may be there all the same; one
+            whose point lies outside the volume is absent for certain.
         status: As answered.
         true_mm: In mm, RAS; None if it is not present.
         found_mm: In mm, RAS; None if the answer has no place.
@@ -53,25 +56,39 @@ class Outcome:
     coherence: float
     region95_mm: float | None
     beyond_mm: float = math.inf
+    known: bool = True
 
 
-def validate(folder: Path, pairs: Sequence[Pair], device: torch.device) -> tuple[Outcome, ...]:
+def validate(
+    folder: Path, pairs: Sequence[Pair], device: torch.device, missing: Missing = "unknown"
+) -> tuple[Outcome, ...]:
     """Detect the landmarks of scans and compare them with the landmark files.
 
     Args:
         folder: The model folder.
         pairs: The specimens; none that the model was trained on.
         device: Where to run.
+        missing: As in ``compare``.
 
     Returns:
         One outcome for each scan and landmark of the model.
     """
     detector = Detector(load_checked(folder, device))
-    return tuple(outcome for pair in pairs for outcome in validate_scan(detector, pair))
+    return tuple(outcome for pair in pairs for outcome in validate_scan(detector, pair, missing))
 
 
-def validate_scan(detector: Detector, pair: Pair) -> tuple[Outcome, ...]:
+def validate_scan(
+    detector: Detector, pair: Pair, missing: Missing = "unknown"
+) -> tuple[Outcome, ...]:
     """Detect the landmarks of one scan and compare them with its landmark file.
+
+    Args:
+        detector: Of the model.
+        pair: Name, scan and landmark file.
+        missing: As in ``compare``.
+
+    Returns:
+        One outcome for each landmark of the model.
 
     Raises:
         LandmarkdError: The scan cannot be read or answered.
@@ -79,20 +96,27 @@ def validate_scan(detector: Detector, pair: Pair) -> tuple[Outcome, ...]:
     """
     name, scan, landmarks = pair
     volume = read_volume(scan.read_bytes())
-    return compare(name, volume, read_truth(landmarks), detector.detect(volume).landmarks)
+    truth = read_truth(landmarks)
+    return compare(name, volume, truth, detector.detect(volume).landmarks, missing)
 
 
 def compare(
-    name: str, volume: Volume, truth: Mapping[str, Point], found: Iterable[Landmark]
+    name: str,
+    volume: Volume,
+    truth: Mapping[str, Point],
+    found: Iterable[Landmark],
+    missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
     """Compare landmarks that were found with the truth.
 
     Args:
         name: Of the scan.
         volume: The scan.
-        truth: Places of the landmarks in mm, RAS, by name; a landmark that is missing here, or lies
-            outside the volume, is absent.
+        truth: Places of the landmarks in mm, RAS, by name; one that lies outside the volume is
+            absent.
         found: One for each landmark of the model.
+        missing: What a landmark is that the truth does not have: absent, or not known to be there
+            or not, which says nothing of presence.
 
     Returns:
         One outcome for each of them.
@@ -103,11 +127,8 @@ def compare(
     for mark in found:
         true = truth.get(mark.name)
         beyond = math.inf if true is None else _distance_beyond(true, volume)
-        if (
-            true is not None
-            and not inside_volume(true[None], volume.affine, volume.voxels.shape)[0]
-        ):
-            true = None
+        known = true is not None or missing == "absent"
+        true = true if beyond == 0 else None
         off = unknown if true is None or mark.ras_mm is None else mark.ras_mm - true
         outcomes.append(
             Outcome(
@@ -124,13 +145,14 @@ def compare(
                 coherence=mark.coherence,
                 region95_mm=mark.region95_mm,
                 beyond_mm=beyond,
+                known=known,
             )
         )
     return tuple(outcomes)
 
 
 def _distance_beyond(point: Point, volume: Volume) -> float:
-    """Measure how far a point lies outside a volume, in mm; 0 inside."""
+    """Measure how far a point lies outside a volume, in mm; 0 inside, up to its outer faces."""
     index = transform(np.linalg.inv(volume.affine), point)
     nearest = np.clip(index, -0.5, np.array(volume.voxels.shape) - 0.5)
     return float(np.linalg.norm(volume.affine[:3, :3] @ (index - nearest)))
@@ -144,11 +166,12 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     if not known.size:
         return f"no landmark found of {present}"
     missed = sum(outcome.present and outcome.found_mm is None for outcome in outcomes)
-    false = sum(not outcome.present and outcome.found_mm is not None for outcome in outcomes)
+    absent = [outcome for outcome in outcomes if outcome.known and not outcome.present]
+    false = sum(outcome.found_mm is not None for outcome in absent)
     return (
         f"mean {known.mean():.3f} mm, median {np.median(known):.3f}, "
         f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
-        f"missed {missed} of {present}, false {false} of {len(outcomes) - present}"
+        f"missed {missed} of {present}, false {false} of {len(absent)}"
     )
 
 

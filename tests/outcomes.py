@@ -17,6 +17,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     status: Status = "detected",
     mass: float = 0.8,
     region95_mm: float | None = None,
+    known: bool = True,
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)
@@ -33,4 +34,5 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         mass=mass,
         coherence=0.7,
         region95_mm=region95_mm,
+        known=known,
     )

@@ -1,125 +1,16 @@
 """Bodies received in place: over real sockets, on both event loops, whatever the client does."""
 
 import asyncio
-from asyncio import AbstractEventLoop, StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from http import HTTPStatus
 
-import numpy as np
 import pytest
 import uvloop
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
-from uvicorn import Config
-from uvicorn.server import ServerState
 
-from app.bodies import DirectBodyProtocol, fill_body_of
-
-BODY = np.random.default_rng(5).bytes(3 << 20)
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-IMPATIENT_S = 0.3
-
-
-def post(path: str, *headers: str, length: int = len(BODY)) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", *headers, "", "")
-    return "\r\n".join(lines).encode()
-
-
-@dataclass
-class Service:
-    """An application that does with a body what the path says.
-
-    Attributes:
-        left: Is set when it has seen a client leave.
-        counted: Bytes that have come in place.
-    """
-
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    counted: int = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 if all is well."""
-        try:
-            status = await self._do(scope, receive)
-        except TimeoutError:
-            status = HTTPStatus.REQUEST_TIMEOUT
-        except ValueError:
-            status = HTTPStatus.NOT_ACCEPTABLE
-        except ClientDisconnect:
-            self.left.set()
-            return
-        headers = [(b"content-length", b"0")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _do(self, scope: Scope, receive: Receive) -> HTTPStatus:
-        path = scope["path"]
-        if path == "/live":
-            return HTTPStatus.OK
-        first = (await receive())["body"]
-        if path == "/refuse":
-            return HTTPStatus.UNPROCESSABLE_ENTITY
-        async with asyncio.timeout(IMPATIENT_S if path == "/impatient" else None):
-            body = await self._fill(scope, first)
-        if path == "/wait":
-            assert (await receive())["type"] == "http.disconnect"
-            raise ClientDisconnect
-        return HTTPStatus.OK if body == BODY else HTTPStatus.BAD_REQUEST
-
-    async def _fill(self, scope: Scope, first: bytes) -> bytes:
-        content = np.frombuffer(first.ljust(len(BODY), b"\0"), dtype=np.uint8).copy()
-        fill = fill_body_of(scope)
-        assert fill is not None
-        await fill(content.data[len(first) :], self._count)
-        return content.tobytes()
-
-    def _count(self, size: int) -> None:
-        self.counted += size
-
-
-@dataclass(frozen=True)
-class Talk:
-    """A client's side of a connection to a service."""
-
-    service: Service
-    reader: StreamReader
-    writer: StreamWriter
-
-    async def send(self, content: bytes) -> None:
-        """Send bytes, and wait until the system has taken nearly all of them."""
-        self.writer.write(content)
-        await self.writer.drain()
-
-    async def status(self) -> int:
-        """Wait for the next answer, and read its status."""
-        return int((await self.reader.readuntil(b"\r\n\r\n")).split()[1])
-
-
-Play = Callable[[Callable[[Talk], Awaitable[None]]], None]
+from tests.body_services import BODY, LIVE, Play, Talk, play_on, post
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def play(request: pytest.FixtureRequest) -> Play:
-    new_loop: Callable[[], AbstractEventLoop] = request.param
-
-    async def talk(client: Callable[[Talk], Awaitable[None]]) -> None:
-        service = Service()
-        config = Config(service, lifespan="off", log_config=None)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: DirectBodyProtocol(config, ServerState(), {}), "127.0.0.1", 0
-        )
-        address = server.sockets[0].getsockname()
-        async with server, asyncio.timeout(30):
-            reader, writer = await asyncio.open_connection(*address)
-            await client(Talk(service, reader, writer))
-            writer.close()
-
-    def run(client: Callable[[Talk], Awaitable[None]]) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(talk(client))
-
-    return run
+    return play_on(request.param)
 
 
 def test_body_is_received_in_place_and_the_connection_used_again(play: Play) -> None:

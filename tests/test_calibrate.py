@@ -14,6 +14,7 @@ from app.cli import app
 from app.loading import load_checked
 from app.manifest import read_manifest
 from models.calibrate import conclude, write_calibration
+from models.options import Missing
 from models.regions import calibrate_regions, conformal_region, left_out, promise_of, sure_errors
 from models.thresholds import calibrate_thresholds
 from models.trials import Trial, try_scan
@@ -87,6 +88,13 @@ def test_a_threshold_is_the_geometric_middle_between_present_and_absent_masses()
     assert chosen is not None
     assert chosen.values == pytest.approx((0.3, 0.3))
     assert chosen.own == 1
+
+
+def test_landmarks_of_unknown_presence_say_nothing_of_absence() -> None:
+    unsure = [outcome(mass=0.9, present=False, known=False) for _ in range(30)]
+    chosen = calibrate_thresholds([*masses([0.9] * 30, [0.1] * 30), *unsure], ["a"], 2.0)
+    assert chosen is not None
+    assert chosen.values == pytest.approx((0.3,))
 
 
 def test_absence_that_left_no_mass_does_not_pull_the_threshold_to_nothing() -> None:
@@ -207,6 +215,18 @@ def test_a_model_is_tried_on_the_scan_its_halves_and_blanks(trained: Path) -> No
         assert second == ()  # One step of training finds no pose to look again in.
         assert all(mark.present for mark in first) == (trial.kind == "whole")
     assert not any(mark.present for trial in made[-2:] for mark in trial.answer)
+
+
+@pytest.mark.parametrize(("missing", "known"), [("unknown", False), ("absent", True)])
+def test_what_a_file_does_not_place_is_absent_for_certain_only_from_blanks(
+    trained: Path, tmp_path: Path, missing: Missing, known: bool
+) -> None:
+    model = load_checked(trained / "mine", torch.device("cpu"))
+    name, scan, path = choose_pairs(trained / "scans", trained / "landmarks", ["one"])[0]
+    part = tmp_path / "one.csv"
+    part.write_text(path.read_text().rpartition("e,")[0])
+    made = try_scan(model, (name, scan, part), missing)
+    assert [trial.answer[-1].known for trial in made] == [*[known] * 7, True, True]
 
 
 def test_the_command_refuses_a_model_that_finds_nothing(trained: Path) -> None:

@@ -64,7 +64,7 @@ def test_every_landmark_of_every_scan_is_a_line(report: Path) -> None:
             true, found = places.astype(float).reshape(2, 3)
             assert float(row["error_mm"]) == pytest.approx(np.linalg.norm(found - true), abs=2e-4)
             assert float(row["error_mm"]) < 2
-        elif row["present"] == "False":
+        elif not row["present"]:
             assert not any(places[:3])
 
 
@@ -77,7 +77,30 @@ def test_the_summary_counts_what_the_lines_say(report: Path) -> None:
     assert set(HEADINGS) < set(summary[0])
     present = sum(row["present"] == "True" for row in rows)
     assert int(summary[0]["present"]) == present
-    assert int(summary[0]["present"]) + int(summary[0]["absent"]) == len(rows)
+    assert int(summary[0]["unknown"]) == len(rows) - present > 0
+    assert int(summary[0]["absent"]) == 0
+
+
+def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
+    report: Path, tmp_path: Path
+) -> None:
+    """The ring of one phantom has another name, which is no reason to call its ring invented."""
+    told = (report / "stdout").read_text()
+    page = (report / "report" / "report.html").read_text()
+    unknown = int(read(report / "report" / "summary.csv")[0]["unknown"])
+    for text in (" ".join(told.split()), page):
+        assert f"Landmarks without a place in their files: {unknown}." in text
+    (ring,) = (
+        row
+        for row in read(report / "report" / "errors.csv")
+        if (row["scan"], row["landmark"]) == ("phantom-5003", "ring")
+    )
+    assert (ring["present"], ring["status"]) == ("", "detected")
+    words = ("--only", "phantom-5003", "--missing", "absent", "-o", tmp_path)
+    result = evaluate(report, *words)
+    assert "a place in their files" not in result.stdout
+    (row,) = (row for row in read(tmp_path / "summary.csv") if row["name"] == "ring")
+    assert (row["absent"], row["invented"], row["unknown"]) == ("1", "1", "0")
 
 
 def test_the_page_needs_no_other_file(report: Path) -> None:

@@ -1,5 +1,7 @@
 """Outcomes -> figures, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from models.figures import (
@@ -49,6 +51,14 @@ def test_missed_is_present_but_not_detected_and_invented_the_reverse() -> None:
         "not_found": (1, 1),
         "out_of_field": (0, 1),
     }
+
+
+def test_landmarks_of_unknown_presence_are_neither_missed_nor_invented() -> None:
+    unsure = [outcome(present=False, known=False, status=s) for s in ("detected", "not_found")]
+    presence = measure_presence([*SOME, *unsure])
+    assert presence.unknown == 2
+    assert replace(presence, unknown=0) == measure_presence(SOME)
+    assert summary([*SOME, *unsure]) == summary(SOME)
 
 
 def test_coverage_counts_errors_that_were_told_with_a_region() -> None:

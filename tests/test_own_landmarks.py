@@ -48,11 +48,12 @@ def test_the_chapter_goes_from_data_to_a_service(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.chdir(folder)
-        check, train = commands("train")
+        check, train, folds = commands("train")
         told = run(check, "--device cpu")
         assert "8 scans with 6 landmarks: 0 errors, 0 warnings" in told
         assert "keep no" in told  # constellation, so tiles are suggested
         assert "step 2:" in run(train, SMALL)
+        assert "│ --folds │ 5" in " ".join(run(f"{folds} --check", SMALL).split())
         (evaluate,) = commands("evaluate")
         held_out = json.loads(Path("models/my-model/recipe.json").read_text())["held_out"]
         assert re.findall(r"--only (\S+)", evaluate) == held_out

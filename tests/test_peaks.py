@@ -17,7 +17,9 @@ VOXELS = cells_of_edge((1, 1, 1), READOUT)
 
 def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
     """Find peaks in cells of one voxel."""
-    return find_peaks(collect_ballots(votes), readout, count, cells_of_edge((1, 1, 1), readout))
+    return find_peaks(
+        collect_ballots(votes, readout.landmarks), readout, count, cells_of_edge((1, 1, 1), readout)
+    )
 
 
 def heights(votes: Votes) -> np.ndarray:

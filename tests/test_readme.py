@@ -124,5 +124,5 @@ def test_readme_names_every_call_and_command() -> None:
         assert word in README
     for word in ("serve", "detect", "check", "models", "phantom", "bench"):
         assert f"landmarkd {word}" in README
-    for word in ("train", "refine", "evaluate", "calibrate"):
+    for word in ("train", "refine", "evaluate", "calibrate", "average"):
         assert f"landmarkd {word}" in README

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import NetworkFailed
 from app.network import Field
-from app.votes import Votes, filter_votes, filter_votes_plainly
+from app.votes import Votes, filter_rows, filter_votes, filter_votes_plainly, vote_rows
 from tests.synthetic import random_field
 
 RAMP = torch.linspace(0.1, 1.0, 24)
@@ -33,6 +34,12 @@ def relaid(field: Field, layout: str, dtype: torch.dtype) -> Field:
         wide[..., ::2] = scores
         scores = wide[..., ::2]
     return Field(scores, offsets, field.activation, field.background)
+
+
+def with_background(field: Field) -> Field:
+    """Put a background channel before those of the landmarks."""
+    scores = torch.cat([1 - field.scores.amax(0, keepdim=True), field.scores])
+    return Field(scores, field.offsets, field.activation, background=True)
 
 
 def placed(way: Callable[..., Votes], field: Field, threshold: float) -> Votes:
@@ -100,3 +107,36 @@ def test_what_passes_by_score_but_points_nowhere_leaves_no_gap(
     assert_same(votes, filter_votes_plainly(field, 0.4))
     assert len(votes) > 50
     assert votes.position.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channels first", "channels last", "every second voxel"])
+@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
+def test_rows_at_once_are_those_of_the_votes(
+    activation: Activation, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether room for them is made once or many times, in one thread and in four."""
+    field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
+    field.offsets[1, 2, 3:5] = torch.nan
+    for threshold in (0.01, 0.5, 1.0):
+        expected = vote_rows(filter_votes(field, threshold), (8, 11, 9))
+        assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
+        with monkeypatch.context() as patch:
+            patch.setattr("app.votes_numba.ROWS_AT_ONCE", 1)
+            assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
+            patch.setattr("app.votes_numba.VOXELS_PER_THREAD", 1)
+            patch.setattr(torch, "get_num_threads", lambda: 4)
+            assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+def test_probabilities_that_are_no_numbers_matter_to_landmarks_alone(layout: str) -> None:
+    """A background that is none decides nothing; a landmark's fails both ways to list votes."""
+    field = relaid(with_background(random_field((9, 11, 13), 4, "none")), layout, torch.float32)
+    field.scores[0, 4, 5, 6] = torch.nan
+    assert_same(filter_votes(field, 0.3), filter_votes_plainly(field, 0.3))
+    field.scores[3, 8, 10, 12] = torch.nan
+    with pytest.raises(NetworkFailed, match="NaN"):
+        filter_votes(field, 0.3)
+    with pytest.raises(NetworkFailed, match="NaN"):
+        filter_rows(field, 0.3, (9, 11, 13))

@@ -20,6 +20,7 @@ from app.readout import GridFrame, Readout
 from app.votes import (
     Votes,
     concat_votes,
+    filter_rows,
     filter_votes,
     filter_votes_plainly,
     select_votes,
@@ -29,6 +30,7 @@ from app.votes import (
 __all__ = [
     "Landmark",
     "Votes",
+    "filter_rows",
     "filter_votes",
     "filter_votes_plainly",
     "select_votes",

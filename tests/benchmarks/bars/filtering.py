@@ -77,7 +77,7 @@ def _tensorflow(case: KnownCase, limit: Limit, agree: partial[None]) -> Rival:
 
 
 def _rows(case: KnownCase) -> Rows:
-    return ours.vote_rows(ours.filter_votes(case.field(), case.threshold), case.sample_shape)
+    return ours.filter_rows(case.field(), case.threshold, case.sample_shape)
 
 
 def _rows_and_heatmaps(case: KnownCase) -> RowsAndHeatmaps:

@@ -48,4 +48,5 @@ def _detect(detector: Detector, seed: int) -> tuple[Outcome, ...]:
     volume = read_volume(scan_bytes(phantom))
     places = zip(phantom.names, phantom.points, strict=True)
     truth = {name: point for name, point in places if np.isfinite(point).all()}
-    return compare(str(seed), volume, truth, detector.detect(volume).landmarks)
+    found = detector.detect(volume).landmarks
+    return compare(str(seed), volume, truth, found, missing="absent")
