@@ -29,6 +29,7 @@ aside                     what the host does beside that thread
 device_loop, devices      volumes of all requests -> Detections, on one device; on all of them
 admission, places, engine what is let in; everything between a request's bytes and its answer
 computing                 what is asked for that needs no device
+tidying                   memory goes back to the system after work
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
 bodies, uploads, events,  HTTP in, progress and answers out;

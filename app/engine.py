@@ -33,6 +33,7 @@ from app.metrics import Gauges, Metrics
 from app.places import Place
 from app.registry import LoadedModel, Registry
 from app.settings import Settings
+from app.tidying import Tidying
 from app.tiles import plan_tiles
 from app.volume import Volume, VolumeLimits, check_header, read_volume
 
@@ -103,6 +104,7 @@ class Engine:
         )
         self._state: State = "loading"
         self._places = asyncio.Semaphore(QUEUED_VOLUMES)
+        self._tidying = Tidying()
         self._decoders = ThreadPoolExecutor(DECODE_THREADS, thread_name_prefix="decode")
         self._computing = Computing()
 
@@ -167,6 +169,7 @@ class Engine:
             async with asyncio.timeout(self._settings.drain_s):
                 await self.admission.idle.wait()
         await self.devices.stop()
+        self._tidying.stop()
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self._computing.close()
 
@@ -245,6 +248,7 @@ class Engine:
             )
         finally:
             place.leave()
+            self._tidying.after_work()
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
         times = detection.timing
         self._metrics.observe_stages(times)
