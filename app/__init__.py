@@ -8,6 +8,7 @@ settings, schemas         every knob; everything that crosses the wire
 inflate, header, volume   bytes -> Volume
 archives                  bytes -> arrays of a network that is not here
 folder, manifest          model folder -> Manifest
+streams                   arrays of the host -> tensors on a device, beside what it does
 grid, tiles               Volume -> Grid -> tile plan
 calls, program, module    model folder -> network, without running code of the folder's
 network                   tile batch -> Fields (scores and offsets)
@@ -19,13 +20,16 @@ modes, constellation      Heatmaps + Votes -> Modes -> the modes that agree with
 landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI
 phantom, selfcheck, warm  generated scan; does a network answer as it should; compile ahead
+precision                 which precision a network computes in
 registry, detector        models that serve; the device half composed (loading: and checked)
 scheduler, batch_sizes    tiles of all requests -> the next batch, and how large it may be
 jobs, worklist            who asks for the same scan; what the device does next
 batches, device_thread    a batch -> votes, whatever fails; the one thread of a device
 aside                     what the host does beside that thread
-device_loop               volumes of all requests -> Detections
+device_loop, devices      volumes of all requests -> Detections, on one device; on all of them
 admission, places, engine what is let in; everything between a request's bytes and its answer
+computing                 what is asked for that needs no device
+tidying                   memory goes back to the system after work
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
 bodies, uploads, events,  HTTP in, progress and answers out;

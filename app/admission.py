@@ -23,7 +23,8 @@ class Admission:
         max_requests: Requests in flight at most.
         max_bytes: Bytes of all their bodies together at most.
         max_body_bytes: Bytes of one body at most; also what a body of unknown length counts.
-        backlog_s: Estimates how long the device will be busy with the tiles that wait.
+        backlog_s: Estimates when a device will be free of the tiles that wait now.
+        devices: Counts the devices that work side by side.
         open: False once the service is draining.
         idle: Set while nothing is in flight.
     """
@@ -32,6 +33,7 @@ class Admission:
     max_bytes: int
     max_body_bytes: int
     backlog_s: Callable[[], float] = lambda: 0.0
+    devices: Callable[[], int] = lambda: 1
     open: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     requests: int = field(default=0, init=False)
@@ -88,5 +90,5 @@ class Admission:
     def retry_after_s(self) -> int:
         """Estimate after how many seconds half of what is in flight will have been answered."""
         # Tiles tell more than requests, but scans that are not prepared have none yet.
-        busy_s = max(self._cost_s * self.requests, self.backlog_s())
+        busy_s = max(self._cost_s * self.requests / max(1, self.devices()), self.backlog_s())
         return max(1, math.ceil(busy_s / 2))

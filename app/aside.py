@@ -1,11 +1,10 @@
-"""work of the host -> its outcome: what is done beside a device's thread.
+"""work beside a device's thread -> its outcome.
 
-Where networks run on an accelerator, its thread also prepares scans and reads landmarks there,
-which takes milliseconds. Where they run on the host, both are done in threads of their own, so that
-a small scan waits neither for a huge one that is being prepared nor, at either end, for a batch.
+Scans are prepared in threads of their own, so that a small one waits neither for a huge one that is
+being prepared nor for a batch. Where networks run on the host, landmarks are read off their votes
+there as well; an accelerator's own thread does that in milliseconds.
 """
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +19,9 @@ Result = TypeVar("Result")
 THREADS: Final = 4
 """So many huge scans must be in preparation at once for a small one to wait for them."""
 
+ACCELERATOR_THREADS: Final = 2
+"""One scan is read by the host while another is computed; more would share the device's memory."""
+
 Then: TypeAlias = Callable[[Result | Exception], None]
 """Goes on with what a function returned, or raised."""
 
@@ -27,35 +29,27 @@ Then: TypeAlias = Callable[[Result | Exception], None]
 class Aside:
     """Threads beside the one of a device."""
 
-    def __init__(self, work: WorkList, on_busy: Callable[[float], None]) -> None:
+    def __init__(self, work: WorkList, device: torch.device) -> None:
         """Begin with no thread.
 
         Args:
             work: What the device's thread has to do.
-            on_busy: Is told the seconds of what that thread does here.
+            device: That device.
         """
         self._work = work
-        self._on_busy = on_busy
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
+        threads = THREADS if device.type == "cpu" else ACCELERATOR_THREADS
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="aside")
 
-    def do(self, device: torch.device, function: Callable[[], Result], then: Then[Result]) -> None:
-        """Do some work aside if the host does it anyway, else here, on the device's thread.
+    def do(self, function: Callable[[], Result], then: Then[Result]) -> None:
+        """Do some work aside.
 
         Args:
-            device: Where the work is done.
             function: The work.
             then: Is called in the same thread with what came of it.
         """
-        if device.type == "cpu":
-            # Refused once the device's thread has ended, which is on its way to all who wait.
-            with suppress(RuntimeError):
-                self._threads.submit(self._do, function, then)
-            return
-        start = time.perf_counter()
-        try:
-            _go_on(function, then)
-        finally:
-            self._on_busy(time.perf_counter() - start)
+        # Refused once the device's thread has ended, which is on its way to all who wait.
+        with suppress(RuntimeError):
+            self._threads.submit(self._do, function, then)
 
     def close(self) -> None:
         """Let the threads end; what is not begun is not done any more."""
@@ -63,12 +57,13 @@ class Aside:
 
     def _do(self, function: Callable[[], Result], then: Then[Result]) -> None:
         try:
-            _go_on(function, then)
+            go_on(function, then)
         except BaseException as error:  # noqa: BLE001 - raised where it tells everybody who waits
             self._work.add_call(Call(_raiser(error)))
 
 
-def _go_on(function: Callable[[], Result], then: Then[Result]) -> None:
+def go_on(function: Callable[[], Result], then: Then[Result]) -> None:
+    """Call a function, and then another one with what it returned, or raised."""
     outcome: Result | Exception
     try:
         outcome = function()

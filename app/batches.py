@@ -22,7 +22,8 @@ class BatchReport:
 
     Attributes:
         tiles: How many there were.
-        seconds: Of the forward pass over all of them, votes included; None if that failed.
+        seconds: Of the forward pass over all of them, votes included, whose number the host must
+            know: so they are there when it is done. None if that failed.
         errors: Of the cases that failed.
         fits: Most tiles that may be tried again, if some number did not fit.
         shortages: How often memory ran out.

@@ -7,7 +7,8 @@ from app.grid import Grid
 from app.landmarks import Landmark
 from app.posed import Pose
 from app.registry import LoadedModel
-from app.tiles import TilePlan
+from app.streams import NOW, Arrival
+from app.tiles import Profiles, TilePlan, load_profiles
 from app.volume import Volume
 from app.votes import Votes, concat_votes
 
@@ -28,6 +29,8 @@ class Case:
         looks: How many looks of the second network there are with this one.
         turn: How many times the first network has looked from another side.
         spare: What was found before it did, which is told if it never finds more.
+        arrival: When the grid is on the device; made on another stream than networks run on.
+        profiles: Those of the plan, on the device.
         prepare_s: Time that preparing took, of all looks, as are those that follow.
         network_s: Forward passes; one that is shared counts for all its cases.
         vote_s: Collecting votes.
@@ -45,12 +48,24 @@ class Case:
     looks: int = 0
     turn: int = 0
     spare: tuple[Landmark, ...] = ()
+    arrival: Arrival = NOW
     prepare_s: float = 0.0
     network_s: float = 0.0
     vote_s: float = 0.0
     locate_s: float = 0.0
     votes: list[Votes] = field(default_factory=list)
     loose: int = 0
+    profiles: Profiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Bring what all tiles need to where the grid is."""
+        self.profiles = load_profiles(self.plan, self.grid.voxels.device)
+
+    def arrive(self) -> None:
+        """Have the current stream wait until the scan is on the device; the host does not."""
+        for values in (self.grid.voxels, *self.profiles):
+            self.arrival.precede(values)
+        self.arrival = NOW
 
     def keep(self, votes: Votes) -> None:
         """Keep the votes of a tile that was run.

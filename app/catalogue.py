@@ -1,8 +1,18 @@
 """Engine -> what clients are told of its models."""
 
+from app.devices import DeviceState
 from app.engine import Engine
 from app.registry import LoadedModel
-from app.schemas import BatchInfo, LandmarkInfo, ModelInfo, ModelRef, ModelsAnswer, ModelSummary
+from app.schemas import (
+    BatchInfo,
+    DeviceInfo,
+    LandmarkInfo,
+    ModelInfo,
+    ModelRef,
+    ModelsAnswer,
+    ModelSummary,
+    PrecisionInfo,
+)
 
 READY = "ready"
 
@@ -68,14 +78,30 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
             )
             for landmark in manifest.landmarks
         ],
-        batches=[
-            BatchInfo(
-                tile_shape=timing.tile_shape,
-                tiles=timing.tiles,
-                seconds=timing.seconds,
-                chosen=timing.chosen,
-            )
-            for timing in engine.sizes.timings(model.digest)
-        ],
+        devices=[_device(state) for state in engine.devices.states(model)],
         card=model.card or None,
+    )
+
+
+def _device(state: DeviceState) -> DeviceInfo:
+    batches = [
+        BatchInfo(
+            tile_shape=timing.tile_shape,
+            tiles=timing.tiles,
+            seconds=timing.seconds,
+            chosen=timing.chosen,
+        )
+        for timing in state.timings
+    ]
+    model = state.model
+    return DeviceInfo(
+        name=state.name,
+        status=state.trouble or READY,
+        precision=model.network.precision,
+        refine_precision=model.refine.network.precision if model.refine else None,
+        precisions=[
+            PrecisionInfo(precision=one.precision, seconds=one.seconds, chosen=one.chosen)
+            for one in model.timings
+        ],
+        batches=batches,
     )

@@ -2,7 +2,7 @@
 
 Tiles of many cases may share a forward pass; each case gets only its own votes, so neighbours
 cannot touch each other.
-All methods run on the one thread that owns the device.
+Networks run on the one thread that owns the device; ``prepare`` may run beside it.
 """
 
 import math
@@ -22,7 +22,8 @@ from app.posed import Pose, turn_grid
 from app.readout import GridFrame, readout_of
 from app.refine import MOST_LOOKS, MOST_TURNED, MOST_TURNS, SecondLook, is_believed, is_worth_a_turn
 from app.registry import LoadedModel
-from app.tiles import cut, importance, plan_tiles
+from app.streams import Stopwatch
+from app.tiles import cut, plan_tiles, weigh
 from app.volume import Volume
 from app.votes import Votes, concat_votes, filter_votes
 
@@ -132,31 +133,34 @@ class Detector:
             NetworkFailed: The network raised, or gave scores that are not numbers.
             DoesNotFit: The batch needs more memory than the device has.
         """
-        start = time.perf_counter()
-        model = tiles[0][0].model
+        model, cases = tiles[0][0].model, list(dict.fromkeys(case for case, _ in tiles))
+        forward = Stopwatch(model.network.device)
+        for case in cases:
+            case.arrive()
         fields = model.network.predict_tiles(
             [cut(case.grid.voxels, case.plan, index) for case, index in tiles]
         )
-        forward = time.perf_counter() - start
+        forward.stop()
         threshold = model.manifest.voting.threshold
-        cast: list[tuple[Case, Votes, float]] = []
+        cast: list[tuple[Case, Votes, Stopwatch]] = []
         for (case, index), scores in zip(tiles, fields, strict=True):
-            start = time.perf_counter()
+            voting = Stopwatch(model.network.device)
             i, j, k = case.plan.origins[index]
             votes = filter_votes(
                 scores,
                 threshold,
                 stride=case.plan.stride,
                 origin=(int(i), int(j), int(k)),
-                importance=importance(case.plan, index, model.network.device),
+                importance=weigh(case.plan, index, case.profiles),
             )
-            cast.append((case, votes, time.perf_counter() - start))
+            voting.stop()
+            cast.append((case, votes, voting))
         # Only now, so that a batch which fails can be run again without doubling a vote.
-        for case, votes, seconds in cast:
+        for case, votes, voting in cast:
             case.keep(votes)
-            case.vote_s += seconds
-        for case in dict.fromkeys(case for case, _ in tiles):
-            case.network_s += forward
+            case.vote_s += voting.seconds()
+        for case in cases:
+            case.network_s += forward.seconds()
 
     def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
         """Say what comes after all tiles of a case: its landmarks, or tiles of a further look.

@@ -16,16 +16,17 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Final, Literal, ParamSpec, TypeVar
+from typing import Final, Literal, TypeVar
 
 from app.batch_sizes import BatchSizes
 from app.detector import Detection, Detector
+from app.device import HOST, NamedDevice
 from app.device_thread import DeviceThread, Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.errors import DeadlineExceeded, NotReady
-from app.jobs import Job, Progress, Waiter
+from app.jobs import Job, Progress, Waiter, question
 from app.metrics import Metrics
 from app.volume import Volume
-from app.worklist import Call, WorkList
+from app.worklist import WorkList
 
 logger = logging.getLogger("landmarkd.device")
 
@@ -35,7 +36,6 @@ JOIN_S: Final = 10.0
 TIMER_STEP_S: Final = 0.001
 """An event loop's clock may be this coarse, and its timers this early."""
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -52,6 +52,7 @@ class DeviceLoop:
         metrics: Metrics,
         check: Callable[[], None] = _nothing,
         on_lost: Callable[[], None] = _nothing,
+        where: NamedDevice = HOST,
     ) -> None:
         """Bring a device's work list and its thread together.
 
@@ -60,9 +61,12 @@ class DeviceLoop:
             metrics: Where to count.
             check: Raises if the device does not answer as it should; called on its thread.
             on_lost: Is called if the device cannot be used any more.
+            where: The device.
         """
         self.sizes = sizes
+        self.where = where
         self.trouble: str | None = None
+        self.lost = False
         self._metrics = metrics
         self._check = check
         self._on_lost = on_lost
@@ -82,6 +86,19 @@ class DeviceLoop:
     def backlog_s(self) -> float:
         """Estimate how long the device will be busy with the tiles that wait."""
         return self._work.backlog_s
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """Say in how many seconds the device is free, as far as is known, and how many jobs it has.
+
+        A scan that is not prepared yet has one tile at least.
+        """
+        unprepared_s = self._work.unprepared * self.sizes.mean_cost
+        return self._work.backlog_s + unprepared_s, len(self._jobs)
+
+    def answers(self, asked: Hashable) -> bool:
+        """Tell whether a question is being answered here already; see ``app.jobs.question``."""
+        return asked in self._jobs
 
     def foresee_s(self, lane: Hashable, tiles: int) -> float:
         """Estimate how long a new scan would take; 0 if tiles like its were never timed."""
@@ -105,29 +122,9 @@ class DeviceLoop:
         self._work.close()
         await asyncio.to_thread(self._thread.join, JOIN_S)
 
-    async def call(
-        self,
-        function: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        """Call a function on the thread that owns the device."""
-        answer: Future[Result] = Future()
-
-        def work() -> None:
-            try:
-                result = function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - handed to who waits
-                answer.set_exception(error)
-            except BaseException:
-                answer.set_exception(NotReady("expected an answer, but the device's thread ended"))
-                raise
-            else:
-                answer.set_result(result)
-
-        self._work.add_call(Call(work, answer.set_exception))
-        # Once the device has begun there is no way back, whoever goes.
-        return await asyncio.shield(asyncio.wrap_future(answer))
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Have a function called on the thread that owns the device; from any thread."""
+        return self._work.submit(function)
 
     async def detect(
         self,
@@ -164,7 +161,7 @@ class DeviceLoop:
         if self.trouble is not None or self._stopping:
             raise NotReady(f"expected a working device, but {self.trouble or 'it is stopping'}")
         waiter = Waiter(loop.create_future(), deadline, on_prepared, watch)
-        job = self._join((detector.model.digest, volume.digest, frame), detector, volume, waiter)
+        job = self._join(question(detector.model, volume, frame), detector, volume, waiter)
         self._arm()
         waiter.tell(Progress("queued", ahead=len(self._jobs) - 1, tile=job.run, tiles=job.tiles))
         try:
@@ -231,7 +228,8 @@ class DeviceLoop:
         self._arm()
 
     def _make_thread(self) -> DeviceThread:
-        return DeviceThread(self._work, self.sizes, self._metrics, self._check, self._post)
+        post, where = self._post, self.where
+        return DeviceThread(self._work, self.sizes, self._metrics, self._check, post, where)
 
     def _post(self, event: Event) -> None:
         """Tell the event loop; called on the device's thread."""
@@ -265,20 +263,20 @@ class DeviceLoop:
         self.trouble = reason
         self._reviving = False
         if reason is not None:
-            logger.error("device in trouble", extra={"reason": reason})
+            logger.error("device in trouble", extra={"device": self.where.name, "reason": reason})
         if reason is not None and not recovering:
             self._fail_all(f"expected a working device, but {reason}; try another")
 
     def _lose(self, error: BaseException) -> None:
         """Tell everybody; then try a new thread once, which must pass the self-check."""
         self.trouble = "the device's thread has ended"
-        logger.critical("device thread ended", exc_info=error)
+        logger.critical("device thread ended", exc_info=error, extra={"device": self.where.name})
         self._metrics.count_faults("thread", 1)
         self._fail_all("expected an answer, but the device's thread ended; try again")
         if self._stopping:
             return
         if self._reviving:
-            self._stopping = True
+            self.lost = self._stopping = True
             self._work.close()
             self._on_lost()
             return

@@ -2,11 +2,12 @@
 
 ::
 
-    work list ─► prepare ─► tiles ─► batch ─► finish ─► answer
-                              ▲                  │
-                              └── a second look ─┘
+    prepare ─► work list ─► batch ─► finish ─► answer
+    (aside)       ▲                    │
+                  └── a second look ───┘
 
-Scans are prepared and finished in threads beside this one if the device is the host.
+Scans are prepared in threads beside this one, on a CUDA device by a stream of their own; if the
+device is the host, they are finished there too.
 
 Memory that runs out three times in a row, each time for a single tile, means that the device is
 unwell: nothing is answered then until the models have passed their self-checks again.
@@ -20,17 +21,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from app.aside import Aside
+from app.aside import Aside, go_on
 from app.batch_sizes import BatchSizes
 from app.batches import named, run_batch
 from app.case import Case
 from app.detector import Detection, describe, stage_times
-from app.device import free_memory
+from app.device import NamedDevice, free_memory
 from app.errors import DoesNotFit
 from app.jobs import Job
 from app.landmarks import Landmark
 from app.metrics import Metrics
 from app.scheduler import Batch
+from app.streams import CopyStream, own_device
 from app.worklist import Call, Rest, WorkList
 
 logger = logging.getLogger("landmarkd.device")
@@ -94,8 +96,12 @@ class DeviceThread:
         metrics: Metrics,
         check: Callable[[], None],
         post: Callable[[Event], None],
+        where: NamedDevice,
     ) -> None:
-        """Args: what to do, tiles of a batch, where to count, the self-check, whom to tell."""
+        """Args: what to do, tiles of a batch, where to count, the self-check, whom to tell, where.
+
+        A device's name is also that of its thread.
+        """
         self._work = work
         self._sizes = sizes
         self._metrics = metrics
@@ -103,8 +109,10 @@ class DeviceThread:
         self._post = post
         self._shortages = 0
         self._retry_s: float | None = None
-        self._aside = Aside(work, metrics.observe_busy)
-        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+        self._where = where
+        self._aside = Aside(work, where.device)
+        self._copies = CopyStream(where.device)
+        self._thread = threading.Thread(target=self._main, name=where.name, daemon=True)
 
     def start(self, *, doubted: bool = False) -> None:
         """Begin to work; with a self-check if the device is in doubt."""
@@ -119,6 +127,7 @@ class DeviceThread:
 
     def _main(self) -> None:
         try:
+            own_device(self._where.device)
             if self._retry_s is not None:
                 self._check()
                 self._recovered()
@@ -130,10 +139,8 @@ class DeviceThread:
 
     def add(self, job: Job) -> None:
         """Take a scan from the event loop: it is prepared, run and finished."""
-        aside = job.device.type == "cpu"
-        self._work.add(job, aside=aside)
-        if aside:
-            self._begin(job)
+        self._work.add(job)
+        self._aside.do(partial(self._prepare, job), partial(self._go_on_with, job))
 
     def _serve(self) -> None:
         while self._do_next():
@@ -145,17 +152,11 @@ class DeviceThread:
         match work:
             case Call():
                 work.function()
-            case Job():
-                self._begin(work)
             case Batch():
                 self._run(work)
             case Rest():
                 self._recover()
         return work is not None
-
-    def _begin(self, job: Job) -> None:
-        prepare, go_on = partial(self._prepare, job), partial(self._go_on_with, job)
-        self._aside.do(job.device, prepare, go_on)
 
     def _prepare(self, job: Job) -> Case | None:
         """Bring a scan to the device, unless nobody waits for it any more."""
@@ -163,7 +164,10 @@ class DeviceThread:
         if volume is None or not job.wanted:
             return None
         job.queue_s = time.perf_counter() - job.since_s
-        return job.detector.prepare(volume)
+        with self._copies.beside():
+            case = job.detector.prepare(volume)
+            case.arrival = self._copies.mark()
+        return case
 
     def _go_on_with(self, job: Job, case: Case | Exception | None) -> None:
         """Queue the tiles of a scan that was prepared."""
@@ -189,7 +193,7 @@ class DeviceThread:
         tiles = [(job.case, index) for job, index in batch.tiles if job.case is not None]
         report = run_batch(batch.tiles[0][0].detector, tiles, lambda case: jobs[case].wanted)
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        self._metrics.observe_busy(time.perf_counter() - start)
+        self._observe_busy(time.perf_counter() - start)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, len(tiles), report.seconds)
         if report.fits is not None:
@@ -201,6 +205,9 @@ class DeviceThread:
             job.run += 1
         for case, job in jobs.items():
             self._after(case, job, report.errors.get(case))
+
+    def _observe_busy(self, seconds: float) -> None:
+        self._metrics.observe_busy(self._where.name, seconds)
 
     def _after(self, case: Case, job: Job, error: Exception | None) -> None:
         """Go on with a job some of whose tiles have run."""
@@ -216,8 +223,15 @@ class DeviceThread:
     def _finish(self, case: Case, job: Job) -> None:
         if not job.wanted:
             return
-        finish = partial(job.detector.finish, case)
-        self._aside.do(job.device, finish, partial(self._end, case, job))
+        finish, then = partial(job.detector.finish, case), partial(self._end, case, job)
+        if self._where.device.type == "cpu":
+            self._aside.do(finish, then)
+            return
+        start = time.perf_counter()
+        try:
+            go_on(finish, then)
+        finally:
+            self._observe_busy(time.perf_counter() - start)
 
     def _end(self, case: Case, job: Job, found: tuple[Landmark, ...] | Case | Exception) -> None:
         """Answer a scan that was finished, or look again."""
@@ -254,7 +268,7 @@ class DeviceThread:
             self._check()
         except Exception:
             # Whatever it is: a device that fails here must not answer.
-            logger.exception("device failed its self-check")
+            logger.exception("device failed its self-check", extra={"device": self._where.name})
             self._metrics.count_faults("self-check", 1)
             reason = "the device failed its self-check after running out of memory"
             self._post(Troubled(reason))
@@ -265,7 +279,7 @@ class DeviceThread:
     def _recovered(self) -> None:
         self._shortages, self._retry_s = 0, None
         self._post(Troubled(None))
-        logger.warning("device recovered")
+        logger.warning("device recovered", extra={"device": self._where.name})
 
 
 def _detection(job: Job, case: Case, landmarks: tuple[Landmark, ...]) -> Detection:

@@ -1,29 +1,29 @@
-"""bytes of many requests -> Detections: models, admission and decoding around the device loop.
+"""bytes of many requests -> Detections: models, admission and decoding around the devices.
 
 ::
 
-    admit ─► decode ─► device loop ─► answer
-    429,413  threads   one per device
+    admit ─► decode ─► devices ─► answer
+    429,413  threads   a loop for each
 """
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 import torch
 
 from app.admission import Admission
-from app.batch_sizes import BatchSizes
-from app.detector import Detection, Detector
-from app.device import choose_device, memory_room
-from app.device_loop import DeviceLoop
+from app.computing import Computing
+from app.detector import Detection
+from app.device import choose_devices
+from app.devices import Devices, call_apart
 from app.errors import DeadlineExceeded, NotReady
 from app.grid import foresee_shape
 from app.inflate import Content
@@ -33,6 +33,7 @@ from app.metrics import Gauges, Metrics
 from app.places import Place
 from app.registry import LoadedModel, Registry
 from app.settings import Settings
+from app.tidying import Tidying
 from app.tiles import plan_tiles
 from app.volume import Volume, VolumeLimits, check_header, read_volume
 
@@ -44,9 +45,6 @@ DECODE_THREADS: Final = 2
 QUEUED_VOLUMES: Final = 4
 """Volumes that are decoded or wait for the device at once; each may hold gigabytes."""
 
-COMPUTE_THREADS: Final = 2
-"""Work that needs no device; each piece may hold gigabytes, so the rest waits its turn."""
-
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
 
@@ -56,8 +54,8 @@ class Readiness:
     """Whether the service can answer.
 
     Attributes:
-        ready: True when at least one model can answer.
-        reason: Why not, or ``ready``.
+        ready: True when at least one model can answer, on at least one device.
+        reason: Why not, or ``ready``; which devices are out, if others work.
         models: ``ready`` or why not, by model name.
     """
 
@@ -67,7 +65,7 @@ class Readiness:
 
 
 class Engine:
-    """Everything between a request's bytes and its answer, for one device."""
+    """Everything between a request's bytes and its answer."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] | None = None
@@ -77,20 +75,25 @@ class Engine:
         Args:
             settings: Of the process.
             metrics: Where to count.
-            on_lost: Is called if the device cannot be used any more.
+            on_lost: Is called if no device can be used any more.
 
         Raises:
-            StartupError: The device asked for is not there.
+            StartupError: A device asked for is not there.
         """
-        self.device = choose_device(settings.device)
-        self.registry = Registry(
-            settings.models_dir, partial(load_checked, device=self.device), settings.default_model
+        self.devices = Devices(
+            choose_devices(settings.device),
+            settings.batch_size,
+            metrics,
+            self._check_models,
+            on_lost or (lambda: None),
         )
+        self.registry = Registry(settings.models_dir, self._load, settings.default_model)
         self.admission = Admission(
             settings.max_in_flight,
             settings.max_queued_bytes,
             settings.max_body_bytes,
-            lambda: self._device_loop.backlog_s,
+            lambda: self.devices.backlog_s,
+            lambda: self.devices.working,
         )
         self._settings = settings
         self._metrics = metrics
@@ -100,21 +103,18 @@ class Engine:
             axis=settings.max_axis,
         )
         self._state: State = "loading"
-        self.sizes = BatchSizes(settings.batch_size, partial(memory_room, self.device))
-        self._device_loop = DeviceLoop(
-            self.sizes, metrics, self._check_models, on_lost or (lambda: None)
-        )
         self._places = asyncio.Semaphore(QUEUED_VOLUMES)
+        self._tidying = Tidying()
         self._decoders = ThreadPoolExecutor(DECODE_THREADS, thread_name_prefix="decode")
-        self._computers = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
+        self._computing = Computing()
 
     def gauges(self) -> Gauges:
         """Say what there is to read about the present."""
         return Gauges(
-            queue_depth=lambda: self._device_loop.depth,
+            queue_depth=lambda: self.devices.depth,
             in_flight=lambda: self.admission.requests,
-            queue_age_s=lambda: self._device_loop.oldest_s,
-            batch_size=lambda: self.sizes.largest,
+            queue_age_s=lambda: self.devices.oldest_s,
+            batch_sizes=self.devices.batch_sizes(),
             ready=lambda: self.readiness().ready,
         )
 
@@ -129,30 +129,33 @@ class Engine:
             reason = "models are being loaded"
         elif self._state == "draining":
             reason = "the service is stopping"
-        elif self._device_loop.trouble is not None:
-            reason = self._device_loop.trouble
+        elif self.devices.trouble is not None:
+            reason = self.devices.trouble
+        elif not self.registry.models:
+            reason = "no usable model"
         else:
-            reason = "ready" if self.registry.models else "no usable model"
-        return Readiness(ready=reason == "ready", reason=reason, models=models)
+            out = self.devices.complaint
+            return Readiness(True, "ready" if out is None else f"ready, but not on {out}", models)
+        return Readiness(False, reason, models)
 
     async def start(self) -> None:
         """Load and check all models, then begin to answer; a bad model is only recorded."""
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
-        self._device_loop.start()
-        await self._device_loop.call(self.registry.load_all)
+        self.devices.start()
+        await call_apart(self.registry.load_all)
         for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
         self._state = "running"
 
     async def reload(self, name: str) -> None:
-        """Load a model's folder again and swap it in if it passes its self-check.
+        """Load a model's folder again and swap it in if it passes its self-check on every device.
 
         Raises:
             UnknownModel: There is no such folder.
             ModelRefused: The folder breaks the contract; the model that was there stays.
         """
-        await self._device_loop.call(self.registry.reload, name)
+        await call_apart(partial(self.registry.reload, name))
 
     def close(self) -> None:
         """Refuse what comes from now on."""
@@ -165,9 +168,10 @@ class Engine:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 await self.admission.idle.wait()
-        await self._device_loop.stop()
-        for threads in (self._decoders, self._computers):
-            threads.shutdown(wait=False, cancel_futures=True)
+        await self.devices.stop()
+        self._tidying.stop()
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self._computing.close()
 
     def look(
         self, head: Content, model: LoadedModel, *, frame: int | None, timeout_s: float | None
@@ -188,7 +192,7 @@ class Engine:
         manifest = model.manifest
         shape = foresee_shape(header.shape, header.affine, manifest.input)
         plan = plan_tiles(shape, manifest.input, manifest.network.output_stride)
-        needed = self._device_loop.foresee_s((model.digest, plan.tile_shape), len(plan))
+        needed = self.devices.foresee_s((model.digest, plan.tile_shape), len(plan))
         limit = self._limit(timeout_s)
         if needed > limit:
             raise DeadlineExceeded(
@@ -234,8 +238,8 @@ class Engine:
             start = time.perf_counter()
             volume = await self._decode(content, frame, deadline)
             decode_s = time.perf_counter() - start
-            detection = await self._device_loop.detect(
-                Detector(model),
+            detection = await self.devices.detect(
+                model,
                 volume,
                 deadline=deadline,
                 frame=frame or 0,
@@ -244,6 +248,7 @@ class Engine:
             )
         finally:
             place.leave()
+            self._tidying.after_work()
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
         times = detection.timing
         self._metrics.observe_stages(times)
@@ -267,21 +272,7 @@ class Engine:
             DeadlineExceeded: It took longer.
             LandmarkdError: What the work raises.
         """
-        limit = self._limit(timeout_s)
-        abandoned = threading.Event()
-
-        def go_on() -> None:
-            if abandoned.is_set():
-                raise DeadlineExceeded("expected somebody to wait for the answer, got nobody")
-
-        try:
-            async with asyncio.timeout(limit):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._computers, work, go_on)
-        except TimeoutError:
-            raise DeadlineExceeded(f"expected an answer within {limit:g} s, got none") from None
-        finally:
-            abandoned.set()
+        return await self._computing.do(work, self._limit(timeout_s))
 
     async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
         """Read a scan on a thread of its own."""
@@ -294,7 +285,12 @@ class Engine:
         self._metrics.observe_volume(volume.voxels.size)
         return volume
 
-    def _check_models(self) -> None:
-        """Run the self-checks of all models again; called on the device's thread."""
+    def _load(self, folder: Path) -> LoadedModel:
+        """Load a model folder on all devices."""
+        precision = self._settings.precision
+        return self.devices.load(partial(load_checked, folder, precision=precision))
+
+    def _check_models(self, place: int) -> None:
+        """Run the self-checks of all models again on one device; called on its thread."""
         for name, model in self.registry.models.items():
-            check_again(self._settings.models_dir / name, model)
+            check_again(self._settings.models_dir / name, model.on(place))

@@ -21,6 +21,7 @@ from app.frames import (
 )
 from app.manifest import InputSpec, IntensitySpec
 from app.resampling import resample, resampled_size
+from app.streams import upload
 from app.volume import Volume
 
 PERCENTILE_SAMPLES: Final = 1 << 20
@@ -64,7 +65,7 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     # Memory of its own, to be normalised in place. A scan that gets smaller stays in its own order:
     # to turn the grid around is far cheaper. Else one pass does both, and nothing is held twice.
     order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
-    values = torch.from_numpy(voxels.astype(np.float32, order=order)).to(device)
+    values = upload(voxels, device, order)
     values, axes_from_grid = resample(values, step)
     to_volume = volume_from_axes @ axes_from_grid
     to_world = volume.affine @ to_volume

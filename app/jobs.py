@@ -9,10 +9,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from app.case import Case
 from app.detector import Detection, Detector
+from app.registry import LoadedModel
 from app.volume import Volume
 
 
@@ -55,6 +54,11 @@ class Waiter:
             self.watch(progress)
 
 
+def question(model: LoadedModel, volume: Volume, frame: int) -> Hashable:
+    """Say what is asked: who asks for the same on any device waits for the same job."""
+    return model.digest, volume.digest, frame
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """One scan between its decoding and its answer.
@@ -82,11 +86,6 @@ class Job:
     case: Case | None = None
     run: int = 0
     tiles: int = 0
-
-    @property
-    def device(self) -> torch.device:
-        """Where its network runs."""
-        return self.detector.model.network.device
 
     @property
     def wanted(self) -> bool:

@@ -8,16 +8,20 @@ import torch
 from app.detector import Detector
 from app.frames import Points
 from app.phantom import make_phantom
+from app.precision import Precision
 from app.registry import LoadedModel, load_model
 from app.selfcheck import check
 
 
-def load_checked(folder: Path, device: torch.device) -> LoadedModel:
+def load_checked(
+    folder: Path, device: torch.device, precision: Precision = "float32"
+) -> LoadedModel:
     """Load a model folder; it must pass its self-check, by noise or by a whole phantom.
 
     Args:
         folder: The model folder.
         device: Where the network shall run.
+        precision: What it shall compute in; ``auto``: what proves best there.
 
     Returns:
         The model.
@@ -25,7 +29,7 @@ def load_checked(folder: Path, device: torch.device) -> LoadedModel:
     Raises:
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
-    return load_model(folder, device, _detect_phantom)
+    return load_model(folder, device, _detect_phantom, precision)
 
 
 def check_again(folder: Path, model: LoadedModel) -> None:

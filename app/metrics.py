@@ -1,6 +1,6 @@
 """What happens in the service -> Prometheus metrics, one registry per application."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, cast
 
@@ -37,14 +37,14 @@ class Gauges:
         queue_depth: Tiles that wait.
         in_flight: Requests accepted, unanswered.
         queue_age_s: How long the oldest scan is in work.
-        batch_size: Most tiles in a forward pass.
+        batch_sizes: Most tiles in a forward pass, by device.
         ready: Whether new requests are accepted.
     """
 
     queue_depth: Callable[[], float]
     in_flight: Callable[[], float]
     queue_age_s: Callable[[], float]
-    batch_size: Callable[[], float]
+    batch_sizes: Mapping[str, Callable[[], float]]
     ready: Callable[[], bool]
 
 
@@ -67,7 +67,7 @@ class Metrics:
             "batch_fill", "Tiles in a forward pass, of those that it could hold.", SHARES
         )
         self._tiles = self._counter("tiles", "Tiles that were run.")
-        self._busy = self._counter("device_busy_seconds", "Time the device was at work.")
+        self._busy = self._counter("device_busy_seconds", "Time a device was at work.", "device")
         self._waits = self._histogram(
             "wait_seconds", "Time a scan waited for the device, by its tiles.", SECONDS, "tiles"
         )
@@ -82,7 +82,7 @@ class Metrics:
             "landmarkd_ready", "1 if new requests are accepted.", registry=self.registry
         )
         self._depth = Gauge(
-            "landmarkd_queue_tiles", "Tiles that wait for the device.", registry=self.registry
+            "landmarkd_queue_tiles", "Tiles that wait for a device.", registry=self.registry
         )
         self._in_flight = Gauge(
             "landmarkd_requests_in_flight", "Requests accepted, unanswered.", registry=self.registry
@@ -91,7 +91,10 @@ class Metrics:
             "landmarkd_queue_age_seconds", "Of the oldest scan in work.", registry=self.registry
         )
         self._size = Gauge(
-            "landmarkd_batch_size", "Most tiles in a forward pass now.", registry=self.registry
+            "landmarkd_batch_size",
+            "Most tiles in a forward pass now.",
+            ("device",),
+            registry=self.registry,
         )
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
@@ -120,9 +123,9 @@ class Metrics:
         self._fill.observe(size / max(size, capacity))
         self._tiles.inc(size)
 
-    def observe_busy(self, seconds: float) -> None:
-        """Note that the device was at work."""
-        self._busy.inc(seconds)
+    def observe_busy(self, device: str, seconds: float) -> None:
+        """Note that a device was at work."""
+        self._busy.labels(device).inc(seconds)
 
     def observe_wait(self, tiles: int, seconds: float) -> None:
         """Note how long a scan of so many tiles has waited for the device."""
@@ -151,7 +154,8 @@ class Metrics:
         self._depth.set_function(gauges.queue_depth)
         self._in_flight.set_function(gauges.in_flight)
         self._age.set_function(gauges.queue_age_s)
-        self._size.set_function(gauges.batch_size)
+        for device, batch_size in gauges.batch_sizes.items():
+            self._size.labels(device).set_function(batch_size)
         self._ready.set_function(lambda: float(gauges.ready()))
 
     def render(self) -> bytes:

@@ -1,5 +1,6 @@
 """tile batch -> Fields: run the network and say how to read what it answers."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -75,6 +76,17 @@ class Network:
             self._offset_scale = (1 / x, 1 / y, 1 / z)
         # Costs nothing in float32, and is what bfloat16 is fast with, on CPUs as on CUDA.
         self._module = module.eval().to(device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+
+    @property
+    def precision(self) -> str:
+        """Name what it computes in, such as ``bfloat16``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def computing_in(self, dtype: torch.dtype) -> "Network":
+        """Give the same network, weights shared, that computes in another precision."""
+        other = copy.copy(self)
+        other.dtype = dtype
+        return other
 
     def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
         """Do as ``predict`` for tiles one by one, with errors that say what went wrong.

@@ -26,6 +26,7 @@ from app.grid import Grid
 from app.landmarks import Landmark
 from app.manifest import WHOLE, InputSpec
 from app.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
+from app.streams import upload
 from app.volume import Volume
 
 SIDES: Final = (
@@ -109,7 +110,7 @@ def make_posed_grid(
     values, first = _crop(volume, to_volume, shape, float(step.max()))
     lower, upper = window
     # In the scan's own order: smoothing and sampling take any.
-    fine = torch.from_numpy(values.astype(np.float32, order="K")).to(device)
+    fine = upload(values, device, "K")
     fine = fine.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
     fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine)
     voxels = sample_at(

@@ -8,26 +8,21 @@ whoever owns the device decides where that runs.
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import torch
-from jaxtyping import Float64
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.folder import check_hash, find_file, read_text
 from app.frames import Points
 from app.manifest import WHOLE, Manifest, parse_manifest
+from app.mean_shape import Mean, load_shape
 from app.module import load_module
 from app.network import Network
+from app.precision import Precision, PrecisionTiming, settle_precision
 from app.selfcheck import check
-
-Mean = Float64[np.ndarray, "landmarks 3"]
-"""Mean position of every landmark in mm; NaN for one that the shape does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,8 @@ class LoadedModel:
         digest: SHA-256 over its ``model.toml`` and the hash of its weights.
         card: Text of its README.md; empty if it has none.
         refine: The model that looks again in the subject's pose; None if there is none.
+        timings: What a tile takes in each precision that was tried; empty if none was.
+        copies: The same model on each device of a process that has several, by the device's place.
     """
 
     manifest: Manifest
@@ -49,6 +46,12 @@ class LoadedModel:
     digest: str
     card: str
     refine: "LoadedModel | None" = None
+    timings: tuple[PrecisionTiming, ...] = ()
+    copies: "Mapping[int, LoadedModel]" = field(default_factory=dict)
+
+    def on(self, place: int) -> "LoadedModel":
+        """Give the copy on the device of a place; itself where there is but one device."""
+        return self.copies.get(place, self)
 
 
 DetectWith = Callable[[LoadedModel, int], tuple[Points, Points]]
@@ -76,7 +79,7 @@ def load_model(
     folder: Path,
     device: torch.device,
     detect: DetectWith | None = None,
-    dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
 ) -> LoadedModel:
     """Load a model folder and run its self-check.
 
@@ -84,7 +87,7 @@ def load_model(
         folder: The model folder.
         device: Where the network shall run.
         detect: The whole pipeline, for models that are checked by a phantom.
-        dtype: What the network shall compute in.
+        precision: What the network shall compute in; ``auto``: what proves best here.
 
     Returns:
         The model.
@@ -93,7 +96,7 @@ def load_model(
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
     try:
-        return _load(folder, device, detect, dtype)
+        return _load(folder, device, detect, precision)
     except OSError as error:
         # Its message holds a path; the reason alone is for users.
         raise ModelRefused(
@@ -106,23 +109,28 @@ def load_model(
 
 
 def _load(
-    folder: Path, device: torch.device, detect: DetectWith | None, dtype: torch.dtype
+    folder: Path, device: torch.device, detect: DetectWith | None, precision: Precision
 ) -> LoadedModel:
     """Load a folder whose files can be read, on a device that has room."""
     text = read_text(folder, "model.toml")
     manifest = parse_manifest(folder.name, text)
     shape = load_shape(folder, manifest)
-    network = Network(manifest, load_module(folder, manifest), device, dtype)
+    network = Network(manifest, load_module(folder, manifest), device)
     digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
     card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
-    refine = _load_refine(folder, manifest, device, dtype)
+    refine = _load_refine(folder, manifest, device, precision)
     loaded = LoadedModel(manifest, network, shape, digest, card, refine)
-    check(folder, manifest, network, detect and (lambda seed: detect(loaded, seed)))
-    return loaded
+
+    def verify(network: Network) -> None:
+        tried = replace(loaded, network=network)
+        check(folder, manifest, network, detect and (lambda seed: detect(tried, seed)))
+
+    network, timings = settle_precision(manifest, network, precision, verify)
+    return replace(loaded, network=network, timings=timings)
 
 
 def _load_refine(
-    folder: Path, manifest: Manifest, device: torch.device, dtype: torch.dtype
+    folder: Path, manifest: Manifest, device: torch.device, precision: Precision
 ) -> LoadedModel | None:
     """Load the model that looks again; it must fit the one that it belongs to."""
     if manifest.refine is None:
@@ -131,7 +139,7 @@ def _load_refine(
     inner = folder / manifest.refine.folder
     text = find_file(folder, "refine.folder", f"{manifest.refine.folder}/model.toml")
     check_hash(folder, "refine.sha256", text, manifest.refine.sha256)
-    loaded = _load(inner, device, None, dtype)
+    loaded = _load(inner, device, None, precision)
     names = [landmark.name for landmark in manifest.landmarks]
     found = [landmark.name for landmark in loaded.manifest.landmarks]
     if found != names:
@@ -141,41 +149,6 @@ def _load_refine(
     if loaded.manifest.input.tile_shape == WHOLE:
         raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
     return loaded
-
-
-def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
-    """Load a model's mean shape.
-
-    Args:
-        folder: The model folder.
-        manifest: Its manifest.
-
-    Returns:
-        Mean positions in mm, or None if the manifest has no section ``shape``.
-
-    Raises:
-        ModelRefused: The file is missing, has another hash, or holds another number of landmarks.
-    """
-    if manifest.shape is None:
-        return None
-    key = f"{folder.name}: shape.mean"
-    path = find_file(folder, "shape.mean", manifest.shape.mean)
-    check_hash(folder, "shape.sha256", path, manifest.shape.sha256)
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ModelRefused(f"{key}: not safetensors: {error}") from None
-    if "mean" not in tensors:
-        raise ModelRefused(f"{key}: expected a tensor 'mean', got {sorted(tensors)}")
-    mean = tensors["mean"]
-    expected = (len(manifest.landmarks), 3)
-    if mean.shape != expected or mean.dtype.kind != "f":
-        raise ModelRefused(
-            f"{key}: expected floats of shape {expected}, got {mean.dtype} of shape {mean.shape}"
-        )
-    if np.isinf(mean).any():
-        raise ModelRefused(f"{key}: expected finite positions, or NaN where unknown, got infinity")
-    return mean.astype(np.float64)
 
 
 class Registry:

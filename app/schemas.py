@@ -134,12 +134,37 @@ class ModelsAnswer(_Wire):
 
 
 class BatchInfo(_Wire):
-    """What was measured of one batch size, on this device."""
+    """What was measured of one batch size, on one device."""
 
     tile_shape: tuple[int, int, int] = Field(description="Voxels of each tile.")
     tiles: int = Field(description="Tiles in the batch.")
     seconds: float = Field(description="For the whole batch, at best.")
     chosen: bool = Field(description="Whether a batch now has at most so many tiles.")
+
+
+class PrecisionInfo(_Wire):
+    """What was measured of one precision, on one device."""
+
+    precision: str
+    seconds: float = Field(description="For one tile alone.")
+    chosen: bool
+
+
+class DeviceInfo(_Wire):
+    """A device on which a model answers."""
+
+    name: str = Field(description="As `LANDMARKD_DEVICE` has it.")
+    status: str = Field(description="`ready`, or why not.")
+    precision: str = Field(description="What the network computes in there, such as `bfloat16`.")
+    refine_precision: str | None = Field(
+        description="The same of its second network; null if it has none."
+    )
+    precisions: list[PrecisionInfo] = Field(
+        description="Measured when the model was loaded; empty if there was nothing to choose."
+    )
+    batches: list[BatchInfo] = Field(
+        description="Measured on batches as they came; empty before there were enough."
+    )
 
 
 class ModelInfo(_Wire):
@@ -155,9 +180,7 @@ class ModelInfo(_Wire):
     spacing_mm: Triple = Field(description="The grid it was trained on.")
     tile_shape: tuple[int, int, int] | Literal["whole"]
     landmarks: list[LandmarkInfo]
-    batches: list[BatchInfo] = Field(
-        description="Measured on batches as they came; empty before there were enough."
-    )
+    devices: list[DeviceInfo]
     card: str | None = Field(description="The model card, Markdown.")
 
 
@@ -165,7 +188,9 @@ class ReadinessAnswer(_Wire):
     """The answer of ``GET /readyz``, ready (200) or not (503)."""
 
     ready: bool
-    reason: str = Field(description="`ready`, or why not.")
+    reason: str = Field(
+        description="`ready`, with what is out if some devices work and some do not; or why not."
+    )
     models: dict[str, str] = Field(description="Model → `ready`, or why not.")
 
 

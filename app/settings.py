@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 PREFIX: Final = "LANDMARKD_"
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+DEVICES: Final = r"^(auto|all|(cpu|cuda)(:\d{1,3})?(, ?(cpu|cuda)(:\d{1,3})?)*)$"
 
 
 def _split(value: object) -> object:
@@ -47,8 +48,15 @@ class Settings(BaseSettings):
     default_model: str | None = Field(
         None, description="Model of a request that names none; none: the only one there is."
     )
-    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = Field(
-        "auto", description="Where networks run: `auto` (CUDA if there is one), `cpu` or `cuda:N`."
+    device: Annotated[str, StringConstraints(pattern=DEVICES)] = Field(
+        "auto",
+        description="Where networks run: `auto` (CUDA if there is one), `cpu`, `cuda:N`, several "
+        "of them with commas between, or `all` (every CUDA device).",
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="What networks compute in; `auto`: the fastest that passes the self-check, "
+        "measured where the device has a fast one below `float32`.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward pass; 0 lets torch choose."

@@ -8,7 +8,7 @@ numbers, however large the grid.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,11 @@ from torch.nn import functional
 from app.errors import TooLarge
 from app.frames import Origins, Voxels
 from app.manifest import WHOLE, InputSpec
+
+Profiles: TypeAlias = tuple[
+    Float[Tensor, "place_i u"], Float[Tensor, "place_j v"], Float[Tensor, "place_k w"]
+]
+"""Per axis, importance by place of a tile along that axis and field voxel in it; on a device."""
 
 PROFILE_SIGMA: Final = 0.25
 """Width of the importance profile in tile lengths: a border counts exp(-2) of the middle."""
@@ -103,15 +108,27 @@ def cut(voxels: Voxels, plan: TilePlan, index: int) -> Float[Tensor, "1 tile_i t
     return functional.pad(tile, padding)[None] if any(missing) else tile[None]
 
 
-def importance(
-    plan: TilePlan, index: int, device: torch.device
+def load_profiles(plan: TilePlan, device: torch.device) -> Profiles:
+    """Bring a plan's profiles of importance to a device, once for all its tiles."""
+    i, j, k = (torch.from_numpy(profile).float().to(device) for profile in plan.profiles)
+    return i, j, k
+
+
+def weigh(
+    plan: TilePlan, index: int, profiles: Profiles
 ) -> tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]:
     """Give a tile's importance along each axis; a field voxel's is the product of its three."""
     i, j, k = (
-        torch.from_numpy(profile[place]).float().to(device)
-        for profile, place in zip(plan.profiles, plan.places[index], strict=True)
+        profile[int(place)] for profile, place in zip(profiles, plan.places[index], strict=True)
     )
     return i, j, k
+
+
+def importance(
+    plan: TilePlan, index: int, device: torch.device
+) -> tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]:
+    """Do as ``weigh``, for one tile alone."""
+    return weigh(plan, index, load_profiles(plan, device))
 
 
 def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray, " tiles"]:

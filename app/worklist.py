@@ -9,12 +9,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from app.errors import NotReady
 from app.jobs import Job
 from app.scheduler import Batch, Scheduler
+
+ENDED: Final = "expected a running device thread, got one that ended"
 
 
 def _unheard(_reason: Exception) -> None:
@@ -39,7 +42,8 @@ class Rest:
     """Nothing came within the time that the thread was willing to wait."""
 
 
-Work: TypeAlias = Call | Job | Batch[Job] | Rest | None
+Result = TypeVar("Result")
+Work: TypeAlias = Call | Batch[Job] | Rest | None
 
 
 class WorkList:
@@ -52,31 +56,47 @@ class WorkList:
         self._changed = threading.Condition()
         self._scheduler = Scheduler[Job](batch_size, cost)
         self._calls: deque[Call] = deque()
-        self._arrived: dict[Job, None] = {}
-        self._aside: set[Job] = set()
-        self._prefer_tiles = False
+        self._unprepared: set[Job] = set()
         self._closed = False
 
     def add_call(self, call: Call) -> None:
         """Add a function that the thread shall call before anything else."""
         with self._changed:
-            self._calls.append(call)
-            self._changed.notify()
+            closed = self._closed
+            if not closed:
+                self._calls.append(call)
+                self._changed.notify()
+        if closed:
+            call.refuse(NotReady(ENDED))
 
-    def add(self, job: Job, *, aside: bool = False) -> None:
-        """Add a scan that is to be prepared, by the device's thread or aside."""
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Add a function that returns or raises something, which the future hands on."""
+        answer: Future[Result] = Future()
+
+        def work() -> None:
+            try:
+                result = function()
+            except Exception as error:  # noqa: BLE001 - handed to who waits
+                answer.set_exception(error)
+            except BaseException:
+                answer.set_exception(NotReady("expected an answer, but the device's thread ended"))
+                raise
+            else:
+                answer.set_result(result)
+
+        self.add_call(Call(work, answer.set_exception))
+        return answer
+
+    def add(self, job: Job) -> None:
+        """Add a scan, which is being prepared beside the device's thread."""
         with self._changed:
             self._scheduler.hold(job, job.deadline)
-            if aside:
-                self._aside.add(job)
-            else:
-                self._arrived[job] = None
-                self._changed.notify()
+            self._unprepared.add(job)
 
     def offer(self, job: Job, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a scan that was prepared, or further ones; not if it was given up."""
         with self._changed:
-            self._aside.discard(job)
+            self._unprepared.discard(job)
             if job.wanted:
                 self._scheduler.offer(job, lane, tiles)
                 self._changed.notify()
@@ -84,8 +104,7 @@ class WorkList:
     def remove(self, job: Job) -> int:
         """Forget a job, and return how many of its tiles will not be run."""
         with self._changed:
-            self._arrived.pop(job, None)
-            self._aside.discard(job)
+            self._unprepared.discard(job)
             saved = self._scheduler.remove(job)
             self._changed.notify()
             return saved
@@ -111,7 +130,13 @@ class WorkList:
     def depth(self) -> int:
         """Count the scans to be prepared and the tiles that no batch holds yet."""
         with self._changed:
-            return len(self._arrived) + len(self._aside) + self._scheduler.waiting_tiles
+            return len(self._unprepared) + self._scheduler.waiting_tiles
+
+    @property
+    def unprepared(self) -> int:
+        """Count the scans that have no tiles yet."""
+        with self._changed:
+            return len(self._unprepared)
 
     @property
     def backlog_s(self) -> float:
@@ -129,11 +154,10 @@ class WorkList:
 
         Args:
             patience_s: Seconds to wait at most; None: for ever.
-            calls_only: Whether scans and tiles must wait, because the device is in trouble.
+            calls_only: Whether tiles must wait, because the device is in trouble.
 
         Returns:
-            A call; a scan to prepare and a batch of tiles in turns; Rest after ``patience_s``;
-            None once the list is closed.
+            A call; else a batch of tiles; Rest after ``patience_s``; None once the list is closed.
         """
         with self._changed:
             while not self._closed:
@@ -151,20 +175,9 @@ class WorkList:
             calls, self._calls = self._calls, deque()
             self._changed.notify()
         for call in calls:
-            call.refuse(NotReady("expected a running device thread, got one that ended"))
+            call.refuse(NotReady(ENDED))
 
-    def _next(self, calls_only: bool) -> Call | Job | Batch[Job] | None:
+    def _next(self, calls_only: bool) -> Call | Batch[Job] | None:
         if self._calls:
             return self._calls.popleft()
-        if calls_only:
-            return None
-        batch = None
-        if self._prefer_tiles or not self._arrived:
-            batch = self._scheduler.next_batch(time.monotonic())
-        # A scan is prepared between two batches, so neither waits for all of the others.
-        self._prefer_tiles = batch is None
-        if batch is not None or not self._arrived:
-            return batch
-        job = next(iter(self._arrived))
-        del self._arrived[job]
-        return job
+        return None if calls_only else self._scheduler.next_batch(time.monotonic())

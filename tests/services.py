@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import nibabel as nib
@@ -113,6 +115,10 @@ class ServiceProcess:
             text=True,
             env={PREFIX + name: value for name, value in chosen.items()},
         )
+        # Read as they come, whether a test waits for them or not: a full pipe would stop it.
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
         port = None
         started = False
         while port is None or not started:
@@ -122,10 +128,16 @@ class ServiceProcess:
         self.port = int(port)
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
     def next_line(self) -> dict[str, Any]:
         """Wait for the next log line."""
-        assert self._process.stderr is not None
-        text = self._process.stderr.readline()
+        text = self._lines.get()
         assert text, f"expected a log line, got the end (exit code {self.wait()})"
         line: dict[str, Any] = json.loads(text)
         return line
@@ -148,10 +160,11 @@ class ServiceProcess:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        self._process.communicate(timeout=60)
-        return self._process.returncode
+        code = self._process.wait(timeout=60)
+        self._reader.join()
+        return code
 
     def kill(self) -> None:
         """End it, however it is."""
         self._process.kill()
-        self._process.communicate()
+        self.wait()

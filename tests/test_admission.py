@@ -1,5 +1,7 @@
 """The door: what is let in, and what a refusal says."""
 
+from functools import partial
+
 import pytest
 
 from app.admission import Admission
@@ -64,3 +66,13 @@ def test_place_is_given_back_when_the_request_fails() -> None:
     with pytest.raises(RuntimeError, match="broken"), admission.admit(5):
         raise RuntimeError("broken")
     assert admission.requests == 0
+
+
+def test_two_devices_halve_the_time_to_come_back() -> None:
+    waits = []
+    for count in (1, 2):
+        admission = Admission(8, 1000, 600, devices=partial(int, count))
+        admission.learn(96.0)
+        with admission.admit(1), admission.admit(1):
+            waits.append(admission.retry_after_s())
+    assert waits == [20, 10]

@@ -13,8 +13,8 @@ from app.events import EVENTS, wants_events
 from app.volume import HEAD_BYTES
 from tests import faulty_network as commands
 from tests.faulty_network import command_scan, faulty_models
+from tests.faulty_service import TILES, Faulty, code_of
 from tests.model_folders import TILE
-from tests.test_faults import TILES, Faulty, code_of
 
 STREAM = {"Accept": EVENTS}
 
@@ -110,6 +110,6 @@ def test_deadline_that_cannot_be_met_is_refused_at_once(service: Faulty) -> None
 def test_model_shows_what_was_measured_of_its_batches(service: Faulty) -> None:
     for _ in range(2):
         assert service.ask(command_scan(seed=1)).status_code == 200
-    rows = service.client.get("/v1/models/faulty").json()["batches"]
+    rows = service.client.get("/v1/models/faulty").json()["devices"][0]["batches"]
     assert [row["tiles"] for row in rows if row["chosen"]] == [2]
     assert {tuple(row["tile_shape"]) for row in rows} == {TILE}

@@ -166,6 +166,10 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     info = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content)
     assert info.digest == listed[0].digest
     assert len(info.landmarks) == listed[0].landmarks
+    (device,) = info.devices
+    assert (device.name, device.status, device.refine_precision) == ("cpu", "ready", None)
+    chosen = [one.precision for one in device.precisions if one.chosen]
+    assert [device.precision] == (chosen or ["float32"])
 
 
 def test_probes_say_alive_and_ready(client: TestClient) -> None:

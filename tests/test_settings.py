@@ -49,6 +49,9 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         ("PORT", "70000"),
         ("MAX_BODY_BYTES", "0"),
         ("DEVICE", "gpu"),
+        ("DEVICE", "cpu,auto"),
+        ("DEVICE", "cuda:0,"),
+        ("PRECISION", "int8"),
         ("TIMEOUT_S", "601"),
         ("BODY_TIMEOUT_S", "0"),
         ("LOG_LEVEL", "loud"),
@@ -70,6 +73,11 @@ def test_key_set_in_clear_is_refused_without_being_shown(
     with pytest.raises(ValidationError) as caught:
         Settings()
     assert "my-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["auto", "all", "cuda:1", "cuda:0,cuda:1", "cpu:0, cpu:1"])
+def test_device_may_be_one_or_several(value: str) -> None:
+    assert Settings(device=value).device == value
 
 
 def test_misspelt_variable_is_found() -> None:
