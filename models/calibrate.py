@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from models.regions import Region
     from models.thresholds import Thresholds
     from models.trials import Trial
-    from models.validate import Outcome
+    from models.validate import Outcome, Pair
 
 
 def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument of its function
@@ -47,14 +47,10 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument
     from app.loading import load_checked  # noqa: PLC0415
     from models.calibrate_folds import describe, folds_of, models_of  # noqa: PLC0415
     from models.trials import try_again, try_scan  # noqa: PLC0415
-    from models.validate import choose_pairs  # noqa: PLC0415
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
-    try:
-        pairs = choose_pairs(scans, landmarks, only or ())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    pairs = choose_unseen(model, scans, landmarks, only or ())
     where = choose_device(device)
     loaded = load_checked(model, where)
     crossed = folds_of(model, loaded, scans, landmarks) if folds else None
@@ -70,6 +66,26 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument
     if crossed:
         describe(model, told)
     load_checked(model, where)
+
+
+def choose_unseen(
+    model: Path, scans: Path, landmarks: Path, only: Sequence[str]
+) -> "Sequence[Pair]":
+    """Pair scans and landmark files: the named ones, or all, as each fold leaves some out.
+
+    Raises:
+        BadParameter: One is not there, or the model has learned from one that is named.
+    """
+    from models.seen import refuse_learned  # noqa: PLC0415 - pulls in torch
+    from models.validate import choose_pairs  # noqa: PLC0415
+
+    try:
+        pairs = choose_pairs(scans, landmarks, only)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if only:
+        refuse_learned(model, pairs)
+    return pairs
 
 
 def conclude(

@@ -49,6 +49,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument 
     from app.detector import Detector  # noqa: PLC0415
     from app.device import choose_device  # noqa: PLC0415
     from app.loading import load_checked  # noqa: PLC0415
+    from models.seen import learned_from, warning_of  # noqa: PLC0415
     from models.tables import print_tables, write_tables  # noqa: PLC0415
     from models.validate import choose_pairs  # noqa: PLC0415
 
@@ -60,6 +61,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument 
         raise typer.BadParameter(str(error)) from None
     detector = Detector(load_checked(model, choose_device(device)))
     console = Console(stderr=True)
+    seen = learned_from(model, pairs)
     outcomes, failures = measure(detector, pairs, console, missing)
     print_tables(outcomes, Console())
     if output is not None and outcomes:
@@ -67,8 +69,12 @@ def evaluate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument 
 
         output.mkdir(parents=True, exist_ok=True)
         write_tables(outcomes, output)
-        write_report(outcomes, about(detector.model), pairs, output / "report.html")
+        write_report(outcomes, about(detector.model, seen), pairs, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
+    if seen:
+        # Last, so that it is seen with the figures.
+        told = warning_of(seen)
+        console.print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for failure in failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
     if failures:

@@ -137,11 +137,17 @@ def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
     """Build the network with fresh weights and low scores, as most voxels are no landmark."""
     architecture = find_architecture("training", ARCHITECTURE)
     network = architecture(**network_arguments(recipe, landmarks))
-    with torch.no_grad():
-        head = [module for module in network.modules() if isinstance(module, nn.Conv3d)][-1]
-        if head.bias is not None:
+    head = head_of(network)
+    if head is not None and head.bias is not None:
+        with torch.no_grad():
             head.bias[:landmarks] = SCORE_BIAS
     return network
+
+
+def head_of(network: nn.Module) -> nn.Conv3d | None:
+    """Find the layer that makes the output: the last convolution; None if there is none."""
+    found = [module for module in network.modules() if isinstance(module, nn.Conv3d)]
+    return found[-1] if found else None
 
 
 def network_bytes(recipe: Recipe, landmarks: int) -> float:

@@ -14,6 +14,7 @@ from app.registry import LoadedModel
 from app.volume import read_volume
 from models.figures import measure_coverage, measure_presence
 from models.plots import Case, plot_case, plot_confidence, plot_errors, plot_success
+from models.seen import warning_of
 from models.tables import HEADINGS, MEANINGS, UNKNOWN, sections
 from models.validate import Outcome, Pair
 
@@ -41,18 +42,20 @@ class About:
         title: Name and version of the model.
         text: What it is, and what the figures are, in plain text.
         folds: The fold of each scan, if there are folds.
+        seen: Scans that the model has learned from; they are marked.
     """
 
     title: str
     text: str
     folds: Mapping[str, str] = field(default_factory=dict)
+    seen: Sequence[str] = ()
 
 
-def about(model: LoadedModel) -> About:
-    """Say what a report of one model is of."""
+def about(model: LoadedModel, seen: Sequence[str] = ()) -> About:
+    """Say what a report of one model is of, and which of the scans it has learned from."""
     manifest = model.manifest
     text = f"{manifest.description}. Digest {model.digest[:12]}."
-    return About(f"{manifest.name} {manifest.version}", text)
+    return About(f"{manifest.name} {manifest.version}", text, seen=seen)
 
 
 def write_report(
@@ -69,7 +72,8 @@ def write_report(
     parts = [
         f"<h1>{escape(what.title)}</h1>",
         f"<p>{escape(what.text)} {len({outcome.scan for outcome in outcomes})} scans.</p>",
-        _tables(outcomes, what.folds),
+        *([f"<p><strong>{escape(warning_of(what.seen))}</strong></p>"] if what.seen else []),
+        _tables(outcomes, what),
         "<h2>Errors</h2>",
         _picture(plot_errors(outcomes), "Error of each landmark"),
         '<div class="row">',
@@ -84,14 +88,15 @@ def write_report(
     path.write_text(page, encoding="utf-8")
 
 
-def _tables(outcomes: Sequence[Outcome], folds: Mapping[str, str]) -> str:
+def _tables(outcomes: Sequence[Outcome], what: About) -> str:
     """Write the figures of all and each fold, and the others' out of sight until asked for."""
+    marks = {("scan", name): f"{name} (learned from)" for name in what.seen}
     tables = {
         title: _table(
             (title, *(heading.replace("_", " ") for heading in HEADINGS)),
-            [(name, *cells.values()) for name, cells in lines.items()],
+            [(marks.get((title, name), name), *cells.values()) for name, cells in lines.items()],
         )
-        for title, lines in sections(outcomes, folds)
+        for title, lines in sections(outcomes, what.folds)
     }
     counts = measure_presence(outcomes)
     unknown = f"<p>{UNKNOWN.format(counts.unknown)}.</p>" if counts.unknown else ""

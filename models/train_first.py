@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from safetensors.torch import load_model
 from torch import nn
 
 from app.constellation import LEAST_LANDMARKS, mean_shape
@@ -25,6 +24,7 @@ from models.options import WHOLE, Options, read_tile
 from models.recipe import Recipe, build_network
 from models.specimens import Specimen, load_specimen
 from models.split import Split, split
+from models.start import take_over
 from models.suggest import Choice, suggest_recipe, table_of
 from models.symmetry import with_mirror_images
 from models.train import Data, Place, train
@@ -96,7 +96,7 @@ def run_first(options: Options, plan: Plan, console: Console) -> bool:
         specimens = mirrored(specimens, mean_of(chosen.train, names))
     held_out = tuple(facts.pair for facts in chosen.held_out)
     data = Data(names, plan.mean, tuple(specimens), held_out)
-    network = new_network(options, recipe, len(names))
+    network = new_network(options, recipe, names, console)
     place = Place(plan.folder, choose_device(options.device), console)
     return train(network, data, plan.record, place)
 
@@ -178,19 +178,22 @@ def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Spe
         raise BadParameter(f"--mirror: {error}") from None
 
 
-def new_network(options: Options, recipe: Recipe, landmarks: int) -> nn.Module:
+def new_network(
+    options: Options, recipe: Recipe, names: Sequence[str], console: Console
+) -> nn.Module:
     """Build the network to train, with fresh weights or those of another model.
+
+    Landmarks that only one of the two has are told.
 
     Raises:
         BadParameter: The other model's weights do not fit.
     """
     torch.manual_seed(recipe.seed)
-    network = build_network(recipe, landmarks)
+    network = build_network(recipe, len(names))
     if options.start is not None:
-        try:
-            load_model(network, options.start / "weights.safetensors")
-        except (OSError, RuntimeError) as error:
-            raise BadParameter(f"--start: expected weights that fit, got: {error}") from None
+        told = take_over(network, names, options.start)
+        if told:
+            console.print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return network
 
 

@@ -120,7 +120,7 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
         specimens = mirrored(specimens, mean)
     posed = tuple(pose_specimen(specimen, mean) for specimen in specimens)
     data = Data(names, mean, posed, tuple(facts.pair for facts in chosen.held_out))
-    network = new_network(options, recipe, len(names))
+    network = new_network(options, recipe, names, console)
     place = Place(plan.folder, choose_device(options.device), console)
     return train(network, data, plan.record, place)
 
