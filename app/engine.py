@@ -9,9 +9,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -118,9 +118,14 @@ class Engine:
             ready=lambda: self.readiness().ready,
         )
 
-    def admit(self, content_length: int | None) -> AbstractContextManager[None]:
-        """Hold a place for a request; see ``Admission.admit``."""
-        return self.admission.admit(content_length)
+    @contextmanager
+    def admit(self, content_length: int | None) -> Iterator[None]:
+        """Hold a place for a request, see ``Admission.admit``, and tidy up some time after it."""
+        with self.admission.admit(content_length):
+            try:
+                yield
+            finally:
+                self._tidying.after_work()
 
     def readiness(self) -> Readiness:
         """Say whether requests can be answered, and why not."""
@@ -248,7 +253,6 @@ class Engine:
             )
         finally:
             place.leave()
-            self._tidying.after_work()
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
         times = detection.timing
         self._metrics.observe_stages(times)

@@ -1,13 +1,16 @@
 """S7: a thousand requests of all kinds."""
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from app.tidying import REST_S
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
+from tests.benchmarks.linux import resident_bytes
 from tests.benchmarks.loads import LEFT, LOST, Load, Message, Reply, Stream, send, send_one
 from tests.benchmarks.scans import PHANTOM, small_scans
 from tests.benchmarks.servers import OURS, Server, answers, check_same, serving
@@ -43,6 +46,9 @@ def s7_endurance(run: Run) -> Iterator[Row]:
         messages = _mix(server, contents, count)
         load = Load(server.port, (Stream(messages, CLIENTS, count),), watch=server.process)
         replies = send(load)
+        rested = _at_rest(server)
+        again = send(load)
+        growth = (_at_rest(server) - rested) / 1024 / len(again)
         metrics = send_one(server.port, Message("metrics", "/metrics")).body.decode()
         alive = answers(server, contents[:1])
     check_same(alive[0], expected[0], "before")
@@ -62,7 +68,16 @@ def s7_endurance(run: Run) -> Iterator[Row]:
     slope = _slope_kib(replies[warm:])
     note = f"{replies[warm].memory >> 20} to {replies[-1].memory >> 20} MiB"
     what = f"memory that grows with every request after the first {warm}"
-    yield Row(what, slope, "KiB", limit=Limit(None if run.fast else SLOPE_KIB, "figure"), note=note)
+    limit = Limit(None if run.fast else SLOPE_KIB, "figure")
+    yield Row(what, slope, "KiB", limit=limit, note=note)
+    what = f"memory at rest that grows with every request from {count} to {2 * count}"
+    yield Row(what, growth, "KiB", limit=limit, note=f"{rested >> 20} MiB at first")
+
+
+def _at_rest(server: Server) -> int:
+    """Say what the service holds when it has tidied up after its work."""
+    time.sleep(2 * REST_S)
+    return resident_bytes(server.process)
 
 
 def _mix(server: Server, contents: Sequence[bytes], count: int) -> tuple[Message, ...]:
