@@ -145,7 +145,7 @@ def test_unexpected_error_is_answered_without_details(
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
     engine = client.app.state.shared.engine  # type: ignore[attr-defined]
-    with engine.admit(10), engine.admit(10):
+    with engine.admission.admit(10), engine.admission.admit(10):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
     assert int(response.headers["retry-after"]) >= 1
