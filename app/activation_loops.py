@@ -17,7 +17,7 @@ SIGMOID: Final = 1
 SOFTMAX: Final = 2
 
 _LN2: Final = float(np.log(2.0))
-_TO_INTEGER: Final = 1.5 * 2.0**52
+TO_INTEGER: Final = 1.5 * 2.0**52
 """Added to a number, this rounds it, and leaves it as an integer in the lowest bits."""
 
 
@@ -36,8 +36,8 @@ def _exp(x):
     exp(x) = 2^n exp(r) with |r| <= ln(2) / 2. The series of exp(r) up to r^8 is summed in pairs
     (Estrin's scheme), as the processor waits for every step of Horner's.
     """
-    shifted = x * (1 / _LN2) + _TO_INTEGER
-    r = x - (shifted - _TO_INTEGER) * _LN2
+    shifted = x * (1 / _LN2) + TO_INTEGER
+    r = x - (shifted - TO_INTEGER) * _LN2
     r2 = r * r
     low = (1.0 + r) + (1 / 2 + r * (1 / 6)) * r2
     high = (1 / 24 + r * (1 / 120)) + (1 / 720 + r * (1 / 5040) + r2 * (1 / 40320)) * r2

@@ -10,6 +10,7 @@ from typing import Final, no_type_check
 
 import numpy as np
 
+from app.activation_loops import TO_INTEGER
 from app.compiled import compiled
 
 SHIFTS: Final = 5
@@ -29,9 +30,8 @@ SETTLED: Final = 1e-6
 MEETING: Final = 0.5
 """After the first step, modes less than so many reaches apart are about to meet."""
 
-TO_INTEGER: Final = 1.5 * 2.0**52
 TO_INTEGER_BITS: Final = int(np.float64(TO_INTEGER).view(np.int64))
-"""Added to a number, the first rounds it, and leaves it as an integer above the second."""
+"""Above these, the sum of a number and ``TO_INTEGER`` holds it as an integer."""
 
 TERMS: Final = 10
 """Sums per mode: weight, three of source, six products of distances (xx, xy, xz, yy, yz, zz)."""

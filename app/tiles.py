@@ -124,13 +124,6 @@ def weigh(
     return i, j, k
 
 
-def importance(
-    plan: TilePlan, index: int, device: torch.device
-) -> tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]:
-    """Do as ``weigh``, for one tile alone."""
-    return weigh(plan, index, load_profiles(plan, device))
-
-
 def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray, " tiles"]:
     """Spread the fewest tiles that overlap enough over an axis, on multiples of the stride."""
     if size <= edge:

@@ -23,18 +23,14 @@ from app.precision import (
 from app.selfcheck import check, make_noise, write_selfcheck
 from tests.device_loops import scan
 from tests.model_folders import TILE, make_model_folder
+from tests.test_selfcheck import Changed
 
 CPU = torch.device("cpu")
 FAST_HOST = bool(fast_precisions(CPU))
 
 
-class Rounded(nn.Module):
+class Rounded(Changed):
     """Answers a network's answer in float32, and another one in any lower precision."""
-
-    def __init__(self, network: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.network = network
-        self.factor = factor
 
     def forward(self, tiles: Tensor) -> Tensor:
         answer: Tensor = self.network(tiles)

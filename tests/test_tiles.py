@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.errors import TooLarge
 from app.manifest import InputSpec, IntensitySpec
-from app.tiles import TilePlan, cut, importance, plan_tiles
+from app.tiles import TilePlan, cut, load_profiles, plan_tiles, weigh
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def summed_importance(plan: TilePlan) -> np.ndarray:
     size = (plan.origins.max(axis=0) + plan.tile_shape) // plan.stride
     total = np.zeros(size)
     for index in range(len(plan)):
-        i, j, k = importance(plan, index, CPU)
+        i, j, k = weigh(plan, index, load_profiles(plan, CPU))
         product = i[:, None, None] * j[:, None] * k
         a, b, c = plan.origins[index] // plan.stride
         total[a : a + len(i), b : b + len(j), c : c + len(k)] += product.numpy()
