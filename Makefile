@@ -22,7 +22,7 @@ run: .venv/run.stamp
 	  exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .

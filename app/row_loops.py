@@ -40,19 +40,25 @@ def _count(row, table, background, limits):
 @compiled
 @no_type_check
 def _flag(row, table, background, limits, flags):
-    """Set the flags of such numbers to 1, and the others to 0."""
+    """Set the flags of such numbers to 1, and the others to 0; returns 1 if any is set, else 0."""
+    some = np.uint8(0)
     for x in range(len(row)):
         score = value(row, table, x) - value(background, table, x)
-        flags[x] = not score < limits[x]
+        flags[x] = np.uint8(not score < limits[x])
+        some = np.uint8(some | flags[x])
+    return some
 
 
 @compiled
 @no_type_check
 def _flag_more(row, table, background, limits, flags):
-    """Set the flags of such numbers to 1, and leave the others."""
+    """Set the flags of such numbers to 1, and leave the others; returns as ``_flag``."""
+    some = np.uint8(0)
     for x in range(len(row)):
         score = value(row, table, x) - value(background, table, x)
-        flags[x] = 1 if not score < limits[x] else flags[x]
+        flags[x] = np.uint8(flags[x] | np.uint8(not score < limits[x]))
+        some = np.uint8(some | flags[x])
+    return some
 
 
 @compiled
@@ -188,18 +194,19 @@ def find_voxels(plan, row, last, before, found):
             flags[size:] = 0
             if step == 1:
                 background = behind[base * moves :][:size]
-                _flag(line[base + runs[0] :][:size], table, background, limits, flags)
+                some = _flag(line[base + runs[0] :][:size], table, background, limits, flags)
                 for run in runs[1:]:
-                    _flag_more(line[base + run :][:size], table, background, limits, flags)
+                    some = _flag_more(line[base + run :][:size], table, background, limits, flags)
             else:
                 _copy(behind, base * moves, step * moves, other_room[:size])
                 _copy(line, base + runs[0], step, room[:size])
-                _flag(room[:size], table, other_room, limits, flags)
+                some = _flag(room[:size], table, other_room, limits, flags)
                 for run in runs[1:]:
                     _copy(line, base + run, step, room[:size])
-                    _flag_more(room[:size], table, other_room, limits, flags)
-            full_words = full[: _list_words(words, full)]
-            count += _list_flags(words, full_words, row * len(limits), hits[count:])
+                    some = _flag_more(room[:size], table, other_room, limits, flags)
+            if some:  # Most rows have none.
+                full_words = full[: _list_words(words, full)]
+                count += _list_flags(words, full_words, row * len(limits), hits[count:])
         row += 1
     return row, _unravel(plan, hits[:count], found)
 

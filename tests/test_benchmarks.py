@@ -143,6 +143,11 @@ def test_every_round_of_a_case_times_both_sides_in_turn() -> None:
     assert row.rounds == 3
 
 
+def test_rounds_of_a_short_case_go_on_for_a_while() -> None:
+    (row,) = measure_case(case(ours=1.0, theirs=1.0), rounds=1, case_s=0.5)
+    assert row.rounds > 3
+
+
 @pytest.mark.parametrize(
     ("limit", "ours", "theirs", "word", "ratio"),
     [

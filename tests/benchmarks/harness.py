@@ -21,6 +21,9 @@ says nothing by itself, and threads of another library's pool may still be spinn
 ROUNDS: Final = 5
 FAST_ROUNDS: Final = 2
 
+CASE_S: Final = 3.0
+"""Rounds of what is short go on for so long: the machine's pace changes from second to second."""
+
 
 class DisagreementError(Exception):
     """Two sides do not compute the same; what they take for it is of no interest then."""
@@ -142,8 +145,13 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds to take the median of."""
+        """How many rounds to take the median of, at least."""
         return FAST_ROUNDS if self.fast else ROUNDS
+
+    @property
+    def case_s(self) -> float:
+        """How long to go on with more rounds."""
+        return 0.0 if self.fast else CASE_S
 
 
 Bar = Callable[[Run], Iterator[Case | Row]]
@@ -159,17 +167,18 @@ def measure_bar(bar: Bar, run: Run) -> Iterator[Row]:
         if isinstance(item, Row):
             yield item
         else:
-            yield from measure_case(item, run.rounds)
+            yield from measure_case(item, run.rounds, run.case_s)
         del item
         gc.collect()
 
 
-def measure_case(case: Case, rounds: int) -> list[Row]:
+def measure_case(case: Case, rounds: int, case_s: float = 0.0) -> list[Row]:
     """Check that all sides agree, then time them in turns.
 
     Args:
         case: What to measure.
-        rounds: How often.
+        rounds: How often, at least.
+        case_s: For how long, at least.
 
     Returns:
         One row per rival, times in ms.
@@ -178,7 +187,8 @@ def measure_case(case: Case, rounds: int) -> list[Row]:
         DisagreementError: A rival and we do not compute the same.
     """
     check(case)
-    ours, *theirs = median_times([case.run, *(rival.run for rival in case.rivals)], rounds)
+    sides = [case.run, *(rival.run for rival in case.rivals)]
+    (ours, *theirs), rounds = median_times(sides, rounds, case_s)
     return [
         Row(case.what, ours, "ms", rival.name, spent, rival.limit, case.note, rounds)
         for rival, spent in zip(case.rivals, theirs, strict=True)
@@ -195,23 +205,27 @@ def check(case: Case) -> None:
             raise DisagreementError(f"{case.what}, ours and {rival.name}: {error}") from error
 
 
-def median_times(sides: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+def median_times(
+    sides: Sequence[Callable[[], object]], rounds: int, case_s: float = 0.0
+) -> tuple[list[float], int]:
     """Time some functions in turns, so that a machine that slows down does so for all.
 
     Args:
         sides: What to time.
-        rounds: Turns of each, after a call to warm up.
+        rounds: Turns of each at least, after a call to warm up.
+        case_s: More of them follow until this has passed.
 
     Returns:
-        Median time per call of each, in ms.
+        Median time per call of each, in ms; and how many turns each had.
     """
     # The check was the first call, which may have compiled something; this is the second.
     repeats = [math.ceil(ROUND_S / max(_seconds(side, 1), 1e-6)) for side in sides]
     spent: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
+    end = time.perf_counter() + case_s
+    while len(spent[0]) < rounds or time.perf_counter() < end:
         for side, repeat, times in zip(sides, repeats, spent, strict=True):
             times.append(1e3 * _seconds(side, repeat))
-    return [statistics.median(times) for times in spent]
+    return [statistics.median(times) for times in spent], len(spent[0])
 
 
 def _seconds(side: Callable[[], object], repeat: int) -> float:

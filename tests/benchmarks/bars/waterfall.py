@@ -80,9 +80,10 @@ def waterfall(run: Run) -> Iterator[Row]:
                 agreement.near(step(scene), scene.centres, TOLERANCE)
             except DisagreementError as error:
                 raise DisagreementError(f"step {name}: {error}") from error
-        times = median_times([partial(step, scene) for _, step in STEPS], run.rounds)
+        sides = [partial(step, scene) for _, step in STEPS]
+        times, rounds = median_times(sides, run.rounds, run.case_s)
         before: tuple[str, float | None] = ("", None)
         for (name, _), spent in zip(STEPS, times, strict=True):
             what = f"{'x'.join(map(str, shape))}: {name}"
-            yield Row(what, spent, "ms", *before, rounds=run.rounds)
+            yield Row(what, spent, "ms", *before, rounds=rounds)
             before = (name, spent)
