@@ -21,11 +21,12 @@ landmarks                 Modes -> Landmarks: where, whether at all, how sure
 vote_files                Votes -> rows, heatmaps as NIfTI
 phantom, selfcheck, warm  generated scan; does a network answer as it should; compile ahead
 precision                 which precision a network computes in
-registry, detector        models that serve; the device half composed (loading: and checked)
+registry, passes          models that serve; tiles -> a forward pass and its votes
+detector                  the device half composed (loading: and checked)
 scheduler, batch_sizes    tiles of all requests -> the next batch, and how large it may be
 jobs, worklist            who asks for the same scan; what the device does next
 batches, device_thread    a batch -> votes, whatever fails; the one thread of a device
-aside                     what the host does beside that thread
+aside, tidings            what the host does beside that thread; what it tells the event loop
 device_loop, devices      volumes of all requests -> Detections, on one device; on all of them
 admission, places, engine what is let in; everything between a request's bytes and its answer
 computing                 what is asked for that needs no device

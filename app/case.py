@@ -30,6 +30,8 @@ class Case:
         turn: How many times the first network has looked from another side.
         spare: What was found before it did, which is told if it never finds more.
         arrival: When the grid is on the device; made on another stream than networks run on.
+        counted: When the votes that are kept are; likewise of who reads them.
+        begun: Whether any of its tiles has been given to the device.
         profiles: Those of the plan, on the device.
         prepare_s: Time that preparing took, of all looks, as are those that follow.
         network_s: Forward passes; one that is shared counts for all its cases.
@@ -49,6 +51,8 @@ class Case:
     turn: int = 0
     spare: tuple[Landmark, ...] = ()
     arrival: Arrival = NOW
+    counted: Arrival = NOW
+    begun: bool = False
     prepare_s: float = 0.0
     network_s: float = 0.0
     vote_s: float = 0.0
@@ -66,6 +70,13 @@ class Case:
         for values in (self.grid.voxels, *self.profiles):
             self.arrival.precede(values)
         self.arrival = NOW
+
+    def gather(self) -> Votes:
+        """Join the votes of all tiles, on the current stream."""
+        for votes in self.votes:
+            for column in (votes.landmark, votes.position, votes.probability, votes.weight):
+                self.counted.precede(column)
+        return concat_votes(self.votes)
 
     def keep(self, votes: Votes) -> None:
         """Keep the votes of a tile that was run.

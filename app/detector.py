@@ -1,13 +1,12 @@
 """Volume -> Detection: the device half composed, for one model on one device.
 
-Tiles of many cases may share a forward pass; each case gets only its own votes, so neighbours
-cannot touch each other.
-Networks run on the one thread that owns the device; ``prepare`` may run beside it.
+Tiles of many cases may share a forward pass (see ``app.passes``); each case gets only its own
+votes, so neighbours cannot touch each other.
+Networks run on the one thread that owns the device; ``prepare`` and ``finish`` may run beside it.
 """
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.case import Case
@@ -18,14 +17,13 @@ from app.frames import Affine, axis_codes, spacing_of
 from app.grid import foresee_shape, make_grid
 from app.landmarks import Landmark, locate
 from app.manifest import WHOLE
+from app.passes import launch, settle
 from app.posed import Pose, turn_grid
 from app.readout import GridFrame, readout_of
 from app.refine import MOST_LOOKS, MOST_TURNED, MOST_TURNS, SecondLook, is_believed, is_worth_a_turn
 from app.registry import LoadedModel
-from app.streams import Stopwatch
-from app.tiles import cut, plan_tiles, weigh
+from app.tiles import plan_tiles
 from app.volume import Volume
-from app.votes import Votes, concat_votes, filter_votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,45 +121,6 @@ class Detector:
         """Say what tiles of cases must have in common to be run together, the model first."""
         return case.model.digest, case.plan.tile_shape
 
-    def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
-        """Run some tiles of some cases in one forward pass and keep their votes.
-
-        Args:
-            tiles: Case and tile index; all of one lane.
-
-        Raises:
-            NetworkFailed: The network raised, or gave scores that are not numbers.
-            DoesNotFit: The batch needs more memory than the device has.
-        """
-        model, cases = tiles[0][0].model, list(dict.fromkeys(case for case, _ in tiles))
-        forward = Stopwatch(model.network.device)
-        for case in cases:
-            case.arrive()
-        fields = model.network.predict_tiles(
-            [cut(case.grid.voxels, case.plan, index) for case, index in tiles]
-        )
-        forward.stop()
-        threshold = model.manifest.voting.threshold
-        cast: list[tuple[Case, Votes, Stopwatch]] = []
-        for (case, index), scores in zip(tiles, fields, strict=True):
-            voting = Stopwatch(model.network.device)
-            i, j, k = case.plan.origins[index]
-            votes = filter_votes(
-                scores,
-                threshold,
-                stride=case.plan.stride,
-                origin=(int(i), int(j), int(k)),
-                importance=weigh(case.plan, index, case.profiles),
-            )
-            voting.stop()
-            cast.append((case, votes, voting))
-        # Only now, so that a batch which fails can be run again without doubling a vote.
-        for case, votes, voting in cast:
-            case.keep(votes)
-            case.vote_s += voting.seconds()
-        for case in cases:
-            case.network_s += forward.seconds()
-
     def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
         """Say what comes after all tiles of a case: its landmarks, or tiles of a further look.
 
@@ -172,7 +131,7 @@ class Detector:
             The landmarks; or a case with the times of this one, whose tiles are run next.
         """
         start = time.perf_counter()
-        votes = concat_votes(case.votes)
+        votes = case.gather()
         if case.pose is None or self._second is None:
             spec = self.model.manifest
             frame = GridFrame(case.grid.to_volume, case.grid.to_world)
@@ -216,6 +175,7 @@ class Detector:
             turn=case.turn + 1,
             spare=spare,
             prepare_s=case.prepare_s + time.perf_counter() - start,
+            begun=False,
             votes=[],
             loose=0,
         )
@@ -236,6 +196,7 @@ class Detector:
             pose=pose,
             looks=case.looks + 1,
             prepare_s=case.prepare_s + time.perf_counter() - start,
+            begun=False,
             votes=[],
             loose=0,
         )
@@ -252,7 +213,7 @@ class Detector:
             The landmarks and what belongs to them.
 
         Raises:
-            LandmarkdError: As ``prepare`` and ``run``.
+            LandmarkdError: As ``prepare`` and ``app.passes.launch``.
         """
         found: tuple[Landmark, ...] | Case = self.prepare(volume)
         tiles = 0
@@ -261,7 +222,7 @@ class Detector:
             tiles += len(case.plan)
             for first in range(0, len(case.plan), batch_size):
                 last = min(first + batch_size, len(case.plan))
-                self.run([(case, index) for index in range(first, last)])
+                settle(launch([(case, index) for index in range(first, last)]))
             found = self.finish(case)
         times = stage_times(case, decode_s=decode_s)
         return Detection(describe(volume), found, volume.warnings, tiles, times)

@@ -33,10 +33,13 @@ class NamedDevice:
     Attributes:
         name: As the setting has it, such as ``cuda:1`` or ``cpu:0``.
         device: What torch calls it.
+        ahead: Whether it works while its thread goes on, so that it is given a batch before the one
+            before is done.
     """
 
     name: str
     device: torch.device
+    ahead: bool = False
 
 
 HOST: Final = NamedDevice("cpu", torch.device("cpu"))
@@ -97,7 +100,7 @@ def _find_device(wanted: str) -> NamedDevice:
     index = device.index or 0
     if index >= count:
         raise StartupError(f"expected a CUDA device {wanted}, got a machine with {count} of them")
-    return NamedDevice(f"cuda:{index}", torch.device("cuda", index))
+    return NamedDevice(f"cuda:{index}", torch.device("cuda", index), ahead=True)
 
 
 def _cuda_count() -> int:

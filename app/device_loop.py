@@ -21,10 +21,11 @@ from typing import Final, Literal, TypeVar
 from app.batch_sizes import BatchSizes
 from app.detector import Detection, Detector
 from app.device import HOST, NamedDevice
-from app.device_thread import DeviceThread, Event, Lost, Prepared, Progressed, Settled, Troubled
+from app.device_thread import DeviceThread
 from app.errors import DeadlineExceeded, NotReady
 from app.jobs import Job, Progress, Waiter, question
 from app.metrics import Metrics
+from app.tidings import Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.volume import Volume
 from app.worklist import WorkList
 
@@ -155,7 +156,7 @@ class DeviceLoop:
         Raises:
             DeadlineExceeded: The deadline has passed.
             NotReady: The device is lost or in trouble, or the loop ends.
-            LandmarkdError: As ``Detector.prepare`` and ``Detector.run``.
+            LandmarkdError: As ``Detector.prepare`` and ``app.passes.launch``.
         """
         loop = asyncio.get_running_loop()
         if self.trouble is not None or self._stopping:

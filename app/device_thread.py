@@ -3,11 +3,12 @@
 ::
 
     prepare ─► work list ─► batch ─► finish ─► answer
-    (aside)       ▲                    │
+    (aside)       ▲                  (aside)
                   └── a second look ───┘
 
-Scans are prepared in threads beside this one, on a CUDA device by a stream of their own; if the
-device is the host, they are finished there too.
+Scans are prepared and finished in threads beside this one, on a CUDA device by a stream of their
+own. Such a device is given a batch before the thread waits for the votes of the one before, so it
+never waits for the host.
 
 Memory that runs out three times in a row, each time for a single tile, means that the device is
 unwell: nothing is answered then until the models have passed their self-checks again.
@@ -19,11 +20,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
-from app.aside import Aside, go_on
+from app.aside import Aside
 from app.batch_sizes import BatchSizes
-from app.batches import named, run_batch
+from app.batches import Flight, end, named, start
 from app.case import Case
 from app.detector import Detection, describe, stage_times
 from app.device import NamedDevice, free_memory
@@ -32,7 +33,8 @@ from app.jobs import Job
 from app.landmarks import Landmark
 from app.metrics import Metrics
 from app.scheduler import Batch
-from app.streams import CopyStream, own_device
+from app.streams import CopyStream, mark, own_device
+from app.tidings import Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.worklist import Call, Rest, WorkList
 
 logger = logging.getLogger("landmarkd.device")
@@ -46,44 +48,12 @@ LAST_RETRY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A job's scan is on the device."""
+class Departed:
+    """A batch that the device was given, and whose it is."""
 
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """Some of a job's tiles have run."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A job is done, or has failed."""
-
-    job: Job
-    result: Detection | Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Troubled:
-    """The device is in trouble for a reason, or no more; while it recovers, waiting is worth it."""
-
-    reason: str | None
-    recovering: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The thread has ended, and not because it was told to."""
-
-    error: BaseException
-
-
-Event: TypeAlias = Prepared | Progressed | Settled | Troubled | Lost
-"""What becomes of the work."""
+    batch: Batch[Job]
+    jobs: dict[Case, Job]
+    flight: Flight
 
 
 class DeviceThread:
@@ -110,7 +80,8 @@ class DeviceThread:
         self._shortages = 0
         self._retry_s: float | None = None
         self._where = where
-        self._aside = Aside(work, where.device)
+        self._departed: Departed | None = None
+        self._aside = Aside(work)
         self._copies = CopyStream(where.device)
         self._thread = threading.Thread(target=self._main, name=where.name, daemon=True)
 
@@ -148,12 +119,16 @@ class DeviceThread:
 
     def _do_next(self) -> bool:
         """Do one thing; apart from the loop, which would hold the last scan until the next came."""
-        work = self._work.take(self._retry_s, calls_only=self._retry_s is not None)
+        patience_s = self._retry_s if self._departed is None else 0.0
+        work = self._work.take(patience_s, calls_only=self._retry_s is not None)
         match work:
             case Call():
+                self._land()
                 work.function()
             case Batch():
                 self._run(work)
+            case Rest() if self._departed is not None:
+                self._land()
             case Rest():
                 self._recover()
         return work is not None
@@ -166,13 +141,13 @@ class DeviceThread:
         job.queue_s = time.perf_counter() - job.since_s
         with self._copies.beside():
             case = job.detector.prepare(volume)
-            case.arrival = self._copies.mark()
+            case.arrival = mark(self._where.device)
         return case
 
     def _go_on_with(self, job: Job, case: Case | Exception | None) -> None:
         """Queue the tiles of a scan that was prepared."""
         if isinstance(case, Exception):
-            self._fail(job, named(case, job.detector))
+            self._fail(job, named(case, self._where.device))
         elif case is not None:
             self._offer(job, case)
             self._post(Prepared(job))
@@ -184,59 +159,69 @@ class DeviceThread:
         self._work.offer(job, job.detector.lane(case), len(case.plan))
 
     def _run(self, batch: Batch[Job]) -> None:
-        start = time.perf_counter()
+        """Give the device a batch, then wait for the one before."""
+        now = time.perf_counter()
         jobs = {job.case: job for job in batch.requests() if job.case is not None}
         for case, job in jobs.items():
-            if not case.votes:
-                job.queue_s += start - job.since_s
+            if not case.begun:
+                case.begun = True
+                job.queue_s += now - job.since_s
                 self._metrics.observe_wait(len(case.plan), job.queue_s)
         tiles = [(job.case, index) for job, index in batch.tiles if job.case is not None]
-        report = run_batch(batch.tiles[0][0].detector, tiles, lambda case: jobs[case].wanted)
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        self._observe_busy(time.perf_counter() - start)
+        flight = start(tiles, lambda case: jobs[case].wanted)
+        if self._departed is not None:
+            self._land()
+            if flight.fell_short:  # By itself it may fit.
+                flight = start(tiles, flight.wanted)
+        self._departed = Departed(batch, jobs, flight)
+        if not self._where.ahead:
+            self._land()
+
+    def _land(self) -> None:
+        """Wait for the batch that the device was given, if there is one."""
+        departed, self._departed = self._departed, None
+        if departed is None:
+            return
+        batch, report = departed.batch, end(departed.flight)
+        self._metrics.observe_busy(self._where.name, report.busy_s)
         if report.seconds is not None:
-            self._sizes.observe(batch.lane, len(tiles), report.seconds)
+            self._sizes.observe(batch.lane, report.tiles, report.seconds)
         if report.fits is not None:
             self._sizes.shrink(batch.lane, report.fits)
-            logger.warning("out of memory", extra={"tiles": len(tiles), "now": report.fits})
+            logger.warning("out of memory", extra={"tiles": report.tiles, "now": report.fits})
         self._metrics.count_faults("out-of-memory", report.shortages)
         self._metrics.count_faults("tile", len(report.errors))
         for job, _ in batch.tiles:
             job.run += 1
-        for case, job in jobs.items():
+        for case, job in departed.jobs.items():
             self._after(case, job, report.errors.get(case))
-
-    def _observe_busy(self, seconds: float) -> None:
-        self._metrics.observe_busy(self._where.name, seconds)
 
     def _after(self, case: Case, job: Job, error: Exception | None) -> None:
         """Go on with a job some of whose tiles have run."""
+        if job.failed:
+            return
         if error is not None:
             self._fail(job, error)
-        elif job.run == job.tiles:
-            self._shortages = 0
-            self._finish(case, job)
-        else:
-            self._shortages = 0
+            return
+        self._shortages = 0
+        if job.run < job.tiles:
             self._post(Progressed(job))
+        elif job.wanted:
+            self._aside.do(partial(self._finish, case, job), partial(self._end, case, job))
 
-    def _finish(self, case: Case, job: Job) -> None:
-        if not job.wanted:
-            return
-        finish, then = partial(job.detector.finish, case), partial(self._end, case, job)
-        if self._where.device.type == "cpu":
-            self._aside.do(finish, then)
-            return
-        start = time.perf_counter()
-        try:
-            go_on(finish, then)
-        finally:
-            self._observe_busy(time.perf_counter() - start)
+    def _finish(self, case: Case, job: Job) -> tuple[Landmark, ...] | Case:
+        """Read landmarks off a scan's votes, or plan a further look."""
+        with self._copies.beside():
+            found = job.detector.finish(case)
+            if isinstance(found, Case):
+                found.arrival = mark(self._where.device)
+        return found
 
     def _end(self, case: Case, job: Job, found: tuple[Landmark, ...] | Case | Exception) -> None:
         """Answer a scan that was finished, or look again."""
         if isinstance(found, Exception):
-            self._fail(job, named(found, job.detector))
+            self._fail(job, named(found, self._where.device))
         elif isinstance(found, Case):
             self._offer(job, found)
             self._post(Progressed(job))
@@ -245,6 +230,7 @@ class DeviceThread:
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Here and not only by who is told, so that the next batch has none of its tiles.
+        job.failed = True
         self._work.remove(job)
         self._post(Settled(job, error))
         if isinstance(error, DoesNotFit):

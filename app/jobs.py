@@ -74,6 +74,7 @@ class Job:
         case: The scan on the device.
         run: Tiles that have run.
         tiles: Tiles there are, further ones of a second look included.
+        failed: Whether one of them has; others may be on the device still.
     """
 
     key: Hashable
@@ -86,6 +87,7 @@ class Job:
     case: Case | None = None
     run: int = 0
     tiles: int = 0
+    failed: bool = False
 
     @property
     def wanted(self) -> bool:

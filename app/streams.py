@@ -99,6 +99,32 @@ class Arrival:
 NOW: Final = Arrival()
 
 
+def mark(device: torch.device) -> Arrival:
+    """Mark the moment at which all that the current stream has been given is done."""
+    if device.type == "cpu":
+        return NOW
+    return Arrival(torch.cuda.current_stream(device).record_event())
+
+
+class Fetching:
+    """A few numbers on their way to the host, which goes on meanwhile."""
+
+    def __init__(self, numbers: Shaped[Tensor, " n"]) -> None:
+        """Args: the numbers, which the current stream makes."""
+        self._event: torch.cuda.Event | None = None
+        self._here = numbers
+        if numbers.device.type == "cuda":
+            self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._here.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.current_stream(numbers.device).record_event()
+
+    def wait(self) -> list[int]:
+        """Wait until they are here, and for nothing that the stream was given later."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [int(number) for number in self._here.tolist()]
+
+
 class CopyStream:
     """A device's stream for what is prepared beside its forward passes."""
 
@@ -117,12 +143,6 @@ class CopyStream:
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
-
-    def mark(self) -> Arrival:
-        """Mark, within such a block, the moment at which all that it has asked for is done."""
-        if self._device.type == "cpu":
-            return NOW
-        return Arrival(torch.cuda.current_stream(self._device).record_event())
 
 
 class Stopwatch:

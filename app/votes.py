@@ -5,7 +5,7 @@ then k), then by landmark, whatever the memory layout. Nothing downstream depend
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,31 +68,50 @@ def filter_votes(
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    if field.scores.device.type == "cpu":
-        landmark, columns = collect_votes(field, threshold, stride, origin, importance)
-        return _votes_of(torch.from_numpy(landmark), torch.from_numpy(columns))
-    if kernels_serve(field.scores.device):
-        return filter_votes_by_kernel(
-            field, threshold, stride=stride, origin=origin, importance=importance
-        )
-    return filter_votes_plainly(
-        field, threshold, stride=stride, origin=origin, importance=importance
-    )
+    return begin_votes(field, threshold, stride=stride, origin=origin, importance=importance)()
 
 
-def filter_votes_by_kernel(
+def begin_votes(
     field: Field,
     threshold: float,
     *,
     stride: int = 1,
     origin: Sequence[int] = (0, 0, 0),
     importance: Profiles | None = None,
-) -> Votes:
+) -> Callable[[], Votes]:
+    """Begin to do the same; a device that works by itself is given its work, and not waited for.
+
+    Returns:
+        A function that waits for the votes and returns them; it raises as ``filter_votes``, which
+        on other devices this one does.
+    """
+    if kernels_serve(field.scores.device):
+        return begin_votes_by_kernel(
+            field, threshold, stride=stride, origin=origin, importance=importance
+        )
+    if field.scores.device.type == "cpu":
+        landmark, columns = collect_votes(field, threshold, stride, origin, importance)
+        votes = _votes_of(torch.from_numpy(landmark), torch.from_numpy(columns))
+    else:
+        votes = filter_votes_plainly(
+            field, threshold, stride=stride, origin=origin, importance=importance
+        )
+    return lambda: votes
+
+
+def begin_votes_by_kernel(
+    field: Field,
+    threshold: float,
+    *,
+    stride: int = 1,
+    origin: Sequence[int] = (0, 0, 0),
+    importance: Profiles | None = None,
+) -> Callable[[], Votes]:
     """Do the same by kernels for CUDA, where Triton is installed."""
     from app import votes_triton  # noqa: PLC0415 - Triton is not there for every platform
 
-    landmark, columns = votes_triton.collect_votes(field, threshold, stride, origin, importance)
-    return _votes_of(landmark, columns)
+    columns = votes_triton.begin_votes(field, threshold, stride, origin, importance)
+    return lambda: _votes_of(*columns())
 
 
 def filter_votes_plainly(
@@ -103,7 +122,7 @@ def filter_votes_plainly(
     origin: Sequence[int] = (0, 0, 0),
     importance: Profiles | None = None,
 ) -> Votes:
-    """Do the same by torch alone: for devices without a kernel, and what kernels are held to."""
+    """Do as ``filter_votes`` by torch alone: what kernels are held to, and where there is none."""
     found = collect(field, threshold)
     _, depth, height, width = field.scores.shape
     i = torch.arange(depth, device=found.row.device).repeat_interleave(height)

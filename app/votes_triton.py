@@ -11,7 +11,7 @@ The kernels are in ``app.votes_kernels``.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,13 +23,14 @@ from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.network import Field
+from app.streams import Fetching
 from app.survivors import Profiles, score_limit
 from app.votes_kernels import append_votes, order_votes
 
 ACTIVATIONS: Final = {"none": 0, "sigmoid": 1, "softmax": 2}
 
-CAPACITY: Final = 1 << 18
-"""Votes for which there is room at first, 13 MB."""
+CAPACITY: Final = 1 << 16
+"""Votes for which there is room at first, 3 MB; every tile of a batch has such a room."""
 
 TILE: Final = 4096
 """Scores that a program looks at together: 32 for each of its 128 threads, in 16-byte loads."""
@@ -75,41 +76,47 @@ class Walk:
         return min(max(1, TILE // self.width), _power_of_two(self.length))
 
 
-def collect_votes(
+def begin_votes(
     field: Field,
     threshold: float,
     stride: int,
     origin: Sequence[int],
     importance: Profiles | None,
-) -> Columns:
-    """Do what ``app.votes.filter_votes`` does, with the same arguments, on CUDA.
-
-    The host waits for the device once: for the number of votes.
+) -> Callable[[], Columns]:
+    """Begin to do what ``app.votes.filter_votes`` does, with the same arguments, on CUDA.
 
     Returns:
-        The landmark of each vote; and one row each of its source's and its position's three
-        coordinates, its probability and its weight.
-
-    Raises:
-        NetworkFailed: As ``filter_votes``.
+        A function that waits for the number of votes, and gives the landmark of each; and one row
+        each of its source's and its position's three coordinates, its probability and its weight.
+        It raises NetworkFailed as ``filter_votes``.
     """
     walk = plan_walk(field)
     places = places_of(field, walk.axes, stride, origin, importance)
-    capacity = CAPACITY
-    with torch.cuda.device_of(field.scores):
-        while True:
+
+    def begin(capacity: int) -> tuple[tuple[Tensor, ...], Fetching]:
+        with torch.cuda.device_of(field.scores):
             room = append(field, threshold, walk, places, capacity)
-            found, bad = room[-1][:2].tolist()
+            return room, Fetching(room[-1][:2])
+
+    def end() -> Columns:
+        (room, numbers), capacity = first, CAPACITY
+        while True:
+            found, bad = numbers.wait()
             if bad:
                 raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
             if found <= capacity:
                 break
             capacity = _power_of_two(found)  # Any other number may have to be compiled for.
-        landmark, columns, key = put_in_order(room, found, field.offsets.shape[1])
-    if walk.axes == (0, 1, 2):
-        return landmark, columns
-    order = key.argsort()
-    return landmark.index_select(0, order), columns.index_select(1, order)
+            room, numbers = begin(capacity)
+        with torch.cuda.device_of(field.scores):
+            landmark, columns, key = put_in_order(room, found, field.offsets.shape[1])
+        if walk.axes == (0, 1, 2):
+            return landmark, columns
+        order = key.argsort()
+        return landmark.index_select(0, order), columns.index_select(1, order)
+
+    first = begin(CAPACITY)
+    return end
 
 
 def plan_walk(field: Field) -> Walk:

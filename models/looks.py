@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from app.case import Case
 from app.detector import Detector
 from app.landmarks import Landmark
+from app.passes import launch, settle
 from app.refine import SecondLook
 from app.registry import LoadedModel
 from app.volume import Volume
@@ -53,7 +54,7 @@ class Looker:
 
     def _run(self, case: Case) -> tuple[Landmark, ...] | Case:
         for index in range(len(case.plan)):
-            self._detector.run([(case, index)])
+            settle(launch([(case, index)]))
         return self._detector.finish(case)
 
 

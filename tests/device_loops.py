@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from app.batch_sizes import BatchSizes
 from app.detector import Detection, Detector
+from app.device import HOST, NamedDevice
 from app.device_loop import DeviceLoop
 from app.loading import load_checked
 from app.metrics import Metrics
@@ -75,8 +76,8 @@ def scan(seed: int, shape: tuple[int, int, int] = (30, 33, 70), peak: float = 0.
 
 
 @asynccontextmanager
-async def running(batch_size: int) -> AsyncIterator[DeviceLoop]:
-    loop = DeviceLoop(BatchSizes(batch_size), Metrics())
+async def running(batch_size: int, where: NamedDevice = HOST) -> AsyncIterator[DeviceLoop]:
+    loop = DeviceLoop(BatchSizes(batch_size), Metrics(), where=where)
     loop.start()
     try:
         yield loop

@@ -6,6 +6,7 @@ import torch
 
 from app.case import JOINED_TILES
 from app.detector import Detector
+from app.passes import launch, settle
 from app.votes import concat_votes
 from tests.device_loops import load_toy, scan
 
@@ -17,9 +18,9 @@ def test_votes_of_many_tiles_are_kept_in_few_pieces_and_in_their_order(tmp_path:
     assert len(case.plan) >= len(tiles)
     alone = []
     for index in tiles:
-        detector.run([(case, index)])
+        settle(launch([(case, index)]))
         same.votes, same.loose = [], 0
-        detector.run([(same, index)])
+        settle(launch([(same, index)]))
         alone += same.votes
     assert len(case.votes) == 2 + 3
     kept, expected = concat_votes(case.votes), concat_votes(alone)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from app.batch_sizes import BatchSizes
 from app.case import Case
 from app.detector import Detection, Detector
+from app.device import HOST, NamedDevice
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
 from app.jobs import Progress
@@ -39,17 +40,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_toy(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+def where(request: pytest.FixtureRequest) -> NamedDevice:
+    """The CPU, as such; and driven as a device that is given a batch while it has another."""
+    return replace(HOST, ahead=request.param)
+
+
 @pytest.fixture
 def faulty(model: LoadedModel, tmp_path: Path) -> Iterator[Faulty]:
     yield from make_faulty(tmp_path, model)
 
 
-def test_batch_of_strangers_changes_nothing(model: LoadedModel) -> None:
+def test_batch_of_strangers_changes_nothing(where: NamedDevice, model: LoadedModel) -> None:
     detector = Detector(model)
     volumes = [scan(1), scan(2, (45, 20, 38)), scan(3, (12, 60, 90)), scan(4)]
 
     async def together() -> list[Detection]:
-        async with running(batch_size=5) as loop:
+        async with running(batch_size=5, where=where) as loop:
             return await asyncio.gather(*[ask(loop, detector, volume) for volume in volumes])
 
     for volume, detection in zip(volumes, asyncio.run(together()), strict=True):
@@ -57,11 +64,13 @@ def test_batch_of_strangers_changes_nothing(model: LoadedModel) -> None:
         assert detection.volume.digest == volume.digest
 
 
-def test_tiles_of_several_requests_share_a_batch(model: LoadedModel, faulty: Faulty) -> None:
+def test_tiles_of_several_requests_share_a_batch(
+    where: NamedDevice, model: LoadedModel, faulty: Faulty
+) -> None:
     detector = detector_with(model, faulty)
 
     async def scenario() -> None:
-        async with running(batch_size=8) as loop:
+        async with running(batch_size=8, where=where) as loop:
             faulty.gate.clear()
             first = asyncio.create_task(ask(loop, detector, scan(1, (20, 20, 20))))
             await asyncio.to_thread(faulty.entered.wait)
@@ -76,12 +85,12 @@ def test_tiles_of_several_requests_share_a_batch(model: LoadedModel, faulty: Fau
     assert sum(faulty.batches) == 1 + 2 * len(Detector(model).prepare(scan(2)).plan)
 
 
-def test_one_bad_scan_fails_alone(model: LoadedModel, faulty: Faulty) -> None:
+def test_one_bad_scan_fails_alone(where: NamedDevice, model: LoadedModel, faulty: Faulty) -> None:
     detector = detector_with(model, faulty)
     good, bad = scan(1), scan(2, peak=2 * POISON)
 
     async def scenario() -> list[Detection | BaseException]:
-        async with running(batch_size=6) as loop:
+        async with running(batch_size=6, where=where) as loop:
             return await asyncio.gather(
                 *[ask(loop, detector, volume) for volume in (good, bad, good)],
                 return_exceptions=True,
@@ -95,11 +104,13 @@ def test_one_bad_scan_fails_alone(model: LoadedModel, faulty: Faulty) -> None:
     assert_same_landmarks(first, last)
 
 
-def test_cancelled_request_leaves_its_batch_unharmed(model: LoadedModel, faulty: Faulty) -> None:
+def test_cancelled_request_leaves_its_batch_unharmed(
+    where: NamedDevice, model: LoadedModel, faulty: Faulty
+) -> None:
     detector = detector_with(model, faulty)
 
     async def scenario() -> Detection:
-        async with running(batch_size=4) as loop:
+        async with running(batch_size=4, where=where) as loop:
             faulty.gate.clear()
             stays = asyncio.create_task(ask(loop, detector, scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
@@ -117,12 +128,12 @@ def test_cancelled_request_leaves_its_batch_unharmed(model: LoadedModel, faulty:
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_scan_that_cannot_be_prepared_fails_alone(model: LoadedModel) -> None:
+def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: LoadedModel) -> None:
     broken = Volume(np.zeros((3, 4)), np.eye(4), 0, "", ())
     detector = Detector(model)
 
     async def scenario() -> tuple[BaseException | Detection, ...]:
-        async with running(batch_size=2) as loop:
+        async with running(batch_size=2, where=where) as loop:
             requests = [ask(loop, detector, volume) for volume in (broken, scan(1))]
             return tuple(await asyncio.gather(*requests, return_exceptions=True))
 
@@ -165,12 +176,12 @@ class LooksTwice(Detector):
         return replace(case, votes=[], loose=0)
 
 
-def test_second_look_of_a_job_takes_its_turn_again(model: LoadedModel) -> None:
+def test_second_look_of_a_job_takes_its_turn_again(where: NamedDevice, model: LoadedModel) -> None:
     told: list[Progress] = []
     tiles = len(Detector(model).prepare(scan(1)).plan)
 
     async def scenario() -> Detection:
-        async with running(batch_size=3) as loop:
+        async with running(batch_size=3, where=where) as loop:
             detector = LooksTwice(model)
             return await loop.detect(detector, scan(1), deadline=FAR, watch=told.append)
 
@@ -182,12 +193,12 @@ def test_second_look_of_a_job_takes_its_turn_again(model: LoadedModel) -> None:
 
 
 def test_late_request_is_told_at_once_though_the_device_is_busy(
-    model: LoadedModel, faulty: Faulty
+    where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
     detector = detector_with(model, faulty)
 
     async def scenario() -> Detection:
-        async with running(batch_size=2) as loop:
+        async with running(batch_size=2, where=where) as loop:
             faulty.gate.clear()
             patient = asyncio.create_task(ask(loop, detector, scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
@@ -204,12 +215,12 @@ def test_late_request_is_told_at_once_though_the_device_is_busy(
 
 
 def test_request_whose_tiles_all_run_already_is_late_as_well(
-    model: LoadedModel, faulty: Faulty
+    where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
     detector = detector_with(model, faulty)
 
     async def scenario() -> None:
-        async with running(batch_size=64) as loop:
+        async with running(batch_size=64, where=where) as loop:
             faulty.gate.clear()
             soon = asyncio.get_running_loop().time() + 0.05
             with pytest.raises(DeadlineExceeded):
@@ -219,14 +230,16 @@ def test_request_whose_tiles_all_run_already_is_late_as_well(
     asyncio.run(scenario())
 
 
-def test_calls_run_on_the_one_thread_that_owns_the_device(model: LoadedModel) -> None:
+def test_calls_run_on_the_one_thread_that_owns_the_device(
+    where: NamedDevice, model: LoadedModel
+) -> None:
     del model
 
     def fail() -> None:
         raise ValueError("no")
 
     async def scenario() -> None:
-        async with running(batch_size=1) as loop:
+        async with running(batch_size=1, where=where) as loop:
             asked = [loop.submit(lambda: threading.current_thread().name) for _ in range(3)]
             names = {await asyncio.wrap_future(answer) for answer in asked}
             assert names == {"cpu"}
@@ -236,7 +249,9 @@ def test_calls_run_on_the_one_thread_that_owns_the_device(model: LoadedModel) ->
     asyncio.run(scenario())
 
 
-def test_answered_scan_is_let_go_of_before_another_comes(model: LoadedModel) -> None:
+def test_answered_scan_is_let_go_of_before_another_comes(
+    where: NamedDevice, model: LoadedModel
+) -> None:
     gone = threading.Event()
 
     def noted() -> Volume:
@@ -245,49 +260,8 @@ def test_answered_scan_is_let_go_of_before_another_comes(model: LoadedModel) -> 
         return volume
 
     async def scenario() -> None:
-        async with running(batch_size=1) as loop:
+        async with running(batch_size=1, where=where) as loop:
             await ask(loop, Detector(model), noted())
             assert await asyncio.to_thread(gone.wait, 10)
 
     asyncio.run(scenario())
-
-
-class LosesItsThread(Detector):
-    """A detector that ends the thread which runs it."""
-
-    def run(self, tiles: Sequence[tuple[Case, int]]) -> None:
-        raise SystemExit(f"{len(tiles)} tiles")
-
-
-@pytest.mark.parametrize("sound", [True, False])
-def test_lost_thread_fails_who_waits_and_a_new_one_must_pass_the_self_check(
-    model: LoadedModel, sound: bool
-) -> None:
-    checks: list[str] = []
-
-    async def scenario() -> None:
-        lost = asyncio.Event()
-
-        def check() -> None:
-            checks.append(threading.current_thread().name)
-            if not sound:
-                raise RuntimeError("unsound")
-
-        loop = DeviceLoop(BatchSizes(4), Metrics(), check, lost.set)
-        loop.start()
-        waiting = [ask(loop, LosesItsThread(model), scan(n)) for n in (1, 2)]
-        answers = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [NotReady, NotReady]
-        if sound:
-            assert await asyncio.wrap_future(loop.submit(lambda: 5)) == 5
-            assert_same_landmarks(
-                await ask(loop, Detector(model), scan(1)), Detector(model).detect(scan(1))
-            )
-        else:
-            await lost.wait()
-            with pytest.raises(NotReady, match="thread has ended"):
-                await ask(loop, Detector(model), scan(1))
-        await loop.stop()
-
-    asyncio.run(scenario())
-    assert checks == ["cpu"]

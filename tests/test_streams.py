@@ -18,8 +18,8 @@ from app.device import NamedDevice
 from app.device_loop import DeviceLoop
 from app.loading import load_checked
 from app.metrics import Metrics
-from app.streams import NOW, CopyStream, Stopwatch, bring, send, upload
-from app.tiles import cut, weigh
+from app.passes import launch, settle
+from app.streams import NOW, CopyStream, Fetching, Stopwatch, bring, mark, send, upload
 from tests.device_loops import CPU, ask, assert_same_landmarks, load_toy, scan
 from tests.model_folders import make_model_folder
 
@@ -72,8 +72,12 @@ def test_nothing_is_waited_for_on_the_host() -> None:
     copies = CopyStream(CPU)
     with copies.beside():
         values = torch.ones(3, 4, 5)
-        assert copies.mark() is NOW
+        assert mark(CPU) is NOW
     NOW.precede(values)
+
+
+def test_numbers_are_fetched_in_their_order() -> None:
+    assert Fetching(torch.tensor([7, 1 << 40, 0])).wait() == [7, 1 << 40, 0]
 
 
 def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
@@ -118,7 +122,7 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
         values = upload(array, CUDA, "K") * 2
         prepared = torch.cuda.Event(enable_timing=True)
         prepared.record()
-        arrival = copies.mark()
+        arrival = mark(CUDA)
     computed = torch.cuda.Event(enable_timing=True)
     computed.record()
     arrival.precede(values)
@@ -129,22 +133,37 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
 
 
 @pytest.mark.gpu
-def test_forward_pass_makes_nobody_wait(tmp_path: Path) -> None:
+def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
+    """Nor do its votes wait for what the device was given after it."""
     model = load_checked(make_model_folder(tmp_path), CUDA)
-    copies = CopyStream(CUDA)
-    with copies.beside():
+    with CopyStream(CUDA).beside():
         case = Detector(model).prepare(scan(1))
-        case.arrival = copies.mark()
-    model.network.predict_tiles([cut(case.grid.voxels, case.plan, 0)])
+        case.arrival = mark(CUDA)
+    tiles = [(case, index) for index in range(2)]
+    settle(launch(tiles))  # Compiles what there is to compile.
+    case.votes.clear()
+    busy = torch.rand(8192, 8192, device=CUDA)
     with no_waiting():
-        case.arrive()
-        tiles = [cut(case.grid.voxels, case.plan, index) for index in range(2)]
-        watch = Stopwatch(CUDA)
-        fields = model.network.predict_tiles(tiles)
-        weigh(case.plan, 1, case.profiles)
-        watch.stop()
-    assert watch.seconds() > 0
-    assert len(fields) == 2
+        first = launch(tiles)
+        for _ in range(50):
+            busy = busy @ busy
+        behind = torch.cuda.current_stream().record_event()
+    assert settle(first) > 0
+    assert case.votes
+    behind.synchronize()
+
+
+@pytest.mark.gpu
+def test_numbers_are_fetched_before_what_comes_after_them() -> None:
+    busy = torch.rand(8192, 8192, device=CUDA)
+    torch.cuda.synchronize()
+    with no_waiting():
+        fetching = Fetching(torch.arange(3, 5, device=CUDA))
+        for _ in range(50):
+            busy = busy @ busy
+        behind = torch.cuda.current_stream().record_event()
+    assert fetching.wait() == [3, 4]
+    assert not behind.query()
 
 
 @pytest.mark.gpu

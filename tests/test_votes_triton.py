@@ -1,6 +1,6 @@
 """Field -> Votes on CUDA: the kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.network import Field
-from app.votes import Votes, filter_votes, filter_votes_by_kernel, filter_votes_plainly
+from app.survivors import Profiles
+from app.votes import Votes, begin_votes_by_kernel, filter_votes, filter_votes_plainly
 from tests import oracle
 from tests.synthetic import random_field
 
@@ -33,6 +34,20 @@ THREE_ULPS = 3.6e-7
 def on(device: torch.device, field: Field) -> Field:
     """Move a field, strides and all."""
     return replace(field, scores=field.scores.to(device), offsets=field.offsets.to(device))
+
+
+def filter_votes_by_kernel(
+    field: Field,
+    threshold: float,
+    *,
+    stride: int = 1,
+    origin: Sequence[int] = (0, 0, 0),
+    importance: Profiles | None = None,
+) -> Votes:
+    """Do what ``filter_votes`` does where kernels serve."""
+    return begin_votes_by_kernel(
+        field, threshold, stride=stride, origin=origin, importance=importance
+    )()
 
 
 def assert_same(votes: Votes, expected: Votes) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from app.detector import Detector
 from app.loading import load_checked
+from app.passes import launch, settle
 from app.volume import Volume
 from tests.benchmarks.linux import resident_bytes
 
@@ -26,7 +27,7 @@ def main() -> None:
     del voxels
     case = detector.prepare(volume)
     for tile in range(len(case.plan)):
-        detector.run([(case, tile)])
+        settle(launch([(case, tile)]))
     detector.finish(case)
     weights = (Path(folder) / "weights.safetensors").stat().st_size
     peak = resident_bytes(peak=True) - before - weights

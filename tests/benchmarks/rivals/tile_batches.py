@@ -7,6 +7,7 @@ from typing import Final
 from app.case import Case
 from app.detector import Detector
 from app.landmarks import Landmark
+from app.passes import launch, settle
 from app.volume import Volume
 
 TILES: Final = 16
@@ -24,6 +25,6 @@ def find_together(detector: Detector, volumes: Sequence[Volume]) -> list[Landmar
             lanes[detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
         for tiles in lanes.values():
             for first in range(0, len(tiles), TILES):
-                detector.run(tiles[first : first + TILES])
+                settle(launch(tiles[first : first + TILES]))
         found = [detector.finish(each) if isinstance(each, Case) else each for each in found]
     return [each for each in found if not isinstance(each, Case)]
