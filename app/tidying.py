@@ -15,8 +15,8 @@ REST_S: Final = 5.0
 """Without work, after which memory is given back. It must be cleared again when it is next used,
 which takes some milliseconds."""
 
-WORK_S: Final = 60.0
-"""Of work without such a rest, after which it is given back nevertheless."""
+WORK_S: Final = 10.0
+"""Of work without such a rest, after which it is given back nevertheless: 0.5 % of the time."""
 
 
 def give_back_memory() -> None:
