@@ -1,7 +1,7 @@
 """scores -> probabilities, compiled: numbers of any type, and what activations make of them.
 
-Numbers come as one line of memory with a step per axis, so any layout is read where it lies. Types
-of 16 bits come as their bits, with a table of what each of these means; otherwise it is None.
+Numbers come as one line of memory with a step per axis, so any layout is read where it lies. NumPy
+knows no bfloat16, and compilers no float16: these come as their bits, uint16 and int16.
 
 Functions that are compiled have no annotations: their types are those they are called with.
 """
@@ -9,6 +9,8 @@ Functions that are compiled have no annotations: their types are those they are 
 from typing import Final, no_type_check
 
 import numpy as np
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
 
 from app.compiled import compiled
 
@@ -21,11 +23,45 @@ TO_INTEGER: Final = 1.5 * 2.0**52
 """Added to a number, this rounds it, and leaves it as an integer in the lowest bits."""
 
 
-@compiled
+BFLOAT16: Final = np.dtype(np.uint16)
+FLOAT16: Final = np.dtype(np.int16)
+"""Types that numbers of 16 bits have as bits."""
+
+
 @no_type_check
-def value(line, table, index):
-    """Read a number of either kind of line."""
-    return np.float32(line[index]) if table is None else table[line[index]]
+def value(line, index):
+    """Read a number as float32, for which compiled code has three ways."""
+    raise NotImplementedError("expected to be called by compiled code")
+
+
+@overload(value)
+@no_type_check
+def _value(line, index):  # noqa: ARG001 - named as those it chooses from
+    """Choose the way by the type of the line."""
+    dtype = as_dtype(line.dtype)
+    return {BFLOAT16: _of_bfloat16, FLOAT16: _of_float16}.get(dtype, _of_number)
+
+
+@no_type_check
+def _of_number(line, index):
+    return np.float32(line[index])
+
+
+@no_type_check
+def _of_bfloat16(line, index):
+    """It is the upper half of a float32."""
+    return np.uint32(np.uint32(line[index]) << np.uint32(16)).view(np.float32)
+
+
+@no_type_check
+def _of_float16(line, index):
+    """Put its bits where float32 has them, and make up for exponents that count from elsewhere."""
+    bits = np.uint32(np.uint16(line[index]))
+    size = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
+    finite = np.float32(size.view(np.float32) * np.float32(2.0**112)).view(np.uint32)
+    # Infinity and NaN have the highest exponent in either type.
+    size = finite if size < np.uint32(0x0F800000) else np.uint32(size | np.uint32(0x7F800000))
+    return np.uint32(size | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
 
 
 @compiled
@@ -51,16 +87,16 @@ def read_voxels(scores, starts, activation, probabilities, sums):
     """Compute the probabilities of some voxels; NaN where a score is no number.
 
     Args:
-        scores: Line, table and steps.
+        scores: Line and steps.
         starts: Where the voxels' first scores lie.
         activation: What turns scores into probabilities.
         probabilities: By channel, then voxel; is written.
         sums: Room for two numbers per voxel.
     """
-    line, table, steps = scores
+    line, steps = scores
     count = len(starts)
     for channel in range(len(probabilities)):
-        _read(line, table, starts, channel * steps[0], probabilities[channel, :count])
+        _read(line, starts, channel * steps[0], probabilities[channel, :count])
         if activation == SIGMOID:
             _to_sigmoid(probabilities[channel, :count])
     if activation == SOFTMAX:
@@ -74,9 +110,9 @@ def read_voxels(scores, starts, activation, probabilities, sums):
 
 @compiled
 @no_type_check
-def _read(line, table, starts, ahead, row):
+def _read(line, starts, ahead, row):
     for x in range(len(row)):
-        row[x] = value(line, table, starts[x] + ahead)
+        row[x] = value(line, starts[x] + ahead)
 
 
 @compiled

@@ -112,11 +112,11 @@ def _describe(plan, voxels, starts, places):
 @no_type_check
 def _take_flagged(plan, starts, channel, which, chances):
     """List what passes of probabilities that were flagged one by one; returns as ``_choose``."""
-    line, table, _ = plan.scores
+    line, _ = plan.scores
     lead, threshold = plan.sizes[3], plan.threshold
     found, bad = 0, False
     for x in range(len(starts)):
-        p = value(line, table, starts[x] + channel[x])
+        p = value(line, starts[x] + channel[x])
         which[0, found], which[1, found] = x, channel[x] - lead
         chances[found] = p
         found += p >= threshold
@@ -145,7 +145,7 @@ def _choose(probabilities, threshold, which, chances):
 @no_type_check
 def _write(plan, voters, votes, place):
     """Write the votes of a batch; returns the next place."""
-    line, table, steps = plan.offsets
+    line, steps = plan.offsets
     starts, places, voxel, landmark, chances = voters
     landmarks, columns = votes
     end = place + len(chances)
@@ -155,7 +155,7 @@ def _write(plan, voters, votes, place):
     for axis in range(3):
         source, position = columns[axis, place:end], columns[3 + axis, place:end]
         _take(places[axis], voxel, source)
-        _move(line, table, aims, axis * steps[0], plan.places[2][axis], source, position)
+        _move(line, aims, axis * steps[0], plan.places[2][axis], source, position)
         sound &= _all_finite(position)
     _take(places[3], voxel, columns[7, place:end])
     _multiply(columns[7, place:end], chances)
@@ -206,9 +206,9 @@ def _take(values, which, column):
 
 @compiled
 @no_type_check
-def _move(line, table, aims, ahead, scale, source, position):
+def _move(line, aims, ahead, scale, source, position):
     for x in range(len(position)):
-        position[x] = source[x] + value(line, table, aims[x] + ahead) * scale
+        position[x] = source[x] + value(line, aims[x] + ahead) * scale
 
 
 @compiled

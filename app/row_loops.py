@@ -28,22 +28,22 @@ PLACES: Final = np.uint64(0x0001020304050607)
 
 @compiled
 @no_type_check
-def _count(row, table, background, limits):
+def _count(row, background, limits):
     """Count the numbers of a row that, less a background, are not below their limits, as is NaN."""
     count = np.int32(0)
     for x in range(len(row)):
-        score = value(row, table, x) - value(background, table, x)
+        score = value(row, x) - value(background, x)
         count = np.int32(count + np.int32(not score < limits[x]))
     return count
 
 
 @compiled
 @no_type_check
-def _flag(row, table, background, limits, flags):
+def _flag(row, background, limits, flags):
     """Set the flags of such numbers to 1, and the others to 0; returns 1 if any is set, else 0."""
     some = np.uint8(0)
     for x in range(len(row)):
-        score = value(row, table, x) - value(background, table, x)
+        score = value(row, x) - value(background, x)
         flags[x] = np.uint8(not score < limits[x])
         some = np.uint8(some | flags[x])
     return some
@@ -51,11 +51,11 @@ def _flag(row, table, background, limits, flags):
 
 @compiled
 @no_type_check
-def _flag_more(row, table, background, limits, flags):
+def _flag_more(row, background, limits, flags):
     """Set the flags of such numbers to 1, and leave the others; returns as ``_flag``."""
     some = np.uint8(0)
     for x in range(len(row)):
-        score = value(row, table, x) - value(background, table, x)
+        score = value(row, x) - value(background, x)
         flags[x] = np.uint8(flags[x] | np.uint8(not score < limits[x]))
         some = np.uint8(some | flags[x])
     return some
@@ -137,7 +137,7 @@ def count_rows(plan, first, last, counts):
         counts: Of each row; is written.
     """
     # Named before the loop: to take a part from a plan takes longer than all else for a row does.
-    line, table, _ = plan.scores
+    line, _ = plan.scores
     voxels, width, height, plane_step, row_step = plan.rows
     runs, step, limits = plan.runs, plan.step, plan.limits
     moves, behind = plan.moves, plan.background
@@ -151,12 +151,12 @@ def count_rows(plan, first, last, counts):
         if step == 1:
             background = behind[base * moves :][:size]
             for run in runs:
-                count += _count(line[base + run :][:size], table, background, limits)
+                count += _count(line[base + run :][:size], background, limits)
         else:
             _copy(behind, base * moves, step * moves, other_room[:size])
             for run in runs:
                 _copy(line, base + run, step, room[:size])
-                count += _count(room[:size], table, other_room, limits)
+                count += _count(room[:size], other_room, limits)
         counts[row] = count
 
 
@@ -177,7 +177,7 @@ def find_voxels(plan, row, last, before, found):
     Returns:
         The row to go on with, and how many voxels were found.
     """
-    line, table, _ = plan.scores
+    line, _ = plan.scores
     voxels, width, height, plane_step, row_step = plan.rows
     runs, step, limits = plan.runs, plan.step, plan.limits
     moves, behind = plan.moves, plan.background
@@ -194,16 +194,16 @@ def find_voxels(plan, row, last, before, found):
             flags[size:] = 0
             if step == 1:
                 background = behind[base * moves :][:size]
-                some = _flag(line[base + runs[0] :][:size], table, background, limits, flags)
+                some = _flag(line[base + runs[0] :][:size], background, limits, flags)
                 for run in runs[1:]:
-                    some = _flag_more(line[base + run :][:size], table, background, limits, flags)
+                    some = _flag_more(line[base + run :][:size], background, limits, flags)
             else:
                 _copy(behind, base * moves, step * moves, other_room[:size])
                 _copy(line, base + runs[0], step, room[:size])
-                some = _flag(room[:size], table, other_room, limits, flags)
+                some = _flag(room[:size], other_room, limits, flags)
                 for run in runs[1:]:
                     _copy(line, base + run, step, room[:size])
-                    some = _flag_more(room[:size], table, other_room, limits, flags)
+                    some = _flag_more(room[:size], other_room, limits, flags)
             if some:  # Most rows have none.
                 full_words = full[: _list_words(words, full)]
                 count += _list_flags(words, full_words, row * len(limits), hits[count:])

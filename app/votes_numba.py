@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.activation_loops import NONE, SIGMOID, SOFTMAX
+from app.activation_loops import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
 from app.errors import NetworkFailed
 from app.filter_loops import fill_rows, list_rows, list_votes
 from app.network import Field
@@ -22,6 +22,7 @@ from app.row_loops import BATCH, count_rows
 from app.survivors import Profiles, score_limit
 from app.threads import for_parts, share_out
 
+BITS: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 ACTIVATIONS: Final = {"none": NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 
 VOXELS_PER_THREAD: Final = 1 << 17
@@ -50,12 +51,10 @@ class Line(NamedTuple):
 
     Attributes:
         numbers: The line; of types of 16 bits, their bits.
-        table: What bits mean; None for types that NumPy knows.
         steps: The tensor's strides.
     """
 
     numbers: np.ndarray
-    table: Float32[np.ndarray, " halves"] | None
     steps: tuple[int, ...]
 
 
@@ -260,11 +259,9 @@ def line_of(tensor: Tensor) -> Line:
         step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
     line = tensor.detach().as_strided((span,), (1,))
-    if tensor.element_size() != 2:
-        return Line(line.numpy(), None, tensor.stride())
-    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(tensor.dtype)
-    bits = line.view(torch.int16).numpy().view(np.uint16)
-    return Line(bits, halves.float().numpy(), tensor.stride())
+    bits = BITS.get(tensor.dtype)
+    numbers = line.numpy() if bits is None else line.view(torch.int16).numpy().view(bits)
+    return Line(numbers, tensor.stride())
 
 
 def _without_gaps(

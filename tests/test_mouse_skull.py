@@ -6,20 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.transform import Rotation
 
 from app.constellation import fit_similarity
 from app.detector import Detector
-from app.frames import Affine, Points, transform, translation
+from app.frames import Points, transform
 from app.loading import load_checked
-from app.posed import index_grid, sample_at
-from app.volume import Volume, read_volume
 from models.crops import blanks, halves
 from models.landmark_files import read_landmarks
 from models.looks import Looker, with_thresholds
-
-MODEL = Path(__file__).resolve().parents[1] / "models" / "mouse-skull"
-UNSEEN = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
+from tests.skulls import BRAINS, MODEL, UNSEEN, find, landmarks_path, read_brain, read_skull, turn
 
 MEAN_ERROR_MM = 0.25
 P95_ERROR_MM = 0.55
@@ -32,14 +27,6 @@ INVENTED = 0.05
 LOST = 0.03
 """Of those that are, at most this share may not be."""
 
-BRAINS = (
-    "avg152T1_LR_nifti2.nii.gz",
-    "with_extension.nii.gz",
-    "aniso_vox.nii.gz",
-    "someones_anatomy.nii.gz",
-    "anatomical.nii",
-)
-
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
@@ -48,44 +35,18 @@ def detector() -> Detector:
 
 @pytest.fixture(scope="module")
 def skulls(data_dir: Path) -> Path:
-    return data_dir / "mouse-skull"
-
-
-def read(skulls: Path, name: str) -> Volume:
-    return read_volume((skulls / "scans" / f"{name}.nii.gz").read_bytes())
+    return data_dir
 
 
 def truth_of(skulls: Path, detector: Detector, name: str) -> Points:
-    truth = read_landmarks(skulls / "landmarks" / f"{name}.mrk.json")
+    truth = read_landmarks(landmarks_path(skulls, name))
     return np.stack([truth[mark.name] for mark in detector.model.manifest.landmarks])
-
-
-def find(detector: Detector, volume: Volume) -> tuple[Points, np.ndarray]:
-    """Give positions, NaN where there is none, and which are called detected."""
-    nowhere = np.full(3, np.nan)
-    marks = detector.detect(volume).landmarks
-    points = [nowhere if mark.ras_mm is None else mark.ras_mm for mark in marks]
-    return np.stack(points), np.array([mark.status == "detected" for mark in marks])
-
-
-def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:
-    """Turn the subject about the middle of its scan by any angle; gives the motion, too."""
-    random = np.random.default_rng(seed)
-    motion = np.eye(4)
-    motion[:3, :3] = Rotation.random(random_state=random).as_matrix()
-    middle = transform(volume.affine, (np.array(volume.voxels.shape) - 1) / 2)
-    shift = random.uniform(-0.2, 0.2, 3)
-    motion = translation(middle + shift) @ motion @ translation(-middle)
-    old_from_new = np.linalg.inv(volume.affine) @ np.linalg.inv(motion) @ volume.affine
-    where = index_grid(volume.voxels.shape, old_from_new)
-    voxels = sample_at(torch.from_numpy(volume.voxels.astype(np.float32)), where)
-    return Volume(voxels.numpy(), volume.affine, 0, "", ()), motion
 
 
 def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
     errors = []
     for name in UNSEEN:
-        found, _ = find(detector, read(skulls, name))
+        found, _ = find(detector, read_skull(skulls, name))
         errors.append(np.linalg.norm(found - truth_of(skulls, detector, name), axis=1))
     assert np.isfinite(errors).all()
     assert np.mean(errors) <= MEAN_ERROR_MM
@@ -97,7 +58,9 @@ def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls
     inside = []
     for name in UNSEEN:
         truth = truth_of(skulls, detector, name)
-        for mark, place in zip(detector.detect(read(skulls, name)).landmarks, truth, strict=True):
+        for mark, place in zip(
+            detector.detect(read_skull(skulls, name)).landmarks, truth, strict=True
+        ):
             if mark.status == "detected" and mark.ras_mm is not None:
                 assert mark.region95_mm is not None
                 inside.append(np.linalg.norm(mark.ras_mm - place) <= mark.region95_mm)
@@ -108,7 +71,7 @@ def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls
 def test_a_turned_skull_has_its_landmarks_where_they_turn(
     detector: Detector, skulls: Path, seed: int
 ) -> None:
-    volume = read(skulls, UNSEEN[seed])
+    volume = read_skull(skulls, UNSEEN[seed])
     turned, motion = turn(volume, seed)
     expected, _ = find(detector, volume)
     found, _ = find(detector, turned)
@@ -124,7 +87,7 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
     """Half skulls, and scans of nothing and of noise."""
     invented, absent, lost, present = 0, 0, 0, 0
     for name in UNSEEN:
-        volume = read(skulls, name)
+        volume = read_skull(skulls, name)
         truth = truth_of(skulls, detector, name)
         for half in halves(volume):
             index = transform(np.linalg.inv(half.affine), truth)
@@ -147,11 +110,7 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
 def test_a_brain_of_a_mouses_size_is_not_taken_for_a_skull(
     detector: Detector, data_dir: Path, name: str
 ) -> None:
-    """Real ones are refused for their size: this one's header is scaled to a tenth."""
-    volume = read_volume((data_dir / "uploads" / name).read_bytes())
-    affine = volume.affine.copy()
-    affine[:3] *= 0.1
-    _, detected = find(detector, replace(volume, affine=affine))
+    _, detected = find(detector, read_brain(data_dir, name))
     assert detected.sum() <= INVENTED * len(detected)
 
 
@@ -159,7 +118,7 @@ def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
     detector: Detector, skulls: Path
 ) -> None:
     """The mean shapes of both networks are told to expect one landmark 3 mm away."""
-    volume = read(skulls, UNSEEN[2])
+    volume = read_skull(skulls, UNSEEN[2])
     expected, _ = find(detector, volume)
     odd = 20
     model = detector.model
@@ -188,7 +147,7 @@ def _with(points: Points, row: int, off: np.ndarray) -> Points:
 
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
     """Both have a say in the answer, which is that of the service."""
-    volume = read(skulls, UNSEEN[2])
+    volume = read_skull(skulls, UNSEEN[2])
     looks = Looker(detector.model).look(volume)
     answer = detector.detect(volume).landmarks
     assert [mark.status for mark in looks.answer] == [mark.status for mark in answer]
@@ -204,7 +163,7 @@ def test_thresholds_of_both_networks_can_be_changed_in_memory(
     """A mass that no landmark has is asked of the second network alone."""
     count = len(detector.model.manifest.landmarks)
     strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
-    looks = Looker(strict).look(read(skulls, UNSEEN[2]))
+    looks = Looker(strict).look(read_skull(skulls, UNSEEN[2]))
     assert "detected" in {mark.status for mark in looks.first}
     assert looks.second is not None
     assert {mark.status for mark in looks.second} == {"not_found"}

@@ -29,6 +29,13 @@ LEVEL: Final = 6
 """Of gzip; what dcm2niix and most other tools use."""
 
 
+def real_scans() -> Path | None:
+    """Find the folder of real scans; None: there is none."""
+    beside = ROOT.parent / "shared" / "data"
+    folder = Path(os.environ.get("LANDMARKD_DATA", beside))
+    return folder if (folder / "mouse-skull").is_dir() else None
+
+
 def skulls(count: int) -> tuple[list[bytes], str]:
     """Get different .nii.gz files of skulls.
 
@@ -38,9 +45,9 @@ def skulls(count: int) -> tuple[list[bytes], str]:
     Returns:
         Their bytes, and a note: real scans, or generated ones of their size.
     """
-    beside = ROOT.parent / "shared" / "data"
-    folder = Path(os.environ.get("LANDMARKD_DATA", beside)) / "mouse-skull" / "scans"
-    files = sorted(folder.glob("*.nii.gz"))[:count]
+    data = real_scans()
+    files = [] if data is None else sorted((data / "mouse-skull" / "scans").glob("*.nii.gz"))
+    files = files[:count]
     if len(files) == count:
         return [file.read_bytes() for file in files], "real scans"
     spacing = np.diag([SKULL_MM] * 3 + [1.0])

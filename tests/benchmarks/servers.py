@@ -29,8 +29,9 @@ START_S: Final = 300.0
 STOP_S: Final = 10.0
 POLL_S: Final = 0.005
 
-SAME_MM: Final = 1e-3
-"""Two servers with one model may differ by this: batches are summed in another order."""
+SAME_MM: Final = 5e-3
+"""Rivals may compute in other batches, which round otherwise. A vote at the edge of what counts is
+then in or out, and one of some hundred moves a landmark by thousandths of a mm."""
 
 
 @dataclass(frozen=True, slots=True)

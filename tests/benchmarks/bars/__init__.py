@@ -15,6 +15,7 @@ from tests.benchmarks.bars.memory import v5_memory
 from tests.benchmarks.bars.phantoms import a1_phantoms
 from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
+from tests.benchmarks.bars.skulls import a2_skulls, a3_poses, a4_regions, a5_presence
 from tests.benchmarks.bars.starting import s6_starting
 from tests.benchmarks.bars.throughput import s1_throughput
 from tests.benchmarks.bars.tiling import s9_tiling
@@ -31,6 +32,10 @@ BARS: Final[dict[str, Bar]] = {
     "V7": v7_same_bits,
     "V8": v8_accuracy,
     "A1": a1_phantoms,
+    "A2": a2_skulls,
+    "A3": a3_poses,
+    "A4": a4_regions,
+    "A5": a5_presence,
     "cost": cost,
     "waterfall": waterfall,
     "S1": s1_throughput,
