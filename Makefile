@@ -60,7 +60,7 @@ format: .venv/dev.stamp
 
 .venv/bench.stamp: .venv/dev.stamp
 	@echo "Installing what landmarkd is measured against into .venv"
-	$(PIP) --no-build-isolation --editable '.[dev,bench]'
+	$(PIP) --no-build-isolation --editable '.[dev,bench,ray]'
 	@touch $@
 
 clean:

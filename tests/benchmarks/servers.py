@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,12 @@ from tests.benchmarks.surroundings import ROOT
 START_S: Final = 300.0
 """BentoML imports torch in two processes, one after the other; on a busy machine it is slow."""
 
-STOP_S: Final = 10.0
+STOP_S: Final = 30.0
+"""Ray stops its processes one after the other."""
+
 POLL_S: Final = 0.005
+
+REPLICA: Final = re.compile(rb'replica="(\w+)"')
 
 SAME_MM: Final = 5e-3
 """Rivals may compute in other batches, which round otherwise. A vote at the edge of what counts is
@@ -40,11 +45,12 @@ class Kind:
 
     Attributes:
         name: As in the table.
-        module: Is run; empty: ours.
+        module: Is run; empty: our command.
         words: Follow folder, port and device on its command line.
         package: Must be installed.
         form: Field of the form in which it gets a scan; empty: it gets the bare file.
         ready: Answers 200 when it is.
+        target: Path that takes scans.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Kind:
     package: str = "fastapi"
     form: str = "volume"
     ready: str = "/health"
+    target: str = "/predict"
 
     @property
     def installed(self) -> bool:
@@ -60,7 +67,7 @@ class Kind:
         return find_spec(self.package) is not None
 
 
-OURS: Final = Kind("landmarkd", form="", ready="/readyz")
+OURS: Final = Kind("landmarkd", form="", ready="/readyz", target="/v1/landmarks")
 LOCKED: Final = Kind("FastAPI with a lock", "tests.benchmarks.rivals.fastapi_lock")
 LITSERVE: Final = Kind("LitServe", "tests.benchmarks.rivals.litserve_app", ("1",), "litserve")
 LITSERVE_BATCHES: Final = Kind(
@@ -78,6 +85,10 @@ BENTOML_BATCHES: Final = Kind(
     "/readyz",
 )
 BARE: Final = Kind("bare socket", "tests.benchmarks.rivals.bare_socket")
+ONE_REPLICA: Final = replace(
+    OURS, name="1 replica", module="tests.benchmarks.ray_replicas", words=("1",), package="ray"
+)
+TWO_REPLICAS: Final = replace(ONE_REPLICA, name="2 replicas", words=("2",))
 RIVALS: Final = (LOCKED, LITSERVE, LITSERVE_BATCHES, BENTOML, BENTOML_BATCHES)
 
 
@@ -99,7 +110,7 @@ class Server:
 
     def message(self, name: str, content: bytes, *, keep: bool = False, query: str = "") -> Message:
         """Make the request that brings a scan to this server."""
-        target = "/predict" if self.kind.module else f"/v1/landmarks{query}"
+        target = self.kind.target + ("" if self.kind.target == "/predict" else query)
         body, headers = content, {"Content-Type": "application/octet-stream"}
         if self.kind.form:
             body, headers = multipart(content, self.kind.form)
@@ -179,6 +190,13 @@ def answers(server: Server, contents: Sequence[bytes]) -> list[bytes]:
     return [reply.body for reply in replies]
 
 
+def replicas_of(server: Server) -> set[str]:
+    """Ask which replicas answer; each answer is that of one of them."""
+    probes = Stream((Message("probe", "/metrics", keep=True),), clients=4, count=16)
+    replies = send(Load(server.port, (probes,)))
+    return {name.decode() for reply in replies for name in REPLICA.findall(reply.body)}
+
+
 def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
     """Say that a rival is not here."""
     return Row(what, None, rival=kind.name, limit=limit, note=f"{kind.package} is not installed")
@@ -191,12 +209,17 @@ def _command(kind: Kind, model: Path, port: int, device: str) -> list[str]:
 
 
 def _environment(kind: Kind, models: Path, port: int, settings: dict[str, str]) -> dict[str, str]:
-    if kind.module:
-        # What rivals put into these folders goes with them, even if they are killed.
-        home = str(models.parent / "bentoml")
-        return {"TMPDIR": str(models.parent), "BENTOML_HOME": home, "BENTOML_DO_NOT_TRACK": "True"}
     chosen = {"MODELS_DIR": str(models), "PORT": str(port), "DEVICE": "cpu"} | settings
-    return {f"LANDMARKD_{name}": value for name, value in chosen.items()}
+    ours = {f"LANDMARKD_{name}": value for name, value in chosen.items()}
+    if not kind.module:
+        return ours
+    # What others put into these folders goes with them, even if they are killed.
+    home = str(models.parent / "bentoml")
+    return ours | {
+        "TMPDIR": str(models.parent),
+        "BENTOML_HOME": home,
+        "BENTOML_DO_NOT_TRACK": "True",
+    }
 
 
 def _free_port() -> int:

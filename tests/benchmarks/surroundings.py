@@ -43,6 +43,7 @@ class Surroundings:
     fastapi: str
     litserve: str
     bentoml: str
+    ray: str
 
 
 def look_around() -> Surroundings:
@@ -62,6 +63,7 @@ def look_around() -> Surroundings:
         fastapi=version("fastapi"),
         litserve=_version("litserve"),
         bentoml=_version("bentoml"),
+        ray=_version("ray"),
     )
 
 

@@ -13,6 +13,7 @@ from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
 from tests.benchmarks.bars.phantoms import a1_phantoms
+from tests.benchmarks.bars.replicas import s8_replicas
 from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
 from tests.benchmarks.bars.skulls import a2_skulls, a3_poses, a4_regions, a5_presence
@@ -45,6 +46,7 @@ BARS: Final[dict[str, Bar]] = {
     "S5": s5_idling,
     "S6": s6_starting,
     "S7": s7_endurance,
+    "S8": s8_replicas,
     "S9": s9_tiling,
     "load": load,
 }

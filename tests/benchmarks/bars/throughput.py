@@ -86,10 +86,10 @@ def _measure_ours(
     """Take turns with the serial loop; gives the medians of both in ms."""
     ours, theirs = [], []
     with serving(OURS, work.model, DEVICE=work.device) as server:
-        _check(server, work, expected)
+        check_all(server, work, expected)
         for _ in range(run.rounds):
             watch.look = True
-            ours.append(1e3 * _serve(server, work)[0])
+            ours.append(1e3 * serve_all(server, work)[0])
             watch.look = False
             start = time.perf_counter()
             serial_loop.find_all(detector, work.contents)
@@ -99,17 +99,17 @@ def _measure_ours(
 
 def _measure_rival(kind: Kind, work: Work, expected: Sequence[bytes], run: Run) -> float:
     with serving(kind, work.model, DEVICE=work.device) as server:
-        _check(server, work, expected)
-        return statistics.median(1e3 * _serve(server, work)[0] for _ in range(run.rounds))
+        check_all(server, work, expected)
+        return statistics.median(1e3 * serve_all(server, work)[0] for _ in range(run.rounds))
 
 
-def _check(server: Server, work: Work, expected: Sequence[bytes]) -> None:
+def check_all(server: Server, work: Work, expected: Sequence[bytes]) -> None:
     """Compare the answers of a first round, which is not timed, with those of the serial loop."""
-    for mine, yours in zip(expected, _serve(server, work)[1], strict=True):
+    for mine, yours in zip(expected, serve_all(server, work)[1], strict=True):
         check_same(mine, yours, server.kind.name)
 
 
-def _serve(server: Server, work: Work) -> Measured:
+def serve_all(server: Server, work: Work) -> Measured:
     """Send all scans; gives seconds from the first byte sent to the last received, and answers."""
     messages = tuple(
         server.message(str(number), content, keep=True)
