@@ -36,5 +36,6 @@ answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
 bodies, uploads, events,  HTTP in, progress and answers out;
 routes, main              votes_routes for whoever brings their own votes
 server, cli               the process, the command; client, offline and demo serve the command
+cluster                   the same on many machines, by Ray Serve
 ========================  =========================================================================
 """

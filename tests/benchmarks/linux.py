@@ -1,5 +1,6 @@
 """/proc -> memory and CPU time of processes."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,17 @@ def is_running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(") ")[2][0] not in "ZX"
+
+
+def bind(process: int, core: int) -> None:
+    """Keep a process, with all threads that it has and will have, on one core."""
+    for task in (PROC / str(process) / "task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+
+
+def title_of(process: int) -> str:
+    """Read what a process calls itself, at first its command line."""
+    return (PROC / str(process) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def cpu_s(process: int) -> float:

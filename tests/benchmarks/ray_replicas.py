@@ -28,6 +28,8 @@ def main() -> None:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(application(Scale(min_replicas=replicas, max_replicas=replicas)), name=NAME)
         signal.sigwait(stops)
+        # Without this, the proxy goes first, and with it the connections of who waits.
+        serve.delete(NAME)
         serve.shutdown()
     finally:
         ray.shutdown()
@@ -40,6 +42,8 @@ def keep_to(folder: Path) -> None:
     os.environ["RAY_TMPDIR"] = str(folder)
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray's processes would yield to whatever else this machine does, our clients included.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
 
 
 if __name__ == "__main__":

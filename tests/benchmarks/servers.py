@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from tests.benchmarks.harness import DisagreementError, Limit, Row
-from tests.benchmarks.linux import family_of, is_running
+from tests.benchmarks.linux import family_of, is_running, title_of
 from tests.benchmarks.loads import Load, Message, Stream, multipart, send
 from tests.benchmarks.surroundings import ROOT
 
@@ -195,6 +195,12 @@ def replicas_of(server: Server) -> set[str]:
     probes = Stream((Message("probe", "/metrics", keep=True),), clients=4, count=16)
     replies = send(Load(server.port, (probes,)))
     return {name.decode() for reply in replies for name in REPLICA.findall(reply.body)}
+
+
+def replica_processes(server: Server) -> list[int]:
+    """List the processes of replicas."""
+    members = family_of(server.process)
+    return [member for member in members if title_of(member).startswith("ray::ServeReplica")]
 
 
 def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
