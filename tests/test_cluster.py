@@ -4,6 +4,8 @@ import hashlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.benchmarks.servers import (
     replicas_of,
     serving,
 )
+from tests.benchmarks.surroundings import ROOT
 from tests.services import MODEL, RAW, problem_of, running, toy_models, toy_scan, toy_settings
 
 pytestmark = [
@@ -35,6 +38,20 @@ HEADERS = RAW | {"Authorization": f"Bearer {KEY}"}
 URL = "/v1/landmarks"
 LARGE = (100, 64, 80)
 """Of float32: 2 MB, which Serve hands on in many pieces."""
+
+
+CHECK = """
+import sys, pathlib, yaml
+from ray.serve.schema import ServeDeploySchema
+from app.cluster import Scale
+for name in sys.argv[1:]:
+    given = yaml.safe_load(pathlib.Path(name).read_text())
+    given = yaml.safe_load(given["spec"]["serveConfigV2"]) if "spec" in given else given
+    (application,) = ServeDeploySchema.model_validate(given).applications
+    assert application.import_path == "app.cluster:application"
+    Scale(**application.args)
+"""
+"""In a process of its own: what Ray warns of while it is imported is no matter of these tests."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +101,11 @@ def metrics_have(client: httpx.Client, *words: str) -> bool:
 
 def without_id(problem: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in problem.items() if key != "request_id"}
+
+
+def test_config_files_are_what_serve_and_the_application_take() -> None:
+    files = [str(ROOT / "deploy" / "ray" / name) for name in ("serve.yaml", "kuberay.yaml")]
+    subprocess.run([sys.executable, "-c", CHECK, *files], cwd=ROOT, check=True)
 
 
 def test_every_replica_answers_as_the_service_without_ray(
