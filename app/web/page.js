@@ -23,9 +23,13 @@ const PLAIN = {
   "does-not-fit": "This scan needs more memory than the service has",
 };
 
+const AGAIN = new Set(["slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable"]);
+
 const element = (id) => document.getElementById(id);
 const say = (text) => (element("state").textContent = text);
-const state = { file: null, frame: undefined, answer: null, abort: null, seed: FIRST_SEED, viewer: null };
+const state = {
+  file: null, frame: undefined, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
+};
 
 const results = new Results({
   onSelect: (index) => select(index, { focus: true }),
@@ -46,7 +50,7 @@ async function open(file, frame) {
   results.hide();
   say("");
   element("problem").hidden = true;
-  element("welcome").hidden = true;
+  element("welcome").hidden = element("about").hidden = true;
   element("work").hidden = false;
   const seen = showScan(file);
   try {
@@ -63,6 +67,10 @@ async function open(file, frame) {
     select(answer.landmarks.findIndex(({ ijk }) => ijk));
   } catch (error) {
     if (error.name !== "AbortError") showProblem(error);
+    // Nothing to look at: the place to drop a scan comes back.
+    if (state.viewer && !(await seen) && state.abort === abort) {
+      element("welcome").hidden = !(element("unseen").hidden = true);
+    }
   } finally {
     if (state.abort === abort) element("work").hidden = true;
   }
@@ -102,21 +110,28 @@ function showProblem(error) {
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
   element("ask-frame").hidden = !error.message.includes("frame=");
+  element("again").hidden = !AGAIN.has(error.code);
   element("problem").hidden = false;
 }
 
 /** Fill the list of models; asks for a key first where the service wants one. */
 async function loadModels() {
   const models = (await listModels()).filter(({ landmarks }) => landmarks !== null);
-  const options = models.map(({ name, description, landmarks }) => {
-    const option = new Option(`${name} (${landmarks})`, name);
-    option.title = description ?? "";
-    return option;
-  });
-  element("model").replaceChildren(...options);
+  state.models = Object.fromEntries(models.map((model) => [model.name, model]));
+  element("model").replaceChildren(...models.map(({ name }) => new Option(name)));
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
   say(models.length ? "" : "This service has no models; see its README.");
+  describeModel();
+}
+
+/** Before there is an answer, the place of the table tells what may be found. */
+function describeModel() {
+  const model = state.models[element("model").value];
+  element("about").hidden = !model || state.file !== null;
+  if (!model) return;
+  element("about-title").textContent = `${model.name} ${model.version}`;
+  element("about-text").textContent = `${model.description} It looks for ${model.landmarks} landmarks.`;
 }
 
 async function start() {
@@ -153,8 +168,9 @@ function listen() {
     if (target.files[0]) open(target.files[0]);
     target.value = ""; // so that the same file can be chosen again
   };
-  element("model").onchange = () => state.file && open(state.file, state.frame);
+  element("model").onchange = () => (state.file ? open(state.file, state.frame) : describeModel());
   element("cancel").onclick = () => state.abort?.abort(new DOMException("cancelled", "AbortError"));
+  element("again").onclick = () => open(state.file, state.frame);
   element("generate").onclick = generate;
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
   element("views").onclick = ({ target }) => target.dataset.view && showView(target.dataset.view);

@@ -118,10 +118,11 @@ function rowOf(landmark, index) {
   row.tabIndex = index === 0 ? 0 : -1;
   const name = create("td", landmark.name);
   name.title = landmark.description || landmark.name;
-  const status = create("td", STATUSES[landmark.status]);
-  const dot = create("span", "");
+  const status = create("td", "");
+  const [dot, word] = [create("span", ""), create("span", STATUSES[landmark.status])];
   dot.className = "dot";
-  status.prepend(dot);
+  word.className = "word";
+  status.append(dot, word);
   const numbers = [
     ...(landmark.ras_mm ?? [null, null, null]).map((mm) => shown(mm, 2)),
     shown(landmark.confidence, 2),

@@ -11,16 +11,16 @@ const COLORS = {
 const OPTIONS = {
   backColor: [0.03, 0.04, 0.05, 1],
   crosshairColor: [0.36, 0.78, 1, 0.7],
-  crosshairWidth: 1,
+  crosshairWidthUnit: "mm",
   fontColor: [0.6, 0.65, 0.71, 1],
   fontMinPx: 12,
   dragAndDropEnabled: false,
   isSliceMM: true, // planes of the world, so that oblique scans and points fit together
   multiplanarShowRender: 1,
   tileMargin: 2,
-  meshXRay: 0.5, // points shine through the scan's surface
+  meshXRay: 0.8, // points shine through the scan's surface
   loadingText: "",
-  logLevel: "error",
+  logLevel: "silent",
 };
 const RENDER_TILE = 4;
 const NEAR_PX = 14; // of the pointer, in CSS pixels
@@ -138,15 +138,23 @@ class Viewer {
         })
       : null;
     if (this.#mesh) this.nv.addMesh(this.#mesh);
-    this.nv.setMeshThicknessOn2D(this.#radius);
+    this.nv.opts.crosshairWidth = this.#radius / 4;
+    this.nv.opts.crosshairGap = this.#radius * 2;
+    this.nv.setMeshThicknessOn2D(this.#depth);
     this.nv.drawScene();
   }
 
+  /** How far from a plane a point is still shown on it, in mm. */
+  get #depth() {
+    return 2 * this.#radius;
+  }
+
+  /** Of the points, in mm: about a fiftieth of the scan. */
   get #radius() {
     const [volume] = this.nv.volumes;
     if (!volume) return 1;
     const sizes = [1, 2, 3].map((axis) => volume.hdr.dims[axis] * volume.hdr.pixDims[axis]);
-    return Math.max(...sizes) / 75;
+    return Math.max(...sizes) / 48;
   }
 
   #inRender(tile, mm) {
@@ -160,7 +168,7 @@ class Viewer {
   #inPlane(tile, mm) {
     const [across, up, through] = [[0, 1, 2], [0, 2, 1], [1, 2, 0]][tile.axCorSag];
     const at = this.nv.frac2mm(this.nv.scene.crosshairPos)[through];
-    if (Math.abs(mm[through] - at) > this.#radius) return null;
+    if (Math.abs(mm[through] - at) > this.#depth) return null;
     const [left, top, width, height] = tile.leftTopWidthHeight;
     const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
     const high = (mm[up] - tile.leftTopMM[1]) / tile.fovMM[1];
