@@ -33,6 +33,8 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 # WebGL 2 without a graphics card; the sandbox does not work for root.
 FLAGS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 WITHOUT_WEBGL = "HTMLCanvasElement.prototype.getContext = () => null"
+# Every pixel is drawn by the processor here.
+SMALL = {"width": 640, "height": 480}
 NEAR_MM = 1e-3
 MISSING = "\N{EN DASH}"
 
@@ -57,7 +59,7 @@ def browser() -> Iterator[Any]:
 @contextmanager
 def opened(browser: Any, url: str, before: str = "") -> Iterator[Any]:  # noqa: ANN401
     """Open the page and give it the key; at the end check that it asked nobody else."""
-    page = browser.new_page(viewport={"width": 900, "height": 500})
+    page = browser.new_page(viewport=SMALL)
     page.set_default_timeout(60_000)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -101,10 +103,11 @@ def crosshair(page: Any) -> list[float]:  # noqa: ANN401
 
 def compare_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
     """Check what the table says."""
-    rows = [row.split("\t") for row in page.inner_text("#rows").strip().split("\n")]
+    cells = "[...document.querySelector('#rows').rows].map((row) => [...row.cells].map(textOf))"
+    rows = page.evaluate(f"() => {{ const textOf = (cell) => cell.textContent; return {cells}; }}")
     assert [row[0] for row in rows] == [landmark["name"] for landmark in answer]
     words = [landmark["status"].replace("_", " ") for landmark in answer]
-    assert [row[1].strip() for row in rows] == words
+    assert [row[1] for row in rows] == words
     for row, landmark in zip(rows, answer, strict=True):
         mm = landmark["ras_mm"] or [MISSING] * 3
         assert row[2:5] == [at if at == MISSING else f"{at:.2f}" for at in mm]
@@ -133,11 +136,10 @@ def walk_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
 def point_at_the_first(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
     """See that a point under the pointer lights up its row, and that a click chooses it."""
     place = page.evaluate("landmarkd.viewer.places().find(({ index }) => index === 0)")
-    box = page.locator("#canvas").bounding_box()
-    at = (box["x"] + place["x"], box["y"] + place["y"])
-    page.mouse.move(*at)
+    at = {"x": place["x"], "y": place["y"]}
+    page.hover("#canvas", position=at)
     assert page.text_content("#rows tr.near td") == answer[0]["name"]
-    page.mouse.click(*at)
+    page.click("#canvas", position=at)
     assert chosen(page) == answer[0]["name"]
 
 
