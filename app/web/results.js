@@ -37,7 +37,7 @@ export class Results {
     element("summary").textContent = `${placed} of ${answer.landmarks.length} landmarks found`;
     element("facts").textContent =
       `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
-      `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s`;
+      `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s · mm, RAS`;
     element("warnings").replaceChildren(...answer.warnings.map((text) => create("li", text)));
     element("rows").replaceChildren(...answer.landmarks.map(rowOf));
     const buttons = Object.entries(FORMATS).map(([format, label]) => {
