@@ -19,7 +19,7 @@ COPY constraints.txt pyproject.toml ./
 RUN python3 -m venv /opt/venv \
  && pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
       --constraint constraints.txt torch setuptools \
- && python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+ && python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['page'], sep='\n')" \
       > /tmp/requirements.txt \
  && pip install --constraint constraints.txt --requirement /tmp/requirements.txt \
  && rm /tmp/requirements.txt \

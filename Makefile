@@ -49,7 +49,7 @@ format: .venv/dev.stamp
 .venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable '.[page]'
 	@$(BIN)/python -m app.warm
 	@touch $@
 

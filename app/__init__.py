@@ -34,7 +34,7 @@ tidying                   memory goes back to the system after work
 vote_answers              bytes of a network's output -> its landmarks, or its votes as a file
 answers, markups, ...     Landmarks -> JSON, Slicer Markups, fcsv, CSV, TSV
 bodies, uploads, events,  HTTP in, progress and answers out;
-routes, main              votes_routes for whoever brings their own votes
+routes, main              votes_routes for whoever brings their own votes; page for browsers
 server, cli               the process, the command; client, offline and demo serve the command
 cluster                   the same on many machines, by Ray Serve
 ========================  =========================================================================

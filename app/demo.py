@@ -48,7 +48,7 @@ def _demo(url: str, console: Console) -> None:
         for model in client.models().models:
             console.print(f"  {model.name}: {model.status}. {model.description or ''}")
     console.print(
-        "\nNext, a scan of your own:\n"
+        f"\nNext, a scan of your own: drop it on {url}/, or\n"
         f"  curl --data-binary @scan.nii.gz '{url}/v1/landmarks?model=mouse-skull'\n"
         f"All calls: {url}/docs. Stop with Ctrl-C.",
         highlight=False,

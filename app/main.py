@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from app.engine import Engine
 from app.metrics import Metrics
 from app.openapi import DESCRIPTION
+from app.page import page_router
 from app.problems import install_problem_handlers
 from app.routes import router
 from app.settings import Settings
@@ -57,12 +58,15 @@ def create_app(
         description=DESCRIPTION,
         version=_version(),
         lifespan=lifespan,
+        docs_url=None,  # app.page serves it, without asking another host if it can
+        redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.add_middleware(RequestTracking, metrics=metrics)
     install_problem_handlers(app)
     app.include_router(router)
     app.include_router(votes_router)
+    app.include_router(page_router)
     return app
 
 

@@ -1,0 +1,228 @@
+// The page: a scan comes in, is sent to the service, and is shown with what was found.
+
+import { Results } from "./results.js";
+import { findLandmarks, generateScan, listModels, readiness, useKey } from "./service.js";
+import { makeViewer } from "./viewer.js";
+
+const PHANTOM = "phantom"; // the model that generated scans are for
+const FIRST_SEED = 6; // a generated scan that lacks one of its structures
+const POLL_MS = 1000;
+// In words of people who have a scan; the service's own words follow.
+const PLAIN = {
+  "not-a-volume": "This file is no NIfTI scan",
+  "broken-volume": "This scan is damaged or incomplete",
+  "unauthorized": "The service did not accept the key",
+  "slow-upload": "The upload took too long",
+  "too-large": "This scan is too large for the service",
+  "bad-geometry": "The geometry of this scan is unclear",
+  "bad-voxels": "The values of this scan cannot be used",
+  "queue-full": "The service is busy; please try again soon",
+  "not-ready": "The service is not ready yet; please try again soon",
+  "draining": "The service is stopping",
+  "deadline-exceeded": "It took too long; please try again later",
+  "does-not-fit": "This scan needs more memory than the service has",
+};
+
+const AGAIN = new Set(["slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable"]);
+
+const element = (id) => document.getElementById(id);
+const say = (text) => (element("state").textContent = text);
+const state = {
+  file: null, frame: undefined, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
+};
+
+const results = new Results({
+  onSelect: (index) => select(index, { focus: true }),
+  onHover: (index) => state.viewer?.hover(index),
+  onProblem: showProblem,
+});
+
+function select(index, options) {
+  results.select(index, options);
+  state.viewer?.select(index);
+}
+
+/** Take a file: show it, ask for its landmarks, show those. */
+async function open(file, frame) {
+  state.abort?.abort(new DOMException("another scan", "AbortError"));
+  const abort = (state.abort = new AbortController());
+  Object.assign(state, { file, frame, answer: null });
+  results.hide();
+  say("");
+  element("problem").hidden = true;
+  element("welcome").hidden = element("about").hidden = true;
+  element("work").hidden = false;
+  const seen = showScan(file);
+  try {
+    const options = { model: element("model").value, frame, signal: abort.signal, tell: showProgress };
+    const answer = await findLandmarks(file, options);
+    const visible = await seen;
+    if (abort.signal.aborted) return;
+    state.answer = answer;
+    results.show(answer, file.name);
+    if (visible) {
+      state.viewer.mark(answer.landmarks);
+      element("names").checked = state.viewer.names;
+    }
+    select(answer.landmarks.findIndex(({ ijk }) => ijk));
+  } catch (error) {
+    if (error.name !== "AbortError") showProblem(error);
+    // Nothing to look at: the place to drop a scan comes back.
+    if (state.viewer && !(await seen) && state.abort === abort) {
+      element("welcome").hidden = !(element("unseen").hidden = true);
+    }
+  } finally {
+    if (state.abort === abort) element("work").hidden = true;
+  }
+}
+
+/** Show a scan in the viewer, if there is one and it can; say whether. */
+async function showScan(file) {
+  const note = element("unseen");
+  await viewing;
+  if (!state.viewer) return false;
+  try {
+    await state.viewer.show(file);
+    note.hidden = true;
+  } catch {
+    note.textContent = "The viewer cannot show this scan.";
+    note.hidden = false;
+  }
+  element("views").hidden = !note.hidden;
+  return note.hidden;
+}
+
+function showProgress({ stage, part, ahead, tile, tiles }) {
+  const bar = element("progress");
+  const known = { upload: part, tile: tiles ? tile / tiles : undefined }[stage];
+  if (known === undefined) bar.removeAttribute("value");
+  else bar.value = known;
+  element("stage-name").textContent = {
+    upload: () => (part < 1 ? `Sending, ${Math.round(100 * part)} %` : "Sent"),
+    queued: () => (ahead ? `Waiting behind ${ahead} other ${ahead === 1 ? "scan" : "scans"}` : "Preparing"),
+    tile: () => `Looking: tile ${tile} of ${tiles}`,
+  }[stage]();
+}
+
+function showProblem(error) {
+  if (error.code === "unauthorized") element("ask-key").hidden = false;
+  element("problem-title").textContent = PLAIN[error.code] ?? error.title ?? "Something went wrong here";
+  element("problem-detail").textContent = error.message;
+  element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
+  element("ask-frame").hidden = !error.message.includes("frame=");
+  element("again").hidden = !AGAIN.has(error.code);
+  element("problem").hidden = false;
+}
+
+/** Fill the list of models; asks for a key first where the service wants one. */
+async function loadModels() {
+  const models = (await listModels()).filter(({ landmarks }) => landmarks !== null);
+  state.models = Object.fromEntries(models.map((model) => [model.name, model]));
+  element("model").replaceChildren(...models.map(({ name }) => new Option(name)));
+  element("model").disabled = !models.length;
+  element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
+  say(models.length ? "" : "This service has no models; see its README.");
+  describeModel();
+}
+
+/** Before there is an answer, the place of the table tells what may be found. */
+function describeModel() {
+  const model = state.models[element("model").value];
+  element("about").hidden = !model || state.file !== null;
+  if (!model) return;
+  element("about-title").textContent = `${model.name} ${model.version}`;
+  element("about-text").textContent = `${model.description} It looks for ${model.landmarks} landmarks.`;
+}
+
+async function start() {
+  for (let { ready, reason } = await readiness(); !ready; { ready, reason } = await readiness()) {
+    say(`Waiting for the service: ${reason}`);
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  }
+  say("");
+  try {
+    await loadModels();
+  } catch (error) {
+    if (error.code !== "unauthorized") return showProblem(error);
+    element("ask-key").hidden = false;
+    element("key").focus();
+  }
+}
+
+function listen() {
+  const drop = document.documentElement;
+  drop.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    drop.classList.add("over");
+  });
+  drop.addEventListener("dragleave", (event) => event.relatedTarget ?? drop.classList.remove("over"));
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    const [file] = event.dataTransfer.files;
+    if (file) open(file);
+  });
+  const choose = () => element("file").click();
+  element("choose").onclick = element("welcome").onclick = choose;
+  element("file").onchange = ({ target }) => {
+    if (target.files[0]) open(target.files[0]);
+    target.value = ""; // so that the same file can be chosen again
+  };
+  element("model").onchange = () => (state.file ? open(state.file, state.frame) : describeModel());
+  element("cancel").onclick = () => state.abort?.abort(new DOMException("cancelled", "AbortError"));
+  element("again").onclick = () => open(state.file, state.frame);
+  element("generate").onclick = generate;
+  element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
+  element("views").onclick = ({ target }) => target.dataset.view && showView(target.dataset.view);
+  element("ask-frame").onsubmit = (event) => {
+    event.preventDefault();
+    open(state.file, element("frame").valueAsNumber);
+  };
+  element("ask-key").onsubmit = useGivenKey;
+}
+
+async function generate() {
+  try {
+    const scan = await generateScan(state.seed++);
+    element("model").value = PHANTOM;
+    await open(scan);
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+async function useGivenKey(event) {
+  event.preventDefault();
+  useKey(element("key").value);
+  try {
+    await loadModels();
+    element("ask-key").hidden = element("problem").hidden = true;
+    if (state.file) await open(state.file, state.frame);
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+function showView(name) {
+  state.viewer.view(name);
+  for (const button of element("views").querySelectorAll("button")) {
+    button.setAttribute("aria-pressed", button.dataset.view === name);
+  }
+}
+
+async function view() {
+  const tell = { onSelect: (index) => select(index), onHover: (index) => results.hover(index) };
+  state.viewer = await makeViewer(element("canvas"), element("labels"), tell);
+  if (state.viewer) return;
+  element("unseen").hidden = false;
+  element("unseen").textContent = document.body.dataset.viewer === "present"
+    ? "Scans cannot be drawn in this browser, which has no WebGL 2. Landmarks are listed all the same."
+    : "Scans are drawn where the service has NiiVue: pip install 'landmarkd[page]'. Landmarks are listed all the same.";
+}
+
+listen();
+const viewing = view();
+// For tests, and for whoever looks into a problem.
+window.landmarkd = state;
+await Promise.all([viewing, start()]);
+document.body.dataset.ready = "";
