@@ -141,7 +141,7 @@ def answer(*places: tuple[float, float, float] | None) -> bytes:
     "other",
     [
         answer((1.0, 2.0, 3.0)),
-        answer((1.0, 2.0, 3.01), None),
+        answer((1.0, 2.0, 3.002), None),
         answer((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)),
         answer(None, None),
     ],

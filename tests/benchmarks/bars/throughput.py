@@ -106,7 +106,7 @@ def _measure_rival(kind: Kind, work: Work, expected: Sequence[bytes], run: Run) 
 def check_all(server: Server, work: Work, expected: Sequence[bytes]) -> None:
     """Compare the answers of a first round, which is not timed, with those of the serial loop."""
     for mine, yours in zip(expected, serve_all(server, work)[1], strict=True):
-        check_same(mine, yours, server.kind.name)
+        check_same(mine, yours, server.kind.name, server.kind.same_mm)
 
 
 def serve_all(server: Server, work: Work) -> Measured:
