@@ -86,7 +86,8 @@ def settle(passed: Pass) -> float:
     for case, theirs, voting in zip(passed.cases, votes, passed.voting, strict=True):
         case.keep(theirs)
         case.vote_s += voting.seconds()
+    counted = mark(passed.cases[0].model.network.device)
     for case in dict.fromkeys(passed.cases):
         case.network_s += passed.forward.seconds()
-        case.counted = mark(case.model.network.device)
+        case.counted = counted
     return passed.whole.seconds()

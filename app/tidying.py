@@ -16,7 +16,7 @@ REST_S: Final = 5.0
 which takes some milliseconds."""
 
 WORK_S: Final = 10.0
-"""Of work without such a rest, after which it is given back nevertheless: 0.5 % of the time."""
+"""Of work without such a rest, after which it is given back nevertheless."""
 
 
 def give_back_memory() -> None:
