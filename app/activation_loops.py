@@ -22,7 +22,6 @@ _LN2: Final = float(np.log(2.0))
 TO_INTEGER: Final = 1.5 * 2.0**52
 """Added to a number, this rounds it, and leaves it as an integer in the lowest bits."""
 
-
 BFLOAT16: Final = np.dtype(np.uint16)
 FLOAT16: Final = np.dtype(np.int16)
 """Types that numbers of 16 bits have as bits."""
@@ -30,15 +29,19 @@ FLOAT16: Final = np.dtype(np.int16)
 
 @no_type_check
 def value(line, index):
-    """Read a number as float32, for which compiled code has three ways."""
-    raise NotImplementedError("expected to be called by compiled code")
+    """Read a number as float32."""
+    return _way_of(line.dtype)(line, index)
 
 
 @overload(value)
 @no_type_check
 def _value(line, index):  # noqa: ARG001 - named as those it chooses from
-    """Choose the way by the type of the line."""
-    dtype = as_dtype(line.dtype)
+    """Let compiled code choose the way once, by the type of the line."""
+    return _way_of(as_dtype(line.dtype))
+
+
+@no_type_check
+def _way_of(dtype):
     return {BFLOAT16: _of_bfloat16, FLOAT16: _of_float16}.get(dtype, _of_number)
 
 
