@@ -54,6 +54,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument
     where = choose_device(device)
     loaded = load_checked(model, where)
     crossed = folds_of(model, loaded, scans, landmarks) if folds else None
+    if crossed:
+        pairs = [pair for pair in pairs if pair[0] in crossed.of_scans()]
     tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
     bar, console = Console(stderr=True), Console()
     before: list[Trial] = []
@@ -192,7 +194,7 @@ def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
     promise = min(region.promise for region in regions.values())
     if folds is None:
         return f"a further error stays within with {100 * promise:.1f} %"
-    specimens, count = len(set(folds.subjects.values())), len(folds.members)
+    specimens, count = len(set(folds.of_subjects().values())), len(folds.members)
     proven = proven_of(specimens, count)
     return (
         f"a further error is expected within with about {100 * promise:.1f} %, as these are errors "

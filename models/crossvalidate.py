@@ -102,7 +102,8 @@ def crossvalidate(
     if options.fold is not None:
         return True
     pooled = gather_folds(options, folds, trainer.second)
-    pairs = [facts.pair for facts in checked.specimens]
+    judged = folds.of_scans()
+    pairs = [facts.pair for facts in checked.specimens if facts.name in judged]
     conclude(pooled, pairs, console)
     console.print(f"now {options.folder}, of all {len(folds.digests)} scans")
     if not trainer.run(whole, plan, console):
@@ -124,7 +125,8 @@ def choose_folds(options: Options, checked: Checked, second: bool) -> Folds:
     if options.hold_out:
         raise BadParameter("--folds holds out every scan in turn: expected no --validate beside it")
     if not second:
-        return make_folds(checked.specimens, count, options.schedule.seed, options.subject)
+        seed, subject, train_only = options.schedule.seed, options.subject, options.train_only
+        return make_folds(checked.specimens, count, seed, subject, train_only)
     folds = read_folds(options.folder)
     if folds is None:
         raise BadParameter(
@@ -157,10 +159,12 @@ def warn_of_unlearnt(folds: Folds, checked: Checked, console: Console) -> None:
 def choice_of(folds: Folds) -> Choice:
     """Say which folds there are, as one choice among others."""
     each = "; ".join(listed(names, most=8) for names in folds.members)
-    subjects = len(set(folds.subjects.values()))
-    scans = len(folds.subjects)
-    together = f", scans of {subjects} subjects kept together" if subjects < scans else ""
-    return Choice("--folds", str(len(folds.members)), f"each left out once{together}: {each}")
+    judged = folds.of_subjects()
+    subjects = len(set(judged.values()))
+    together = f", scans of {subjects} subjects kept together" if subjects < len(judged) else ""
+    more = len(folds.subjects) - len(judged)
+    rest = f"; {more} more {'is' if more == 1 else 'are'} only learned from" if more else ""
+    return Choice("--folds", str(len(folds.members)), f"each left out once{together}: {each}{rest}")
 
 
 def check_start(options: Options, folds: Folds, console: Console, second: bool) -> None:
@@ -180,7 +184,8 @@ def check_start(options: Options, folds: Folds, console: Console, second: bool) 
             raise BadParameter(f"--start: expected folds that are done, {listed(undone)} are not")
         return
     record = read_record(start)
-    seen = sorted({*(record or {}).get("train", ())} & folds.digests.keys())
+    judged = {name for fold in numbers for name in folds.without(fold)}
+    seen = sorted({*(record or {}).get("train", ())} & judged)
     if seen:
         raise BadParameter(
             f"--start with --folds: expected weights that have seen none of these scans, or a "
@@ -219,8 +224,10 @@ def do_fold(
     """
     names, folder = folds.members[number - 1], folds.folder(options.folder, number)
     start = start_of(options, folds, number, trainer.second)
-    mine = replace(options, folder=folder, hold_out=names, start=start)
-    plan = trainer.plan(mine, checked)
+    mine = replace(options, folder=folder, hold_out=names, train_only=(), start=start)
+    hidden = folds.without(number) - set(names)
+    seen = tuple(facts for facts in checked.specimens if facts.name not in hidden)
+    plan = trainer.plan(mine, replace(checked, specimens=seen))
     done = (plan.folder / OUTCOMES).exists()
     if done or (plan.folder / CHECKPOINT).exists():
         check_same(plan.folder, plan.record, options.folder / FOLDS)

@@ -57,14 +57,15 @@ class Pooled:
 
     def meaning(self) -> str:
         """Say what the figures are of."""
-        count, scans = len(self.folds.members), len(self.folds.digests)
-        share = Fraction(count - 1, count)
+        count, scans = len(self.folds.members), len(self.folds.of_scans())
+        share, more = Fraction(count - 1, count), len(self.folds.digests) - scans
         of = "pairs of networks" if self.second else "models of one network"
+        rest = f" and on {more} more that are never judged by" if more else ""
         return (
             "These are figures of cross-validation: not of the model that is served but of "
-            f"{count} {of} that were trained alike, each on about {share} of the {scans} scans, "
-            "and answered those that it never saw. The model that is served was trained alike on "
-            "all of them."
+            f"{count} {of} that were trained alike, each on about {share} of the {scans} scans"
+            f"{rest}, and answered those that it never saw. The model that is served was trained "
+            "alike on all of them."
         )
 
 

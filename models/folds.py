@@ -14,6 +14,7 @@ import numpy as np
 from app.errors import BadParameter, StartupError
 from models.facts import Facts
 from models.findings import listed
+from models.split import check_train_only
 
 FOLDS: Final = "folds"
 """Folder within a model's that holds its folds, each a model folder."""
@@ -30,7 +31,8 @@ class Folds:
 
     Attributes:
         seed: What the choice depends on, beside the names.
-        members: Names of the scans of each fold; together all, each once.
+        members: Names of the scans of each fold. Each is in one, but those that are only learned
+            from are in none.
         subjects: Whom each scan shows; all scans of a subject are in one fold.
         digests: SHA-256 of each scan's voxels, affine and landmarks, hex.
     """
@@ -48,13 +50,26 @@ class Folds:
             for name in names
         }
 
+    def of_subjects(self) -> dict[str, str]:
+        """Say whom each scan shows that some fold is judged by."""
+        return {name: self.subjects[name] for names in self.members for name in names}
+
+    def without(self, number: int) -> frozenset[str]:
+        """Name the scans that the model of a fold must not see: all that show its subjects."""
+        theirs = {self.subjects[name] for name in self.members[number - 1]}
+        return frozenset(name for name, subject in self.subjects.items() if subject in theirs)
+
     def folder(self, model: Path, number: int) -> Path:
         """Say where the model of a fold lies; the first fold is 1."""
         return model / FOLDS / f"fold-{number}"
 
 
 def make_folds(
-    specimens: Sequence[Facts], count: int, seed: int, pattern: str | None = None
+    specimens: Sequence[Facts],
+    count: int,
+    seed: int,
+    pattern: str | None = None,
+    train_only: Sequence[str] = (),
 ) -> Folds:
     """Decide who is left out together: folds as equal as can be, the same for the same scans.
 
@@ -64,19 +79,23 @@ def make_folds(
         seed: Chooses among the ways to do it.
         pattern: Regular expression of the part of a scan's name that says whom it shows; None: the
             name without a side at its end, such as ``_left``.
+        train_only: Names of scans that are in no fold, as they are only learned from.
 
     Returns:
         The folds.
 
     Raises:
-        BadParameter: There cannot be so many, or a name does not match the pattern.
+        BadParameter: There cannot be so many, or a name does not match the pattern, or none of the
+            specimens has one of those that are only learned from.
     """
+    check_train_only(specimens, train_only)
     subjects = {facts.name: subject_of(facts.name, pattern) for facts in specimens}
+    judged = {name: subject for name, subject in subjects.items() if name not in train_only}
     groups: dict[str, list[str]] = {}
-    for name, subject in sorted(subjects.items()):
+    for name, subject in sorted(judged.items()):
         groups.setdefault(subject, []).append(name)
     if not 2 <= count <= len(groups):
-        scans = "" if len(groups) == len(subjects) else f" in {len(subjects)} scans"
+        scans = "" if len(groups) == len(judged) else f" in {len(judged)} scans"
         raise BadParameter(
             f"--folds: expected 2 to {len(groups)}, as there are {len(groups)} subjects{scans}, "
             f"got {count}"
@@ -181,5 +200,5 @@ def unlearnt(folds: Folds, specimens: Sequence[Facts]) -> list[str]:
     where: dict[str, set[str]] = {}
     for facts in specimens:
         for label in facts.points:
-            where.setdefault(label, set()).add(fold_of[facts.name])
-    return [label for label, numbers in where.items() if len(numbers) == 1]
+            where.setdefault(label, set()).add(fold_of.get(facts.name, ""))
+    return [label for label, numbers in where.items() if len(numbers) == 1 and "" not in numbers]

@@ -61,6 +61,7 @@ class Options:
         folds: How many folds to cross-validate by; None: none.
         fold: The only fold to do; None: all, and then the model itself.
         subject: Regular expression of the part of a scan's name that says whom it shows.
+        train_only: Names of scans that are learned from and never judged by.
     """
 
     scans: Path
@@ -84,6 +85,7 @@ class Options:
     folds: int | None = None
     fold: int | None = None
     subject: str | None = None
+    train_only: tuple[str, ...] = ()
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

@@ -127,6 +127,13 @@ Subject = Annotated[
         "fold. Default: the name without a side at its end, such as _left.",
     ),
 ]
+TrainOnly = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Scans to learn from and never to judge by, such as those posed by a model.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 
 
@@ -155,6 +162,7 @@ def train(
     folds: FoldCount = None,
     fold: Fold = None,
     subject: Subject = None,
+    train_only: TrainOnly = None,
     device: Device = "auto",
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out.
@@ -164,7 +172,8 @@ def train(
     """
     options = Options(
         scans=scans, landmarks=landmarks, folder=_folder(output, check), device=device,
-        hold_out=read_names(validate), folds=folds, fold=fold, subject=subject, strict=strict,
+        hold_out=read_names(validate), folds=folds, fold=fold, subject=subject,
+        train_only=read_names(train_only) or (), strict=strict,
         spacing_mm=spacing, radius_mm=radius, tile=read_tile(tile),
         filters=read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),

@@ -143,12 +143,12 @@ def as_begun(options: Options, record: dict[str, Any] | None) -> Options:
 def split_as_begun(options: Options, checked: Checked, record: dict[str, Any] | None) -> Split:
     """Hold out the scans that were named, or else those of the training that goes on."""
     if options.hold_out is not None:
-        return split(checked.specimens, options.hold_out, "given")
+        return split(checked.specimens, options.hold_out, "given", options.train_only)
     if record is not None:
         there = {facts.name for facts in checked.specimens}
         names = [name for name in record["held_out"] if name in there]
         return split(checked.specimens, names, "as before")
-    return split(checked.specimens, None)
+    return split(checked.specimens, None, train_only=options.train_only)
 
 
 def show(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:

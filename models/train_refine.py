@@ -7,6 +7,7 @@ be wrong about a pose; so what is left to learn is small, and is learned at a fi
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,9 +15,10 @@ from rich.console import Console
 
 from app.constellation import LEAST_LANDMARKS, fit_similarity, mean_shape
 from app.device import choose_device
-from app.errors import BadParameter
+from app.errors import BadParameter, ModelRefused
 from app.frames import Points, transform
 from app.manifest import Manifest, read_manifest
+from app.mean_shape import load_shape
 from app.posed import pose_of
 from models.augment import Augmentation
 from models.check_data import Checked
@@ -99,6 +101,8 @@ def plan_refine(options: Options, checked: Checked) -> Plan:
     record = read_record(folder) if (folder / CHECKPOINT).exists() else None
     chosen = _split(options, checked, record)
     mean = upright(mean_shape([facts.rows(names) for facts in chosen.train]))
+    if options.start is not None:
+        mean = turned_as(mean, names, options.start)
     recipe, choices = _recipe(as_begun(options, record), checked, first, mean)
     record_now = record_of(options, recipe, names, chosen)
     return Plan(folder, names, chosen, recipe, tuple(choices), mean, record_now)
@@ -176,6 +180,39 @@ def upright(mean: Points) -> Points:
     known = mean[np.isfinite(mean).all(axis=1)]
     _, _, axes = np.linalg.svd(known - known.mean(axis=0), full_matrices=False)
     return np.asarray(mean @ (axes * np.sign(np.linalg.det(axes))).T)
+
+
+def turned_as(mean: Points, names: Sequence[str], start: Path) -> Points:
+    """Turn a mean shape as that of the second network whose weights a training starts from.
+
+    These know the subject in one pose only. Principal axes have two directions each, and which of
+    them ``upright`` takes depends on the specimens.
+
+    Args:
+        mean: The mean shape, around the origin.
+        names: Of its landmarks.
+        start: Folder of the network; one that has no such pose turns nothing.
+
+    Returns:
+        The mean shape in that pose.
+
+    Raises:
+        BadParameter: There is no such model.
+    """
+    try:
+        manifest = read_manifest(start)
+        theirs = load_shape(start, manifest)
+    except ModelRefused as error:
+        raise BadParameter(f"--start: expected a model, got: {error}") from None
+    if theirs is None or manifest.input.tile_shape == "whole":
+        return mean
+    place = {landmark.name: row for row, landmark in enumerate(manifest.landmarks)}
+    target = np.array([theirs[place[name]] if name in place else [np.nan] * 3 for name in names])
+    known = np.isfinite(mean).all(axis=1) & np.isfinite(target).all(axis=1)
+    if known.sum() < LEAST_LANDMARKS:
+        return mean
+    fit = fit_similarity(mean[known], target[known], np.ones(int(known.sum())))
+    return np.asarray(mean @ fit.rotation.T)
 
 
 def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:

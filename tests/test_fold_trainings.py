@@ -1,5 +1,6 @@
 """Trainings of folds: whom they learn from, how they go on, and what is refused."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -176,6 +177,27 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(data: 
         refine(data)
 
 
+def test_scans_that_are_only_learned_from_are_so_in_every_fold(
+    data: Path, learned: list[str]
+) -> None:
+    """But for those of a subject that the fold leaves out."""
+    words = ("--subject", "^(o|t)", "--train-only", "two", "--folds", 2)
+    told = re.sub(r"[│\s]+", " ", train(data, *words))
+    assert "1 more is only learned from" in told
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    left = {"one": {"two", "three"}, "three": {"one"}}
+    everybody = {"one", "two", "three"}
+    expected = [left[fold] for (fold,) in folds.members] + [everybody]
+    assert trainings(learned) == expected
+    assert {row["scan"] for row in read(data / "mine" / "folds" / "errors.csv")} == {"one", "three"}
+    card = " ".join((data / "mine" / "README.md").read_text().split())
+    assert "1/2 of the 2 scans and on 1 more that are never judged by" in card
+    learned.clear()
+    refine(data, "--folds", 2)
+    assert trainings(learned) == expected
+
+
 def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
     words = (data / "scans", data / "landmarks", *SMALL, "--spacing", 1.5)
     landmarkd("train", *words, "-o", data / "mine", "--validate", "none")
@@ -191,6 +213,8 @@ def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
         (("--fold", 4), "--fold: expected one of 1 to 3, got 4"),
         (("--validate", "one"), "holds out every scan in turn: expected no --validate"),
         (("--subject", "x"), "--subject: expected x in the name of every scan, got one"),
+        (("--train-only", "x"), "--train-only: expected names of scans, found none named x"),
+        (("--train-only", "one"), "expected 2 to 2, as there are 2 subjects, got 3"),
     ],
 )
 def test_folds_that_cannot_be_are_refused(

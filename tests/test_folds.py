@@ -81,6 +81,21 @@ def test_a_pattern_says_which_scans_are_of_one_subject(specimens: tuple[Facts, .
         make_folds(some, 2, 1, "(")
 
 
+def test_scans_that_are_only_learned_from_are_in_no_fold(specimens: tuple[Facts, ...]) -> None:
+    """But a fold hides those that show a subject of its own."""
+    some = named(specimens, "a_left", "b", "c", "d", "a_right", "e")
+    folds = make_folds(some, 2, seed=1, train_only=("a_right", "e"))
+    assert sorted(folds.of_scans()) == sorted(folds.of_subjects()) == ["a_left", "b", "c", "d"]
+    assert set(folds.digests) == {"a_left", "b", "c", "d", "a_right", "e"}
+    for number, members in enumerate(folds.members, start=1):
+        more = {"a_right"} if "a_left" in members else set()
+        assert folds.without(number) == {*members, *more}
+    with pytest.raises(BadParameter, match="expected 2 to 4, as there are 4 subjects, got 5"):
+        make_folds(some, 5, seed=1, train_only=("a_right", "e"))
+    with pytest.raises(BadParameter, match="--train-only: expected names of scans, found none na"):
+        make_folds(some, 2, seed=1, train_only=("nobody",))
+
+
 def test_folds_are_kept_and_others_refused(specimens: tuple[Facts, ...], tmp_path: Path) -> None:
     folds = make_folds(specimens, 4, seed=1)
     assert read_folds(tmp_path) is None
@@ -108,6 +123,8 @@ def test_a_landmark_of_one_fold_alone_is_named(tmp_path: Path) -> None:
     write_points(data, "s2", points_of(2) | {"chin": middle_of(make_affine(2))})
     specimens = check_data(data / "scans", data / "landmarks").specimens
     assert unlearnt(make_folds(specimens, 2, seed=1), specimens) == ["chin"]
+    always = make_folds(specimens, 2, seed=1, train_only=("s2",))
+    assert unlearnt(always, specimens) == []
 
 
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -1,22 +1,26 @@
 """The second model of a model: how its answers are taken, trained and loaded."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
+from scipy.spatial.transform import Rotation
 
 from app.detector import Detector
-from app.errors import ModelRefused
+from app.errors import BadParameter, ModelRefused
 from app.folder import update_hashes
 from app.frames import transform, translation
 from app.loading import load_checked
 from app.posed import Pose
 from app.refine import SAME_POSE, SecondLook, is_believed, is_worth_a_turn, merge
 from app.volume import read_volume
-from models.train_refine import upright
+from models import train_refine
+from models.train_refine import turned_as, upright
 from tests.test_posed import landmark
 from tests.test_train import NAMES, write_specimen
 from tests.training_data import landmarkd
@@ -120,6 +124,36 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: 
     np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
     scan = next((data / "scans").glob("one*")).read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+
+
+def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Principal axes may come out the other way round for other specimens."""
+    turned = np.diag([-1.0, -1.0, 1.0])
+    monkeypatch.setattr(train_refine, "upright", lambda mean: upright(mean) @ turned)
+    shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
+    words = (data / "scans", data / "landmarks", "--spacing", "1.0", *SMALL, "--validate", "two")
+    landmarkd("refine", tmp_path / "mine", *words, "--start", folder / "refine")
+    before, after = (
+        load_file(model / "refine" / "shape.safetensors")["mean"]
+        for model in (folder, tmp_path / "mine")
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> None:
+    mean = load_file(folder / "refine" / "shape.safetensors")["mean"].astype(np.float64)
+    other = Rotation.from_rotvec([0.4, -2.0, 0.9]).apply(mean)
+    names = (*NAMES[1:], NAMES[0])
+    moved = np.roll(other, -1, axis=0)
+    np.testing.assert_allclose(
+        turned_as(moved, names, folder / "refine"), np.roll(mean, -1, axis=0), atol=1e-6
+    )
+    assert turned_as(other, NAMES, folder) is other
+    assert turned_as(other, [f"another {name}" for name in NAMES], folder / "refine") is other
+    with pytest.raises(BadParameter, match="--start: expected a model, got: "):
+        turned_as(other, NAMES, folder / "nothing")
 
 
 def test_a_second_look_asks_for_another_if_it_shows_another_pose(folder: Path) -> None:

@@ -15,7 +15,7 @@ from app.loading import load_checked
 from app.volume import read_volume
 from models.check_data import check_data
 from models.history import CURVES, TABLE
-from models.split import choose
+from models.split import choose, split
 from tests.test_grid import oblique_affine
 from tests.training_data import (
     landmarkd,
@@ -149,6 +149,11 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--tile", "some"), "expected whole or a number of voxels, got some"),
         (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
         (("--validate", "one,two,three"), "expected scans to be left to learn from"),
+        (
+            ("--validate", "one", "--train-only", "two,one"),
+            "expected none that are in --train-only",
+        ),
+        (("--train-only", "four"), "--train-only: expected names of scans, found none named four"),
         (("--device", "abacus"), "expected a device of auto, cpu"),
         (("--intensity", "loud"), "expected percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or"),
         (("--intensity", "window:5"), "zscore or none, got window:5"),
@@ -213,6 +218,16 @@ def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
     assert len({*chosen} - {*choose(specimens[:-1])}) <= 1
     assert choose(specimens[:1]) == ()
     assert len(choose(specimens[:2])) == 1
+
+
+def test_scans_to_learn_from_only_are_never_held_out(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=5)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    (first,) = choose(specimens)
+    (other,) = split(specimens, None, train_only=(first,)).held_out
+    assert other.name != first
+    everybody = [facts.name for facts in specimens]
+    assert split(specimens, None, train_only=everybody).held_out == ()
 
 
 def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
