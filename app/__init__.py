@@ -5,6 +5,7 @@ Read the modules in this order; each may import only those before it (see pyproj
 ========================  =========================================================================
 errors, frames            what all of them speak: the error tree, voxel and world coordinates
 settings, schemas         every knob; everything that crosses the wire
+point_files               named points -> Slicer Markups
 inflate, header, volume   bytes -> Volume
 archives                  bytes -> arrays of a network that is not here
 folder, manifest          model folder -> Manifest

@@ -9,12 +9,8 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from app.schemas import LandmarkAnswer, LandmarksAnswer
+from app.schemas import MARKUPS_SCHEMA, LandmarkAnswer, LandmarksAnswer
 
-MARKUPS_SCHEMA: Final = (
-    "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
-    "Resources/Schema/markups-schema-v1.0.3.json#"
-)
 FCSV_HEADER: Final = (
     "# Markups fiducial file version = 4.11\n"
     "# CoordinateSystem = LPS\n"

@@ -7,8 +7,7 @@ continuous functions of mm, evaluated at voxel centres, so no rounding moves a l
 """
 
 import gzip
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,8 @@ import numpy as np
 from blake3 import blake3
 from jaxtyping import Float64
 
-from app.frames import LPS_FROM_RAS, Affine, Points, spacing_of, transform, translation
+from app.frames import Affine, Points, spacing_of, transform, translation
+from app.point_files import markups_json
 from app.volume import Volume
 
 Point = Float64[np.ndarray, " 3"]
@@ -115,27 +115,6 @@ def truth_json(phantom: Phantom) -> str:
     Absent landmarks are listed as undefined and have no position.
     """
     return markups_json(phantom.names, phantom.points)
-
-
-def markups_json(names: Sequence[str], points: Points) -> str:
-    """Write named points, in mm, RAS, as a 3D Slicer Markups document (LPS mm).
-
-    Points that are NaN are listed as undefined and have no position.
-    """
-    controls: list[dict[str, object]] = []
-    for name, point in zip(names, transform(LPS_FROM_RAS, points), strict=True):
-        if np.isfinite(point).all():
-            place = {"position": point.tolist(), "positionStatus": "defined"}
-            controls.append({"label": name, **place})
-        else:
-            controls.append({"label": name, "positionStatus": "undefined"})
-    markup = {
-        "type": "Fiducial",
-        "coordinateSystem": "LPS",
-        "coordinateUnits": "mm",
-        "controlPoints": controls,
-    }
-    return json.dumps({"markups": [markup]}, indent=1) + "\n"
 
 
 def write_phantom(phantom: Phantom, path: Path) -> Path:

@@ -24,7 +24,7 @@ from app.detector import Detector
 from app.device import choose_device
 from app.frames import Points, scaling, spacing_of, transform, translation
 from app.loading import load_checked
-from app.phantom import markups_json
+from app.point_files import markups_json
 from app.posed import index_grid, sample_at
 from app.volume import Volume, read_volume
 from models.augment import random_rotation

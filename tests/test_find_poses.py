@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from app.phantom import make_phantom, markups_json, scan_bytes
+from app.phantom import make_phantom, scan_bytes
+from app.point_files import markups_json
 from models.find_poses import fit_rigid, main
 from models.landmark_files import read_landmarks
 

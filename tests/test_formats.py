@@ -18,7 +18,9 @@ from app.errors import UnknownFormat
 from app.formats import FORMATS, choose_format, write_json
 from app.landmarks import Candidate, Landmark
 from app.markups import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
+from app.point_files import markups_json
 from app.schemas import LandmarksAnswer, ModelRef
+from tests.slicer_markups import MarkupsFile
 
 Positions = dict[str, tuple[float, ...] | None]
 """Label -> position in mm, LPS."""
@@ -152,6 +154,17 @@ def test_candidates_are_null_unless_asked_for() -> None:
     (candidate,) = answer_of({"a": None}, candidates=True).landmarks[0].candidates or []
     assert candidate.ras_mm == (1.0, 2.0, 3.0)
     assert candidate.lps_mm == (-1.0, -2.0, 3.0)
+
+
+def test_markups_are_as_the_schema_of_slicer_wants_them() -> None:
+    found = answer_of({"a": (1.0, -2.5, 3.0), "b": None})
+    for text in (
+        write_mrk_json(found).decode(),
+        markups_json(["a", "b"], np.array([[1.0, -2.5, 3.0], [np.nan] * 3])),
+    ):
+        (markup,) = MarkupsFile.model_validate_json(text).markups
+        assert [point.position for point in markup.control_points] == [[-1.0, 2.5, 3.0], None]
+        assert (markup.type, markup.coordinate_system) == ("Fiducial", "LPS")
 
 
 def test_confidence_is_a_measurement_of_the_markups() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from app.cli import app
 from app.frames import Points, transform
-from app.phantom import markups_json
+from app.point_files import markups_json
 
 NAMES = ("nasion", "bregma", "lambda", "tip left", "tip right", "base")
 SHAPE = (28, 34, 30)
