@@ -1,10 +1,18 @@
 """Fixtures that several test files share."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from app.device import NamedDevice
+    from app.registry import LoadedModel
+    from tests.device_loops import Faulty
 
 CUDA = torch.cuda.is_available()
 # Read when a kernel is defined: without a CUDA device, kernels run in Triton's interpreter.
@@ -46,3 +54,27 @@ def data_dir() -> Path:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Say where Triton's kernels run: on CUDA, or without it in the interpreter."""
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> "LoadedModel":
+    """Make a toy model to whose network voxel values come unchanged."""
+    from tests.device_loops import load_toy  # noqa: PLC0415 - not before TRITON_INTERPRET is set
+
+    return load_toy(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def faulty(model: "LoadedModel", tmp_path: Path) -> "Iterator[Faulty]":
+    """Give the toy's network a form that can be held and poisoned."""
+    from tests.device_loops import make_faulty  # noqa: PLC0415 - as above
+
+    yield from make_faulty(tmp_path, model)
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+def where(request: pytest.FixtureRequest) -> "NamedDevice":
+    """Say what computes: the CPU, as such; and driven as a device that is given batches ahead."""
+    from app.device import HOST  # noqa: PLC0415 - as above
+
+    return replace(HOST, ahead=request.param)

@@ -16,7 +16,7 @@ import nibabel as nib
 import numpy as np
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from app.main import create_app
 from app.schemas import Problem
@@ -90,6 +90,41 @@ def scope_of(path: str) -> Scope:
         "server": ("127.0.0.1", 80),
         "client": ("127.0.0.1", 1),
     }
+
+
+def play(client: TestClient, path: str, *coming: Message) -> list[Message]:
+    """Play a client that says some things and then nothing more; gives what it is told.
+
+    Args:
+        client: Of a running service.
+        path: What it posts to.
+        coming: What it says, in the terms of ASGI.
+
+    Returns:
+        What the service sends.
+    """
+    said, sent = list(coming), list[Message]()
+
+    async def receive() -> Message:
+        if not said:
+            await asyncio.Event().wait()
+        return said.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def talk() -> None:
+        await client.app(scope_of(path), receive, send)
+
+    assert client.portal is not None
+    client.portal.call(talk)
+    return sent
+
+
+def body_and_leave(content: bytes) -> tuple[Message, Message]:
+    """Say what a client says that sends a body whole, and then leaves."""
+    body = {"type": "http.request", "body": content, "more_body": False}
+    return body, {"type": "http.disconnect"}
 
 
 class ServiceProcess:

@@ -17,7 +17,6 @@ from tests.device_loops import (
     ask,
     assert_same_landmarks,
     detector_with,
-    load_toy,
     running,
     scan,
 )
@@ -47,11 +46,6 @@ class InSteps(nn.Module):
             raise torch.OutOfMemoryError("out of memory")
         output: Tensor = self.inner(tiles)
         return output
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_toy(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from app.batch_sizes import BatchSizes
 from app.case import Case
 from app.detector import Detection, Detector
-from app.device import HOST, NamedDevice
+from app.device import NamedDevice
 from app.device_loop import DeviceLoop
 from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
 from app.jobs import Progress
@@ -28,27 +26,9 @@ from tests.device_loops import (
     ask,
     assert_same_landmarks,
     detector_with,
-    load_toy,
-    make_faulty,
     running,
     scan,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_toy(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
-def where(request: pytest.FixtureRequest) -> NamedDevice:
-    """The CPU, as such; and driven as a device that is given a batch while it has another."""
-    return replace(HOST, ahead=request.param)
-
-
-@pytest.fixture
-def faulty(model: LoadedModel, tmp_path: Path) -> Iterator[Faulty]:
-    yield from make_faulty(tmp_path, model)
 
 
 def test_batch_of_strangers_changes_nothing(where: NamedDevice, model: LoadedModel) -> None:

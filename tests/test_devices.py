@@ -20,16 +20,11 @@ from app.metrics import Metrics
 from app.network import Network
 from app.registry import LoadedModel
 from app.volume import Volume
-from tests.device_loops import CPU, FAR, Faulty, assert_same_landmarks, load_toy, make_faulty, scan
+from tests.device_loops import CPU, FAR, Faulty, assert_same_landmarks, make_faulty, scan
 from tests.model_folders import TILE, make_model_folder
 from tests.services import MODEL, RAW, running, toy_models, toy_scan, toy_settings
 
 NAMES = ("cpu:0", "cpu:1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_toy(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The same scan asked for several times at once: computed once, answered to all."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,21 +16,9 @@ from tests.device_loops import (
     ask,
     assert_same_landmarks,
     detector_with,
-    load_toy,
-    make_faulty,
     running,
     scan,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_toy(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def faulty(model: LoadedModel, tmp_path: Path) -> Iterator[Faulty]:
-    yield from make_faulty(tmp_path, model)
 
 
 async def held(loop: DeviceLoop, faulty: Faulty, detector: Detector) -> "asyncio.Task[Detection]":

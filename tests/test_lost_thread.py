@@ -2,30 +2,18 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import pytest
 from torch import Tensor, nn
 
 from app.batch_sizes import BatchSizes
 from app.detector import Detector
-from app.device import HOST, NamedDevice
+from app.device import NamedDevice
 from app.device_loop import DeviceLoop
 from app.errors import NotReady
 from app.metrics import Metrics
 from app.registry import LoadedModel
-from tests.device_loops import ask, assert_same_landmarks, detector_with, load_toy, scan
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_toy(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
-def where(request: pytest.FixtureRequest) -> NamedDevice:
-    """The CPU, as such; and driven as a device that is given a batch while it has another."""
-    return replace(HOST, ahead=request.param)
+from tests.device_loops import ask, assert_same_landmarks, detector_with, scan
 
 
 class EndsItsThread(nn.Module):

@@ -1,6 +1,5 @@
 """Problems: every way in which a call can fail says what was expected and what came."""
 
-import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from starlette.types import Message
 
 from tests.services import (
     MODEL,
     RAW,
+    play,
     problem_of,
     running,
-    scope_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -153,21 +151,8 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
 
 
 def test_body_that_comes_too_slowly_is_answered_408(models: Path) -> None:
-    sent: list[Message] = []
-
-    async def talk(client: TestClient) -> None:
-        async def receive() -> Message:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await client.app(scope_of(URL), receive, send)
-
     with running(toy_settings(models, body_timeout_s=0.05)) as client:
-        assert client.portal is not None
-        client.portal.call(talk, client)
+        sent = play(client, URL)
     assert sent[0]["status"] == 408
 
 

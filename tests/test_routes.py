@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from starlette.types import Message
 
 from app.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
 from app.uploads import CURL_TYPE
@@ -16,9 +15,10 @@ from tests.services import (
     MODEL,
     RAW,
     SHAPE,
+    body_and_leave,
+    play,
     problem_of,
     running,
-    scope_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -130,24 +130,7 @@ def test_sane_request_id_is_kept_and_another_replaced(client: TestClient) -> Non
 
 
 def test_client_that_leaves_takes_its_work_with_it(client: TestClient, scan: bytes) -> None:
-    sent: list[Message] = []
-
-    async def talk() -> None:
-        coming: list[Message] = [
-            {"type": "http.request", "body": scan, "more_body": False},
-            {"type": "http.disconnect"},
-        ]
-
-        async def receive() -> Message:
-            return coming.pop(0)
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await client.app(scope_of(URL), receive, send)
-
-    assert client.portal is not None
-    client.portal.call(talk)
+    sent = play(client, URL, *body_and_leave(scan))
     assert sent[0]["status"] == 499
     engine = client.app.state.shared.engine  # type: ignore[attr-defined]
     assert engine.admission.requests == 0

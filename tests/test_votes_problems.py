@@ -13,9 +13,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from starlette.types import Message
 
-from tests.services import RAW, problem_of, running, scope_of, toy_settings
+from tests.services import RAW, body_and_leave, play, problem_of, running, toy_settings
 from tests.vote_archives import (
     LANDMARKS,
     OBLIQUE,
@@ -184,24 +183,7 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
 
 
 def test_client_that_leaves_takes_its_work_with_it(client: TestClient, good: bytes) -> None:
-    sent: list[Message] = []
-
-    async def talk() -> None:
-        coming: list[Message] = [
-            {"type": "http.request", "body": good, "more_body": False},
-            {"type": "http.disconnect"},
-        ]
-
-        async def receive() -> Message:
-            return coming.pop(0)
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await client.app(scope_of(URL), receive, send)
-
-    assert client.portal is not None
-    client.portal.call(talk)
+    sent = play(client, URL, *body_and_leave(good))
     assert sent[0]["status"] == 499
     engine = client.app.state.shared.engine  # type: ignore[attr-defined]
     assert engine.admission.requests == 0
