@@ -127,6 +127,16 @@ def choose_folds(options: Options, checked: Checked, second: bool) -> Folds:
     if not second:
         seed, subject, train_only = options.schedule.seed, options.subject, options.train_only
         return make_folds(checked.specimens, count, seed, subject, train_only)
+    return folds_of_first(options, checked, count)
+
+
+def folds_of_first(options: Options, checked: Checked, count: int) -> Folds:
+    """Take the folds of the first network, all of which must be done, as that of all scans.
+
+    Raises:
+        BadParameter: The first network has others, or none, or is not done.
+        StartupError: The data are others than those of its folds.
+    """
     folds = read_folds(options.folder)
     if folds is None:
         raise BadParameter(
@@ -145,6 +155,11 @@ def choose_folds(options: Options, checked: Checked, second: bool) -> Folds:
                 f"--folds: expected all folds of the first network to be done, {folder} is not: "
                 "repeat the command that began it"
             )
+    if not (options.folder / "model.toml").exists():
+        raise BadParameter(
+            f"--folds: expected a first network of all scans, too, found none in {options.folder}: "
+            "repeat the command that trained its folds, without --fold"
+        )
     return folds
 
 

@@ -54,7 +54,7 @@ def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path
 
 
 def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls: Path) -> None:
-    """Calibrated on these very scans, so no more than a check that it is there and plausible."""
+    """The regions come from other skulls, and from other weights that had not seen those."""
     inside = []
     for name in UNSEEN:
         truth = truth_of(skulls, detector, name)

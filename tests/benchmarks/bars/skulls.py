@@ -11,8 +11,7 @@ from app.detector import Detector
 from app.device import choose_device
 from app.frames import transform
 from app.loading import load_checked
-from models.figures import errors_mm, measure_presence
-from models.regions import left_out
+from models.figures import errors_mm, group, measure_coverage, measure_presence
 from models.trials import Trial, try_scan
 from models.validate import Outcome, compare
 from tests.benchmarks.harness import Limit, Row, Run
@@ -89,20 +88,18 @@ def a3_poses(run: Run) -> Iterator[Row]:
 
 
 def a4_regions(run: Run) -> Iterator[Row]:
-    """How many errors of a specimen lie within regions that were taken from the others."""
+    """How many errors lie within the regions that are told, which come from other specimens."""
     if real_scans() is None:
         note = ABSENT
         yield Row("errors outside of their region", None, "%", limit=OUTSIDE_PERCENT, note=note)
         return
-    names = [mark.name for mark in _detector().model.manifest.landmarks]
-    shares = left_out(_outcomes(run, "whole"), names)
-    if not shares:
-        yield Row("errors outside of their region", None, "%", note="expected several specimens")
-        return
-    inside = 100 * float(np.mean(list(shares.values())))
-    note = "each specimen by the others: " + ", ".join(f"{100 * x:.0f} %" for x in shares.values())
-    yield Row("errors outside of their region", 100 - inside, "%", limit=OUTSIDE_PERCENT, note=note)
-    yield Row("errors within their region", inside, "%", limit=INSIDE_PERCENT)
+    within, told = measure_coverage(_outcomes(run, "whole"))
+    by_scan = group(_outcomes(run, "whole"), lambda mark: mark.scan).values()
+    shares = [100 * inside / all_of for inside, all_of in map(measure_coverage, by_scan)]
+    note = "by specimen: " + ", ".join(f"{share:.0f} %" for share in shares)
+    outside = 100 * (told - within) / told
+    yield Row("errors outside of their region", outside, "%", limit=OUTSIDE_PERCENT, note=note)
+    yield Row("errors within their region", 100 - outside, "%", limit=INSIDE_PERCENT)
 
 
 def a5_presence(run: Run) -> Iterator[Row]:
