@@ -54,9 +54,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option of a command is an argument
     where = choose_device(device)
     loaded = load_checked(model, where)
     crossed = folds_of(model, loaded, scans, landmarks) if folds else None
-    if crossed:
-        pairs = [pair for pair in pairs if pair[0] in crossed.of_scans()]
     tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
+    pairs = [pair for pair in pairs if pair[0] in tried]  # No fold is judged by all of them.
     bar, console = Console(stderr=True), Console()
     before: list[Trial] = []
     for pair in track(pairs, "As it is", console=bar):

@@ -199,8 +199,8 @@ def check_start(options: Options, folds: Folds, console: Console, second: bool) 
             raise BadParameter(f"--start: expected folds that are done, {listed(undone)} are not")
         return
     record = read_record(start)
-    judged = {name for fold in numbers for name in folds.without(fold)}
-    seen = sorted({*(record or {}).get("train", ())} & judged)
+    unseen = {name for number in numbers for name in folds.without(number)}
+    seen = sorted({*(record or {}).get("train", ())} & unseen)
     if seen:
         raise BadParameter(
             f"--start with --folds: expected weights that have seen none of these scans, or a "

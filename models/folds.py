@@ -195,10 +195,14 @@ def read_folds(model: Path) -> Folds | None:
 
 
 def unlearnt(folds: Folds, specimens: Sequence[Facts]) -> list[str]:
-    """List the landmarks that only scans of one fold have: its model cannot learn them."""
-    fold_of = folds.of_scans()
+    """List the landmarks that a fold is judged by and that its model has never seen."""
     where: dict[str, set[str]] = {}
     for facts in specimens:
         for label in facts.points:
-            where.setdefault(label, set()).add(fold_of.get(facts.name, ""))
-    return [label for label, numbers in where.items() if len(numbers) == 1 and "" not in numbers]
+            where.setdefault(label, set()).add(facts.name)
+    tests = [(folds.without(number), names) for number, names in enumerate(folds.members, start=1)]
+    return [
+        label
+        for label, names in where.items()
+        if any(names <= hidden and not names.isdisjoint(judged) for hidden, judged in tests)
+    ]

@@ -125,6 +125,11 @@ def test_a_landmark_of_one_fold_alone_is_named(tmp_path: Path) -> None:
     assert unlearnt(make_folds(specimens, 2, seed=1), specimens) == ["chin"]
     always = make_folds(specimens, 2, seed=1, train_only=("s2",))
     assert unlearnt(always, specimens) == []
+    write_points(data, "s0", points_of(0) | {"chin": middle_of(make_affine(0))})
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    for pattern, alone in (("s.", []), ("s(?=[02])|s.", ["chin"])):
+        related = make_folds(specimens, 2, seed=1, pattern=pattern, train_only=("s2",))
+        assert unlearnt(related, specimens) == alone
 
 
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:

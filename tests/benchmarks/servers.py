@@ -139,7 +139,7 @@ def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
         models = Path(folder) / "models"
         models.mkdir()
         (models / model.name).symlink_to(model.resolve(), target_is_directory=True)
-        port = _free_port()
+        port = free_port()
         start = time.perf_counter()
         process = subprocess.Popen(
             _command(kind, model, port, settings.get("DEVICE", "cpu")),
@@ -234,7 +234,8 @@ def _environment(kind: Kind, models: Path, port: int, settings: dict[str, str]) 
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a TCP port on loopback that nobody listens on, for a program that takes no 0."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
