@@ -29,8 +29,8 @@ COPY README.md LICENSE ./
 COPY app app
 COPY models models
 RUN pip install --no-build-isolation --no-deps --editable . \
- && python3 -m compileall -q app models \
- && NUMBA_CACHE_DIR=/srv/loops python3 -m app.warm
+ && python3 -m compileall -q app \
+ && NUMBA_CACHE_DIR=/srv/loops python3 -m app.inference.precompile
 
 USER landmarkd
 ENV LANDMARKD_HOST=0.0.0.0 \

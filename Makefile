@@ -50,7 +50,7 @@ format: .venv/dev.stamp
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
 	$(PIP) --no-build-isolation --editable '.[page]'
-	@$(BIN)/python -m app.warm
+	@$(BIN)/python -m app.inference.precompile
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

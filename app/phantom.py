@@ -17,9 +17,9 @@ import numpy as np
 from blake3 import blake3
 from jaxtyping import Float64
 
-from app.frames import Affine, Points, spacing_of, transform, translation
-from app.point_files import markups_json
-from app.volume import Volume
+from app.geometry import Affine, Points, spacing_of, transform, translation
+from app.io.point_files import markups_json
+from app.io.volume import Volume
 
 Point = Float64[np.ndarray, " 3"]
 Distance = Callable[[Float64[np.ndarray, "i j k 3"]], Float64[np.ndarray, "i j k"]]

@@ -1,5 +1,5 @@
 """Tests of landmarkd, one file per module."""
 
-from tests.array_types import checked
+from tests.support.array_types import checked
 
 __all__ = ["checked"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from app.device import NamedDevice
-    from app.registry import LoadedModel
-    from tests.device_loops import Faulty
+    from app.compute.device import NamedDevice
+    from app.model.registry import LoadedModel
+    from tests.support.device_loops import Faulty
 
 CUDA = torch.cuda.is_available()
 # Read when a kernel is defined: without a CUDA device, kernels run in Triton's interpreter.
@@ -59,7 +59,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> "LoadedModel":
     """Make a toy model to whose network voxel values come unchanged."""
-    from tests.device_loops import load_toy  # noqa: PLC0415 - not before TRITON_INTERPRET is set
+    from tests.support.device_loops import load_toy  # noqa: PLC0415 - not before TRITON_INTERPRET is set
 
     return load_toy(tmp_path_factory.mktemp("models"))
 
@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> "LoadedModel":
 @pytest.fixture
 def faulty(model: "LoadedModel", tmp_path: Path) -> "Iterator[Faulty]":
     """Give the toy's network a form that can be held and poisoned."""
-    from tests.device_loops import make_faulty  # noqa: PLC0415 - as above
+    from tests.support.device_loops import make_faulty  # noqa: PLC0415 - as above
 
     yield from make_faulty(tmp_path, model)
 
@@ -75,6 +75,6 @@ def faulty(model: "LoadedModel", tmp_path: Path) -> "Iterator[Faulty]":
 @pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
 def where(request: pytest.FixtureRequest) -> "NamedDevice":
     """Say what computes: the CPU, as such; and driven as a device that is given batches ahead."""
-    from app.device import HOST  # noqa: PLC0415 - as above
+    from app.compute.device import HOST  # noqa: PLC0415 - as above
 
     return replace(HOST, ahead=request.param)

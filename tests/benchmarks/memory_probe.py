@@ -7,10 +7,10 @@ import monai.networks.nets  # noqa: F401 - so that it is no part of what a scan 
 import numpy as np
 import torch
 
-from app.detector import Detector
-from app.loading import load_checked
-from app.passes import launch, settle
-from app.volume import Volume
+from app.inference.detector import Detector
+from app.inference.forward import launch, settle
+from app.inference.load import load_checked
+from app.io.volume import Volume
 from tests.benchmarks.linux import resident_bytes
 
 

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from app.heatmaps import aggregate, shift_and_sum
-from app.landmarks import Landmark, locate
-from app.manifest import LandmarkSpec
-from app.network import Field
-from app.readout import GridFrame, Readout
-from app.votes import (
+from app.model.manifest import LandmarkSpec
+from app.model.network import Field
+from app.voting.heatmaps import aggregate, shift_and_sum
+from app.voting.landmarks import Landmark, locate
+from app.voting.readout import GridFrame, Readout
+from app.voting.votes import (
     Votes,
     concat_votes,
     filter_rows,
@@ -77,7 +77,7 @@ def add_up(
 
 def scan(field: Field, threshold: float) -> Callable[[], object]:
     """Prepare the kernel that filters votes on CUDA, by itself: no waiting, no putting in order."""
-    from app import votes_triton  # noqa: PLC0415 - Triton is not there for every platform
+    from app.voting.cuda import votes as votes_triton  # noqa: PLC0415 - Triton is not there for every platform
 
     walk = votes_triton.plan_walk(field)
     places = votes_triton.places_of(field, walk.axes, 1, (0, 0, 0), None)

@@ -18,7 +18,7 @@ def main() -> None:
     import ray  # noqa: PLC0415 - it reads the variables now
     from ray import serve  # noqa: PLC0415
 
-    from app.cluster import NAME, Scale, application  # noqa: PLC0415
+    from app.server.ray_serve import NAME, Scale, application  # noqa: PLC0415
 
     stops = {signal.SIGTERM, signal.SIGINT}
     # Before Ray starts threads, so that they leave them to us.

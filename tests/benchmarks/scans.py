@@ -10,7 +10,7 @@ from typing import Final
 import nibabel as nib
 import numpy as np
 
-from app.frames import Affine
+from app.geometry import Affine
 from app.phantom import make_phantom
 from tests.benchmarks.surroundings import ROOT
 

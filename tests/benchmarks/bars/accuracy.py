@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from tests.benchmarks import ours
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.rivals import numpy_add_at
-from tests.synthetic import votes_at
+from tests.support.synthetic import votes_at
 
 Points = Float64[np.ndarray, "votes 3"]
 

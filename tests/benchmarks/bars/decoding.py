@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from app.volume import read_volume
+from app.io.volume import read_volume
 from tests.benchmarks import agreement
 from tests.benchmarks.harness import Case, Limit, Rival, Run
 from tests.benchmarks.scans import head_like, skulls

@@ -10,12 +10,12 @@ from typing import Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.folder import hash_file
-from app.manifest import parse_manifest
-from app.selfcheck import write_selfcheck
+from app.model.files import hash_file
+from app.model.manifest import parse_manifest
+from app.model.selfcheck import write_selfcheck
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.surroundings import ROOT
-from tests.model_folders import build_network, make_model_folder, manifest_table
+from tests.support.model_folders import build_network, make_model_folder, manifest_table
 
 VOTE_SHARE: Final = 3e-4
 """Share of voxels and landmarks that vote: that of balls of 12 voxels in 300³."""

@@ -5,13 +5,13 @@ from typing import Final
 
 import numpy as np
 
-from app.detector import Detector
-from app.device import choose_device
-from app.loading import load_checked
+from app.compute.device import choose_device
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
-from app.volume import read_volume
-from models.figures import errors_mm, measure_presence
-from models.validate import Outcome, compare
+from app.training.evaluate.metrics import errors_mm, measure_presence
+from app.training.evaluate.outcomes import Outcome, compare
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import PHANTOM
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import torch
 
-from app.detector import Detector
-from app.loading import load_checked
+from app.inference.detector import Detector
+from app.inference.load import load_checked
 from tests.benchmarks.bars.throughput import Work, check_all, serve_all
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.linux import bind

@@ -7,7 +7,7 @@ from typing import Final
 import nibabel as nib
 import numpy as np
 
-from app.volume import read_volume
+from app.io.volume import read_volume
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.loads import Load, Stream, of_kind, percentile, send
 from tests.benchmarks.scans import (

@@ -7,16 +7,16 @@ from typing import Final
 
 import numpy as np
 
-from app.detector import Detector
-from app.device import choose_device
-from app.frames import transform
-from app.loading import load_checked
-from models.figures import errors_mm, group, measure_coverage, measure_presence
-from models.trials import Trial, try_scan
-from models.validate import Outcome, compare
+from app.compute.device import choose_device
+from app.geometry import transform
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.training.calibrate.trials import Trial, try_scan
+from app.training.evaluate.metrics import errors_mm, group, measure_coverage, measure_presence
+from app.training.evaluate.outcomes import Outcome, compare
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import real_scans
-from tests.skulls import (
+from tests.support.skulls import (
     BRAINS,
     MODEL,
     UNSEEN,

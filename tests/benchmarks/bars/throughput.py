@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from app.detector import Detector
-from app.loading import load_checked
+from app.inference.detector import Detector
+from app.inference.load import load_checked
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.loads import Load, Stream, send
 from tests.benchmarks.rivals import serial_loop

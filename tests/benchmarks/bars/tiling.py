@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from app.manifest import parse_manifest
-from app.tiles import plan_tiles
+from app.model.manifest import parse_manifest
+from app.preprocessing.tiling import plan_tiles
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.linux import forget_peak, resident_bytes
 from tests.benchmarks.loads import send_one

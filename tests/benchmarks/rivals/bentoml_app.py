@@ -17,10 +17,10 @@ import bentoml
 import torch
 from bentoml.exceptions import BentoMLException
 
-from app.detector import Detector
 from app.errors import RequestError
-from app.loading import load_checked
-from app.volume import Volume, read_volume
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import Volume, read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 from tests.benchmarks.rivals.tile_batches import find_together
 

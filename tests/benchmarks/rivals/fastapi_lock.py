@@ -12,10 +12,10 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, UploadFile
 
-from app.detector import Detector
 from app.errors import RequestError
-from app.loading import load_checked
-from app.volume import read_volume
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import read_volume
 from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from app.landmarks import Landmark
+from app.voting.landmarks import Landmark
 
 Answer = dict[str, list[dict[str, object]]]
 

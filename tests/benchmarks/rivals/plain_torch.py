@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from app.network import Field
+from app.model.network import Field
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from app.detector import Detector
-from app.volume import read_volume
+from app.inference.detector import Detector
+from app.io.volume import read_volume
 from tests.benchmarks.rivals.plain_answer import answer_of
 
 

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from app.case import Case
-from app.detector import Detector
-from app.landmarks import Landmark
-from app.passes import launch, settle
-from app.volume import Volume
+from app.inference.detector import Detector
+from app.inference.forward import launch, settle
+from app.inference.scan_state import Case
+from app.io.volume import Volume
+from app.voting.landmarks import Landmark
 
 TILES: Final = 16
 """In one forward pass, at most."""

@@ -1,0 +1,90 @@
+"""Settings -> the application: its engine is made, started, drained and stopped here."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI
+
+from app.api.dependencies import Shared
+from app.api.landmarks import router
+from app.api.middleware import RequestTracking
+from app.api.openapi import DESCRIPTION
+from app.api.problems import install_problem_handlers
+from app.api.ui.page import page_router
+from app.api.votes import votes_router
+from app.engine.engine import Engine
+from app.engine.metrics import Metrics
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    settings: Settings | None = None, on_fatal: Callable[[], None] | None = None
+) -> FastAPI:
+    """Make the application.
+
+    Its state holds ``shared`` (settings, metrics, engine) and ``starting``, the task that loads
+    the models, from the start of its lifespan on.
+
+    Args:
+        settings: All knobs; None reads them from the environment.
+        on_fatal: Is called if the engine cannot start or go on, so that the process can end.
+
+    Returns:
+        The application; alive at once, ready when its models are.
+    """
+    chosen = Settings() if settings is None else settings
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine = Engine(chosen, metrics, on_fatal)
+        metrics.watch(engine.gauges())
+        app.state.shared = Shared(chosen, metrics, engine)
+        app.state.starting = asyncio.create_task(_start(engine, on_fatal))
+        try:
+            yield
+        finally:
+            await engine.stop()
+            app.state.starting.cancel()
+            await asyncio.gather(app.state.starting, return_exceptions=True)
+
+    app = FastAPI(
+        title="landmarkd",
+        description=DESCRIPTION,
+        version=_version(),
+        lifespan=lifespan,
+        docs_url=None,  # app.api.ui.page serves it, without asking another host if it can
+        redoc_url=None,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    app.add_middleware(RequestTracking, metrics=metrics)
+    install_problem_handlers(app)
+    app.include_router(router)
+    app.include_router(votes_router)
+    app.include_router(page_router)
+    return app
+
+
+async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:
+    """Start the engine; what goes wrong is logged here, since nobody awaits this task."""
+    try:
+        await engine.start()
+    except Exception:
+        logger.exception("the engine cannot start")
+        if on_fatal is not None:
+            on_fatal()
+        raise
+    state = engine.readiness()
+    logger.info("started", extra={"ready": state.ready, "reason": state.reason})
+
+
+def _version() -> str:
+    try:
+        return version("landmarkd")
+    except PackageNotFoundError:
+        return "0"

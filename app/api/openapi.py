@@ -1,0 +1,138 @@
+"""What /docs says beyond the types: bodies, examples, and which errors a call may answer."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
+from app.api.sse import EVENTS
+from app.api.upload.plan import ARRAYS, MULTIPART, SCAN, UploadKind
+from app.io.formats import FORMATS
+from app.io.schemas import Problem
+from app.voting.export import VOTES_FORMATS
+
+DESCRIPTION: Final = """
+Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.
+
+```sh
+curl --data-binary @scan.nii.gz http://127.0.0.1:8000/v1/landmarks
+```
+
+Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.
+Every error is an RFC 9457 problem; its `code` is stable.
+"""
+
+_BINARY: Final = {"type": "string", "format": "binary"}
+
+
+def _body(kind: UploadKind, description: str) -> dict[str, Any]:
+    form = {"type": "object", "required": [kind.field], "properties": {kind.field: _BINARY}}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": description,
+            "content": {
+                **{media_type: {"schema": _BINARY} for media_type in kind.media_types},
+                MULTIPART: {"schema": form},
+            },
+        }
+    }
+
+
+UPLOAD_BODY: Final = _body(SCAN, "The file as it is (fastest), or as the form field `volume`.")
+
+VOTES_BODY: Final = _body(
+    ARRAYS,
+    "A safetensors or npz file (`np.savez`, `np.savez_compressed`), as it is or as the form field "
+    "`votes`. It holds `offsets`, in voxels, 3 channels per landmark; either `probs`, in [0, 1], "
+    "or `scores`, one channel per landmark and one more if channel 0 is the background; and, if "
+    "voxels are not 1 mm cubes, `affine`, 4 x 4, voxel index → mm, RAS. Numbers are float16, "
+    "float32, float64 or, in safetensors, bfloat16.",
+)
+
+EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
+    "name": "nasion",
+    "description": "Where the frontal and nasal bones meet",
+    "status": "detected",
+    "ijk": [41.5, 77.25, 60.0],
+    "ras_mm": [-1.5, 32.0, 8.25],
+    "lps_mm": [1.5, -32.0, 8.25],
+    "confidence": 0.94,
+    "mass": 0.81,
+    "coherence": 0.97,
+    "spread_mm": 0.31,
+    "region95_mm": 0.6,
+    "disagreement_mm": 0.12,
+    "expected_ras_mm": None,
+    "candidates": None,
+}
+
+EXAMPLE_ANSWER: Final[dict[str, Any]] = {
+    "request_id": "5a2e8b9c1d3f4a6e8b0c2d4f6a8e0b1c",
+    "model": {"name": "mouse-skull", "version": "1.0.0", "digest": "9f86d081884c7d65"},
+    "volume": {
+        "shape": [96, 160, 128],
+        "spacing_mm": [0.28, 0.28, 0.28],
+        "orientation": "RAS",
+        "affine": [[0.28, 0, 0, -13], [0, 0.28, 0, 10], [0, 0, 0.28, -8.5], [0, 0, 0, 1]],
+        "digest": "60303ae22b998861bce3b28f33eec1be",
+    },
+    "landmarks": [EXAMPLE_LANDMARK],
+    "warnings": [],
+    "timing_ms": {
+        "receive": 4.1,
+        "decode": 22.5,
+        "prepare": 9.8,
+        "queue": 1.2,
+        "network": 140.0,
+        "vote": 6.3,
+        "locate": 3.9,
+        "total": 188.2,
+    },
+}
+
+_FORMATS: Final[dict[str, Any]] = {
+    form.media_type: {"example": EXAMPLE_ANSWER} if form.name == "json" else {"schema": _BINARY}
+    for form in FORMATS
+}
+
+LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS | {
+    EVENTS: {
+        "schema": {"type": "string"},
+        "example": 'event: progress\ndata: {"stage": "tile", "ahead": 0, "tile": 4, "tiles": 9}\n\n'
+        "event: answer\ndata: {…}\n\n",
+    }
+}
+
+VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
+    form.media_type: {"schema": _BINARY} for form in VOTES_FORMATS
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Document the errors that a call may answer.
+
+    Args:
+        statuses: HTTP statuses.
+
+    Returns:
+        For the ``responses`` of a route.
+    """
+    return {status: _problem(HTTPStatus(status)) for status in statuses}
+
+
+def _problem(status: HTTPStatus) -> dict[str, Any]:
+    code = status.phrase.lower().replace(" ", "-")
+    example = {
+        "type": TYPE_PREFIX + code,
+        "title": status.phrase,
+        "status": status.value,
+        "detail": "expected this, got that",
+        "code": code,
+        "request_id": EXAMPLE_ANSWER["request_id"],
+    }
+    return {
+        "description": status.phrase,
+        "content": {
+            PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}
+        },
+    }

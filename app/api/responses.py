@@ -1,0 +1,116 @@
+"""Detection -> LandmarksAnswer: what was found, in the words of the wire."""
+
+from dataclasses import asdict
+
+import numpy as np
+
+from app.geometry import LPS_FROM_RAS, Affine, transform
+from app.inference.detector import Detection
+from app.io.schemas import (
+    CandidateAnswer,
+    LandmarkAnswer,
+    LandmarksAnswer,
+    ModelRef,
+    Row,
+    TimingAnswer,
+    Triple,
+    VolumeAnswer,
+)
+from app.voting.landmarks import Candidate, Landmark, Point
+
+
+def build_answer(
+    detection: Detection,
+    *,
+    model: ModelRef,
+    request_id: str,
+    timing: TimingAnswer,
+    candidates: bool = False,
+) -> LandmarksAnswer:
+    """Say a detection in the words of the wire.
+
+    Args:
+        detection: What the engine found.
+        model: The model that found it.
+        request_id: Of the request it answers.
+        timing: In ms.
+        candidates: Whether to list all modes of each landmark.
+
+    Returns:
+        The answer; numbers that are not finite become null.
+    """
+    volume = detection.volume
+    return LandmarksAnswer(
+        request_id=request_id,
+        model=model,
+        volume=VolumeAnswer(
+            shape=tuple(int(size) for size in volume.shape),
+            spacing_mm=_triple(volume.spacing_mm),
+            orientation=volume.orientation,
+            affine=_rows(volume.affine),
+            digest=volume.digest,
+        ),
+        landmarks=[_landmark(landmark, candidates) for landmark in detection.landmarks],
+        warnings=list(detection.warnings),
+        timing_ms=timing,
+    )
+
+
+def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:
+    """Join the engine's stage times with those that only the HTTP side knows."""
+    return TimingAnswer(receive=receive_ms, total=total_ms, **asdict(detection.timing))
+
+
+def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:
+    modes = [_candidate(candidate) for candidate in landmark.candidates] if candidates else None
+    return LandmarkAnswer(
+        name=landmark.name,
+        description=landmark.description,
+        status=landmark.status,
+        ijk=_place(landmark.ijk),
+        ras_mm=_place(landmark.ras_mm),
+        lps_mm=_lps(landmark.ras_mm),
+        confidence=_finite(landmark.confidence),
+        mass=_finite(landmark.mass),
+        coherence=_finite(landmark.coherence),
+        spread_mm=_finite(landmark.spread_mm),
+        region95_mm=_finite(landmark.region95_mm),
+        disagreement_mm=_finite(landmark.disagreement_mm),
+        expected_ras_mm=_place(landmark.expected_ras_mm),
+        candidates=modes,
+    )
+
+
+def _candidate(candidate: Candidate) -> CandidateAnswer:
+    lps = transform(LPS_FROM_RAS, candidate.ras_mm)
+    return CandidateAnswer(
+        ijk=_triple(candidate.ijk),
+        ras_mm=_triple(candidate.ras_mm),
+        lps_mm=_triple(lps),
+        mass=candidate.mass,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and np.isfinite(value) else None
+
+
+def _triple(point: Point | tuple[float, ...]) -> Triple:
+    # Adding zero turns -0.0, which a flipped axis gives, into 0.0.
+    x, y, z = (float(value) + 0.0 for value in point)
+    return x, y, z
+
+
+def _place(point: Point | None) -> Triple | None:
+    return _triple(point) if point is not None and np.isfinite(point).all() else None
+
+
+def _lps(ras_mm: Point | None) -> Triple | None:
+    return None if ras_mm is None else _place(transform(LPS_FROM_RAS, ras_mm))
+
+
+def _rows(affine: Affine) -> tuple[Row, Row, Row, Row]:
+    first, second, third, fourth = (
+        (float(a), float(b), float(c), float(d)) for a, b, c, d in affine
+    )
+    return first, second, third, fourth

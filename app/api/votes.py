@@ -1,0 +1,176 @@
+"""HTTP request with a network's output -> HTTP answer: the votes and what they say."""
+
+import math
+import time
+from functools import partial
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from app.api.dependencies import SharedDep, require_api_key, server_timing, timeout_of
+from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
+from app.api.responses import build_answer, timing_of
+from app.api.upload.plan import ARRAYS, plan_upload, read_upload, while_connected
+from app.inference.votes_request import VotesQuestion, answer_votes
+from app.io.formats import FORMATS, Format, choose
+from app.io.schemas import LandmarksAnswer, ModelRef
+from app.io.volume import VolumeLimits
+from app.server.logging import record_of
+from app.voting.arrays import Layout
+from app.voting.export import VOTES_FORMATS, VotesFormat
+
+votes_router: Final = APIRouter()
+
+ANSWERS: Final[tuple[Format | VotesFormat, ...]] = (*FORMATS, *VOTES_FORMATS)
+
+NOBODYS: Final = ModelRef(name="votes", version="", digest="")
+"""Stands where answers name the model: the network is the client's own."""
+
+
+LONGEST_NAME: Final = 128
+
+
+class VotesQuery(BaseModel):
+    """Query of ``POST /v1/votes``; an unknown name is refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: str | None = Field(
+        None,
+        description="Landmarks: json, mrk.json, csv, tsv, fcsv or long. Votes, one row "
+        "`landmark, probability, x, y, z` each: rows.csv or rows.npy. Heatmaps: nii.gz. "
+        "Wins over Accept.",
+    )
+    channels: Literal["first", "last"] = Field("last", description="Which axis holds channels.")
+    order: Literal["axis", "landmark"] = Field(
+        "axis",
+        description="Offset channels of landmark c of C: `axis`: c, c+C, c+2C along i, j, k; "
+        "`landmark`: 3c, 3c+1, 3c+2.",
+    )
+    background: bool | None = Field(
+        None, description="Whether channel 0 is the background; else the channels are counted."
+    )
+    activation: Literal["sigmoid", "softmax"] | None = Field(
+        None, description="Of `scores`; else softmax with a background, sigmoid without."
+    )
+    threshold: float = Field(0.5, ge=0, le=1, description="Least probability of a vote.")
+    radius_mm: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Distance from a landmark within which your network's voxels vote for it; "
+        "else 10 voxels. Landmarks are read from the votes within 0.6 of it.",
+    )
+    smooth_mm: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Sigma of a Gaussian over heatmaps."
+    )
+    sample_shape: str | None = Field(
+        None,
+        pattern=r"^\d{1,5},\d{1,5},\d{1,5}$",
+        description="`i,j,k`: how much of the array counts, from 0,0,0; else all. A row is kept "
+        "if 0 <= position < sample_shape; voxels beyond cast no votes for landmarks.",
+    )
+    names: str | None = Field(
+        None, max_length=8192, description="Of the landmarks, comma-separated; else 0, 1, 2, …"
+    )
+    candidates: bool = Field(False, description="List all modes of each landmark.")
+    timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
+    )
+
+    @field_validator("names")
+    @classmethod
+    def _check_names(cls, names: str | None) -> str | None:
+        parts = _parts(names)
+        if len(set(parts)) < len(parts):
+            raise ValueError("expected every name once")
+        if not all(part.isprintable() and 1 <= len(part) <= LONGEST_NAME for part in parts):
+            raise ValueError(f"expected printable names of 1 to {LONGEST_NAME} characters")
+        return names
+
+
+@votes_router.post(
+    "/v1/votes",
+    summary="Bring your own network's output",
+    tags=["votes"],
+    dependencies=[Depends(require_api_key)],
+    response_model=LandmarksAnswer,
+    responses={
+        200: {"description": "Landmarks, votes or heatmaps", "content": VOTES_CONTENT},
+        **problems(400, 401, 406, 408, 413, 415, 422, 429, 500, 503, 504),
+    },
+    openapi_extra=VOTES_BODY,
+)
+async def find_votes(
+    request: Request, shared: SharedDep, query: Annotated[VotesQuery, Query()]
+) -> Response:
+    """Upload probabilities or scores and offsets; get landmarks, votes or heatmaps.
+
+    No model takes part: the answer names `votes` in its place. Everything is as for a model of the
+    service's own, but for the shape of its constellation, which only a model has.
+    """
+    start = time.perf_counter()
+    record = record_of(request.scope)
+    settings, engine = shared.settings, shared.engine
+    form = choose(ANSWERS, query.format, request.headers.get("accept"))
+    timeout_s = timeout_of(query.timeout_s, settings)
+    plan = plan_upload(request.headers, settings.max_body_bytes, ARRAYS)
+    with engine.admit(plan.length):
+        upload = await read_upload(
+            request,
+            plan,
+            max_bytes=settings.max_body_bytes,
+            timeout_s=settings.body_timeout_s,
+        )
+        record.bytes = len(upload.content)
+        shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+        file = form if isinstance(form, VotesFormat) else None
+        question = _question_of(query, engine.limits, file)
+        # Not a copy: see ``ARRAYS.in_place``.
+        answering = partial(answer_votes, bytes(upload.content), question)
+        work = engine.compute(answering, timeout_s=timeout_s)
+        answer = await while_connected(request.receive, work)
+    detection = answer.detection
+    record.shape = detection.volume.shape
+    shared.metrics.observe_volume(math.prod(record.shape))
+    shared.metrics.observe_stages(detection.timing)
+    total_ms = 1e3 * (time.perf_counter() - start)
+    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+    headers = {"Server-Timing": server_timing(timing)}
+    content = answer.file
+    if isinstance(form, Format):
+        content = form.write(
+            build_answer(
+                detection,
+                model=NOBODYS,
+                request_id=record.request_id,
+                timing=timing,
+                candidates=query.candidates,
+            )
+        )
+    return Response(content, headers=headers, media_type=form.media_type)
+
+
+def _question_of(
+    query: VotesQuery, limits: VolumeLimits, file: VotesFormat | None
+) -> VotesQuestion:
+    shape = None
+    if query.sample_shape is not None:
+        i, j, k = (int(part) for part in query.sample_shape.split(","))
+        shape = (i, j, k)
+    return VotesQuestion(
+        layout=Layout(query.channels, query.order, query.background, query.activation),
+        threshold=query.threshold,
+        radius_mm=query.radius_mm,
+        smooth_mm=query.smooth_mm,
+        sample_shape=shape,
+        names=_parts(query.names),
+        limits=limits,
+        file=file,
+        asked_s=time.perf_counter(),
+    )
+
+
+def _parts(names: str | None) -> tuple[str, ...]:
+    return () if names is None else tuple(part.strip() for part in names.split(","))

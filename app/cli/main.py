@@ -1,0 +1,259 @@
+"""The command: ``landmarkd serve | detect | check | models | phantom | bench``."""
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from app.cli.plugins import Commands
+from app.errors import LandmarkdError, StartupError
+from app.io.formats import FORMATS, Format
+from app.io.schemas import LandmarksAnswer
+from app.settings import Settings
+
+SCANS: Final = (".nii", ".nii.gz")
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Find anatomical landmarks in 3D scans.",
+)
+console = Console(stderr=True)
+
+ModelsDir = Annotated[Path | None, typer.Option(help="Folder of model folders.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+ModelName = Annotated[str | None, typer.Option("-m", "--model", help="Which model to use.")]
+
+
+def main() -> None:
+    """Run the command; an expected error is a line, not a stack trace."""
+    try:
+        app()
+    except LandmarkdError as error:
+        fail(f"{error.title}: {error}")
+
+
+def fail(message: str) -> NoReturn:
+    """Print why the command cannot go on, and end it."""
+    console.print(f"[red]{message}[/red]", highlight=False, soft_wrap=True)
+    raise SystemExit(1)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    demo: Annotated[bool, typer.Option(help="Once ready, answer a generated scan.")] = False,
+) -> None:
+    """Run the service; every other setting is an environment variable LANDMARKD_*."""
+    settings = _settings(host=host, port=port, log_format="text" if demo else None)
+    listener = _listen(settings)
+    # Imports and models make 660,000 objects that stay, which the collector would look at time and
+    # again, a sixth of the start; the server turns it on when it is ready.
+    gc.disable()
+    # Only now, because it pulls in torch: what is wrong with the command is said at once.
+    from app.server.process import serve as serve_until_stopped  # noqa: PLC0415
+
+    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    if demo:
+        from app.cli.demo import start_demo  # noqa: PLC0415 - only a demo needs it
+
+        start_demo(url, Console())
+    raise typer.Exit(serve_until_stopped(settings, listener))
+
+
+def _settings(**given: object) -> Settings:
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise StartupError("; ".join(lines)) from None
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"expected a free address, but {settings.host}:{settings.port} cannot be used "
+            f"({error.strerror}); choose another with --port, or PORT= with make"
+        ) from None
+    return listener
+
+
+@app.command()
+def detect(
+    scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of them.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File, or folder for several scans.")
+    ] = None,
+    model: ModelName = None,
+    url: Annotated[str | None, typer.Option(help="A running service; none: this process.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help=" ".join(form.name for form in FORMATS))
+    ] = None,
+    models_dir: ModelsDir = None,
+    device: Device = "auto",
+) -> None:
+    """Find the landmarks of scans: a file or folder in, answers out."""
+    files = list(_scan_files(scans))
+    if not files:
+        fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
+    form = _output_format(output, format_)
+    several = len(files) > 1 or (output is not None and output.is_dir())
+    if several and output is None:
+        fail("expected -o FOLDER for several scans")
+    if several and output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    failures: list[str] = []
+    with ExitStack() as stack:
+        find = _finder(stack, url, models_dir, device)
+        for path in track(files, "Detecting", console=console, disable=not several):
+            try:
+                content = form.write(find(path.read_bytes(), model))
+            except (LandmarkdError, OSError) as error:
+                failures.append(f"{path.name}: {error}")
+                continue
+            _write(content, output / f"{_stem(path)}.{form.name}" if several and output else output)
+    for failure in failures:
+        console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _scan_files(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(file for file in path.iterdir() if file.name.endswith(SCANS))
+        else:
+            yield path
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".nii")
+
+
+def _output_format(output: Path | None, name: str | None) -> Format:
+    by_name = {form.name: form for form in FORMATS}
+    if name is not None:
+        if name not in by_name:
+            fail(f"expected a format of {', '.join(by_name)}, got {name}")
+        return by_name[name]
+    if output is not None:
+        # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
+        for form in sorted(FORMATS, key=lambda form: -len(form.name)):
+            if output.name.endswith(f".{form.name}"):
+                return form
+    return by_name["json"]
+
+
+def _finder(
+    stack: ExitStack, url: str | None, models_dir: Path | None, device: str
+) -> Callable[[bytes, str | None], LandmarksAnswer]:
+    if url is not None:
+        from app.cli.client import Client  # noqa: PLC0415 - pulls in httpx
+
+        client = stack.enter_context(Client(url, api_key=os.environ.get("LANDMARKD_API_KEY")))
+        return lambda content, model: client.detect(content, model=model)
+    from app.cli.local import Offline  # noqa: PLC0415 - pulls in torch
+
+    offline = Offline(models_dir or _settings().models_dir, device)
+    return lambda content, model: offline.detect(content, model=model)
+
+
+def _write(content: bytes, path: Path | None) -> None:
+    if path is None:
+        typer.echo(content.decode())
+    else:
+        path.write_bytes(content)
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    write: Annotated[bool, typer.Option(help="Make the self-check file and the hashes.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Check a model folder against the contract, and run its self-check."""
+    from app.compute.device import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.inference.load import load_checked  # noqa: PLC0415
+    from app.model.selfcheck import write_selfcheck  # noqa: PLC0415
+
+    if write:
+        write_selfcheck(folder)
+    manifest = load_checked(folder, choose_device(device)).manifest
+    console.print(
+        f"[green]{manifest.name} {manifest.version} is fine[/green]: "
+        f"{len(manifest.landmarks)} landmarks, self-check passed"
+    )
+
+
+@app.command()
+def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
+    """List the models of a folder, and say of each whether it can be used."""
+    from app.compute.device import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.inference.load import load_checked  # noqa: PLC0415
+    from app.model.registry import Registry  # noqa: PLC0415
+
+    load = partial(load_checked, device=choose_device(device))
+    registry = Registry(models_dir or _settings().models_dir, load)
+    registry.load_all()
+    table = Table("model", "version", "landmarks", "status", "description")
+    for name, model in registry.models.items():
+        manifest = model.manifest
+        count = str(len(manifest.landmarks))
+        table.add_row(name, manifest.version, count, "ready", manifest.description)
+    for name, reason in registry.refusals.items():
+        table.add_row(name, "", "", reason, "")
+    Console().print(table)
+    if registry.refusals:
+        raise typer.Exit(1)
+
+
+@app.command()
+def phantom(
+    output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz or .nii.")],
+    seed: Annotated[int, typer.Option(help="Names the phantom.")] = 6,
+) -> None:
+    """Write a generated scan, and its true landmarks beside it as .mrk.json."""
+    from app.phantom import make_phantom, write_phantom  # noqa: PLC0415 - takes a second
+
+    if not output.name.endswith(SCANS):
+        fail(f"expected a name ending in {' or '.join(SCANS)}, got {output.name}")
+    write_phantom(make_phantom(seed), output)
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+def bench(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Bars, such as V1; --help: more.")
+    ] = None,
+) -> None:
+    """Measure the service against its bars; needs a checkout of the sources."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "tests" / "benchmarks").is_dir():
+        fail("expected a checkout of the sources with tests/benchmarks, got an installed package")
+    # A process of its own, because what is installed knows nothing of the tests.
+    command = [sys.executable, "-m", "tests.benchmarks", *(words or [])]
+    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)  # noqa: S603
+
+
+if __name__ == "__main__":
+    main()

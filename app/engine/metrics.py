@@ -1,0 +1,171 @@
+"""What happens in the service -> Prometheus metrics, one registry per application."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, Literal, cast
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from app.inference.detector import StageTimes
+
+Fault = Literal["out-of-memory", "tile", "self-check", "thread"]
+Stage = Literal["receive", "decode", "prepare", "queue", "network", "vote", "locate"]
+
+METRICS_MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
+# From a tile on a fast device to a whole body on a slow CPU, about three buckets per decade.
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TILES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+SHARES: Final = (0.125, 0.25, 0.5, 0.75, 1)
+SIZES: Final = (1, 8, 64)
+"""Tiles of small, middling and large scans."""
+VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is read at the moment the metrics are asked for.
+
+    Attributes:
+        queue_depth: Tiles that wait.
+        in_flight: Requests accepted, unanswered.
+        queue_age_s: How long the oldest scan is in work.
+        batch_sizes: Most tiles in a forward pass, by device.
+        ready: Whether new requests are accepted.
+    """
+
+    queue_depth: Callable[[], float]
+    in_flight: Callable[[], float]
+    queue_age_s: Callable[[], float]
+    batch_sizes: Mapping[str, Callable[[], float]]
+    ready: Callable[[], bool]
+
+
+class Metrics:
+    """The service's counters and histograms."""
+
+    def __init__(self) -> None:
+        """Make all of them, at zero, in a registry of their own."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = self._counter("requests", "Requests by outcome.", "route", "code")
+        self._latency = self._histogram(
+            "request_seconds", "Head of the request to end of the answer.", SECONDS, "route"
+        )
+        self._stages = self._histogram(
+            "stage_seconds", "Time of one request in one stage.", SECONDS, "stage"
+        )
+        self._batches = self._histogram("batch_tiles", "Tiles in a forward pass.", TILES)
+        self._fill = self._histogram(
+            "batch_fill", "Tiles in a forward pass, of those that it could hold.", SHARES
+        )
+        self._tiles = self._counter("tiles", "Tiles that were run.")
+        self._busy = self._counter("device_busy_seconds", "Time a device was at work.", "device")
+        self._waits = self._histogram(
+            "wait_seconds", "Time a scan waited for the device, by its tiles.", SECONDS, "tiles"
+        )
+        self._shared = self._counter("shared", "Requests answered by another's computation.")
+        self._dropped = self._counter(
+            "dropped", "Scans that were given up because nobody waited any more.", "why"
+        )
+        self._saved = self._counter("saved_seconds", "Device time saved by tiles not run.")
+        self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
+        self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
+        self._ready = Gauge(
+            "landmarkd_ready", "1 if new requests are accepted.", registry=self.registry
+        )
+        self._depth = Gauge(
+            "landmarkd_queue_tiles", "Tiles that wait for a device.", registry=self.registry
+        )
+        self._in_flight = Gauge(
+            "landmarkd_requests_in_flight", "Requests accepted, unanswered.", registry=self.registry
+        )
+        self._age = Gauge(
+            "landmarkd_queue_age_seconds", "Of the oldest scan in work.", registry=self.registry
+        )
+        self._size = Gauge(
+            "landmarkd_batch_size",
+            "Most tiles in a forward pass now.",
+            ("device",),
+            registry=self.registry,
+        )
+
+    def observe_request(self, route: str, code: str, seconds: float) -> None:
+        """Count a request that was answered.
+
+        Args:
+            route: The route's template, never the path that came.
+            code: ``ok`` or the problem's code.
+            seconds: From the request's head to the end of the answer.
+        """
+        self._requests.labels(route, code).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def observe_stage(self, stage: Stage, seconds: float) -> None:
+        """Note the time that one request spent in one stage."""
+        self._stages.labels(stage).observe(seconds)
+
+    def observe_stages(self, times: StageTimes) -> None:
+        """Note the time that one request spent in each of the engine's stages."""
+        for stage, milliseconds in asdict(times).items():
+            self.observe_stage(cast("Stage", stage), milliseconds / 1e3)
+
+    def observe_batch(self, size: int, capacity: int) -> None:
+        """Note how many tiles one forward pass took, of how many it could have taken."""
+        self._batches.observe(size)
+        self._fill.observe(size / max(size, capacity))
+        self._tiles.inc(size)
+
+    def observe_busy(self, device: str, seconds: float) -> None:
+        """Note that a device was at work."""
+        self._busy.labels(device).inc(seconds)
+
+    def observe_wait(self, tiles: int, seconds: float) -> None:
+        """Note how long a scan of so many tiles has waited for the device."""
+        limit = next((edge for edge in SIZES if tiles <= edge), None)
+        self._waits.labels("more" if limit is None else f"{limit}").observe(seconds)
+
+    def count_shared(self) -> None:
+        """Count a request for what is computed already."""
+        self._shared.inc()
+
+    def count_dropped(self, why: Literal["cancelled", "late"], saved_s: float) -> None:
+        """Count a scan that nobody waits for any more, and the device time that it saves."""
+        self._dropped.labels(why).inc()
+        self._saved.inc(saved_s)
+
+    def observe_volume(self, voxels: int) -> None:
+        """Note the size of a decoded volume."""
+        self._voxels.observe(voxels)
+
+    def count_faults(self, kind: Fault, number: int) -> None:
+        """Count faults that the engine survived."""
+        self._faults.labels(kind).inc(number)
+
+    def watch(self, gauges: Gauges) -> None:
+        """Read the gauges from these functions whenever the metrics are asked for."""
+        self._depth.set_function(gauges.queue_depth)
+        self._in_flight.set_function(gauges.in_flight)
+        self._age.set_function(gauges.queue_age_s)
+        for device, batch_size in gauges.batch_sizes.items():
+            self._size.labels(device).set_function(batch_size)
+        self._ready.set_function(lambda: float(gauges.ready()))
+
+    def render(self) -> bytes:
+        """Write all metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"landmarkd_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"landmarkd_{name}", text, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,36 @@
+"""nothing -> compiled loops, kept: so that no start and no request waits for the compiler.
+
+    python -m app.inference.precompile
+
+is run once where the service is installed. It needs some seconds, or nothing if all is there.
+"""
+
+import numpy as np
+import torch
+
+from app.model.manifest import LandmarkSpec
+from app.model.network import Field
+from app.voting.heatmaps import aggregate
+from app.voting.landmarks import locate
+from app.voting.readout import GridFrame, Readout
+from app.voting.votes import filter_rows, filter_votes, vote_rows
+
+SHAPE = (4, 5, 6)
+
+
+def compile_loops() -> None:
+    """Go the way from a field to landmarks once for every type that a field may have."""
+    readout = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0, smooth_mm=0.0)
+    frame = GridFrame(np.eye(4), np.eye(4))
+    for dtype in (torch.float32, torch.float16):
+        scores = torch.full((1, *SHAPE), 0.9, dtype=dtype)
+        field = Field(scores, torch.zeros(3, 1, *SHAPE, dtype=dtype), "none", background=False)
+        votes = filter_votes(field, 0.5)
+        vote_rows(votes, SHAPE)
+        filter_rows(field, 0.5, SHAPE)
+        aggregate(votes, [0], readout)
+        locate(votes, readout, frame, [LandmarkSpec(name="any")])
+
+
+if __name__ == "__main__":
+    compile_loops()

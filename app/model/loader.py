@@ -1,0 +1,223 @@
+"""model folder -> nn.Module: the network with its weights, as its manifest promises it.
+
+A folder brings either weights for an architecture that is installed here, or a whole program.
+Neither way runs code from the folder: architectures come from allow-listed modules, weights are
+safetensors, and ``app.model.exported.program`` reads programs.
+"""
+
+import hashlib
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from app.errors import ModelRefused
+from app.model.exported.program import Program, read_program, read_script
+from app.model.files import check_hash, find_file
+from app.model.manifest import WHOLE, Manifest
+
+ARCHITECTURES: Final = ("monai.networks.nets",)
+"""Modules whose networks may be named; their submodules too."""
+
+FETCHES: Final = re.compile(r"pretrained|url|checkpoint|path|file|download")
+"""Arguments by which a constructor might fetch or unpickle weights from elsewhere."""
+
+PROGRAM_SUFFIX: Final = ".pt2"
+SCRIPT_SUFFIXES: Final = (".pt", ".ts")
+NAMES_SHOWN: Final = 3
+"""How many names of weights a message lists."""
+
+
+def load_module(folder: Path, manifest: Manifest) -> nn.Module:
+    """Load the network of a model folder, after checking its hash.
+
+    Args:
+        folder: The model folder.
+        manifest: Its manifest.
+
+    Returns:
+        The module on the CPU, in eval mode, its weights frozen.
+
+    Raises:
+        ModelRefused: A file is missing or is not what the manifest promises; the key is named.
+    """
+    module = _load_program(folder, manifest) or _load_architecture(folder, manifest)
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return module.eval()
+
+
+def _load_program(folder: Path, manifest: Manifest) -> nn.Module | None:
+    """Read a program from the same bytes that were hashed; None if the folder has none."""
+    name = manifest.network.program
+    if name is None:
+        return None
+    key = f"{folder.name}: network.program"
+    suffix = Path(name).suffix
+    if suffix not in (PROGRAM_SUFFIX, *SCRIPT_SUFFIXES):
+        raise ModelRefused(f"{key}: expected a name ending in .pt2 or .pt, got {name!r}")
+    data = find_file(folder, "network.program", name).read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != manifest.network.sha256:
+        raise ModelRefused(
+            f"{folder.name}: network.sha256: expected {manifest.network.sha256}, {name} has {found}"
+        )
+    try:
+        if suffix != PROGRAM_SUFFIX:
+            return read_script(data)
+        program = read_program(data)
+        _check_input(program, manifest)
+    except ModelRefused as error:
+        raise ModelRefused(f"{key}: {name}: {error}") from error
+    return program
+
+
+def _check_input(program: Program, manifest: Manifest) -> None:
+    """Check that a program takes batches of any size, and the tiles that the manifest promises."""
+    tile = manifest.input.tile_shape
+    edges: tuple[int | None, ...] = (None, None, None) if tile == WHOLE else tile
+    got = program.input_shape
+    fits = len(got) == 5 and got[0] is None and got[1] in (None, 1)
+    if not fits or any(g not in (None, edge) for g, edge in zip(got[2:], edges, strict=True)):
+        raise ModelRefused(
+            f"expected an input of shape {_shape((None, 1, *edges))}, got {_shape(got)}; "
+            "export it with these dimensions dynamic"
+        )
+
+
+def _shape(sizes: tuple[int | None, ...]) -> str:
+    return f"({', '.join('any' if size is None else str(size) for size in sizes)})"
+
+
+def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
+    """Build an installed network and fill it with weights."""
+    name = manifest.network.weights or ""
+    path = find_file(folder, "network.weights", name)
+    if path.suffix != ".safetensors":
+        raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
+    check_hash(folder, "network.sha256", path, manifest.network.sha256)
+    module = _build(folder.name, manifest)
+    try:
+        state = load_file(path)
+    except SafetensorError as error:
+        raise ModelRefused(f"{folder.name}: network.weights: not safetensors: {error}") from None
+    state = _with_aliases(module.state_dict(), state)
+    reasons = list(_mismatches(module.state_dict(), state))
+    if reasons:
+        raise ModelRefused(f"{folder.name}: network.weights: {'; '.join(reasons)}")
+    module.load_state_dict(state)
+    return module
+
+
+def _build(name: str, manifest: Manifest) -> nn.Module:
+    """Call the constructor that the manifest names."""
+    architecture = find_architecture(name, manifest.network.architecture or "")
+    arguments = dict(manifest.network.arguments)
+    for key, value in _fetching(architecture, arguments):
+        raise ModelRefused(
+            f"{name}: network.arguments.{key}: expected nothing to fetch, got {value!r}"
+        )
+    try:
+        return architecture(**arguments).to(torch.float32)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelRefused(f"{name}: network.arguments: {reason:.500}") from error
+
+
+def find_architecture(name: str, architecture: str) -> type[nn.Module]:
+    """Import an allow-listed network class.
+
+    Args:
+        name: The model's name, for the message.
+        architecture: Where it is, as ``module:Class``.
+
+    Returns:
+        The class.
+
+    Raises:
+        ModelRefused: The module is not allowed, or defines no such network.
+    """
+    key = f"{name}: network.architecture"
+    module_name, _, class_name = architecture.partition(":")
+    if not _allowed(module_name):
+        raise ModelRefused(
+            f"{key}: expected a module of {', '.join(ARCHITECTURES)}, got {module_name}"
+        )
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except ModuleNotFoundError:
+        raise ModelRefused(f"{key}: expected an installed module, got {module_name}") from None
+    if not (
+        isinstance(found, type) and issubclass(found, nn.Module) and _allowed(found.__module__)
+    ):
+        raise ModelRefused(f"{key}: expected a network of {module_name}, got {class_name}")
+    return found
+
+
+def _allowed(module_name: str) -> bool:
+    return any(module_name == a or module_name.startswith(f"{a}.") for a in ARCHITECTURES)
+
+
+def _fetching(
+    architecture: type[nn.Module], arguments: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
+    """List arguments, given or default, that would make a constructor fetch weights."""
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(architecture).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    for key, value in _flatten({**defaults, **arguments}):
+        fetches = isinstance(value, str) or "pretrained" in key
+        if fetches and value and FETCHES.search(key):
+            yield key, value
+
+
+def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """List the leaves of nested arguments with their dotted keys."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flatten(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _flatten(item, key)
+    else:
+        yield key, value
+
+
+def _with_aliases(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the names that a file may leave out because they are other names of tensors it has.
+
+    Some networks (DynUNet) register each layer twice; safetensors stores shared tensors once.
+    """
+    groups: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in expected.items():
+        groups.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    filled = dict(got)
+    for names in groups.values():
+        stored = [name for name in names if name in got]
+        if stored and expected[stored[0]].numel():
+            filled |= {name: got[stored[0]] for name in names if name not in got}
+    return filled
+
+
+def _mismatches(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> Iterator[str]:
+    """Say what a file of weights lacks, has too much, or has in another shape."""
+    if missing := sorted(expected.keys() - got.keys()):
+        yield f"expected {len(missing)} more tensors: {_some(missing)}"
+    if unexpected := sorted(got.keys() - expected.keys()):
+        yield f"got {len(unexpected)} tensors that the architecture lacks: {_some(unexpected)}"
+    for name in sorted(expected.keys() & got.keys()):
+        if expected[name].shape != got[name].shape:
+            yield f"{name}: expected {list(expected[name].shape)}, got {list(got[name].shape)}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -1,0 +1,274 @@
+"""model.toml -> Manifest: what a model folder promises, key by key.
+
+The contract is versioned by ``schema`` and explained to users in ``models/README.md``. Unknown keys
+are refused, so a typing error never becomes a silent default; so are values of another type ("0.3"
+is no number), and a key that is refused is named with what was expected and what came.
+"""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from app.errors import ModelRefused
+from app.model.files import read_text
+
+SCHEMA: Final = 1
+WHOLE: Final = "whole"
+
+Spacing = Annotated[float, Field(gt=0.0, le=100.0)]
+TileEdge = Annotated[int, Field(ge=8, le=1024)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+
+ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class IntensitySpec(_Section):
+    """How the model wants its voxel values; see ``app.preprocessing.grid.normalise``."""
+
+    method: Literal["percentile", "window", "zscore", "none"]
+    lower: float = 0.0
+    upper: float = 1.0
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> "IntensitySpec":
+        if self.method in ("percentile", "window") and not self.lower < self.upper:
+            raise ValueError(f"expected lower < upper, got {self.lower} and {self.upper}")
+        if self.method == "percentile" and (self.lower < 0 or self.upper > 100):
+            raise ValueError(f"expected percentiles in [0, 100], got {self.lower} and {self.upper}")
+        return self
+
+
+class InputSpec(_Section):
+    """The grid that the network was trained on, and how it slides over one.
+
+    The edges of a tile are multiples of ``divisor`` and of the network's output stride. With
+    ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
+    ``max_voxels``; ``tile_overlap`` then says nothing.
+    """
+
+    orientation: Annotated[str, Field(min_length=3, max_length=3)]
+    spacing_mm: tuple[Spacing, Spacing, Spacing]
+    tile_shape: Literal["whole"] | tuple[TileEdge, TileEdge, TileEdge]
+    tile_overlap: Annotated[float, Field(ge=0.0, le=0.9)] = 0.25
+    divisor: Annotated[int, Field(ge=1, le=256)] = 1
+    max_voxels: Annotated[int, Field(ge=1)] = 16_000_000
+    intensity: IntensitySpec
+
+    @model_validator(mode="after")
+    def _check_orientation(self) -> "InputSpec":
+        axes = sorted(
+            ["LR", "PA", "IS"].index(pair)
+            for code in self.orientation
+            for pair in ("LR", "PA", "IS")
+            if code in pair
+        )
+        if axes != [0, 1, 2]:
+            raise ValueError(f"expected one letter of each of LR, PA, IS, got {self.orientation!r}")
+        return self
+
+
+class NetworkSpec(_Section):
+    """The network, its weights, and how to read its output."""
+
+    architecture: Annotated[str, Field(pattern=ARCHITECTURE)] | None = None
+    arguments: dict[str, JsonValue] = {}
+    program: FileName | None = None
+    weights: FileName | None = None
+    sha256: Sha256
+    activation: Literal["sigmoid", "softmax"]
+    output_stride: Annotated[int, Field(ge=1, le=16)] = 1
+    offset_unit: Literal["voxel", "mm"] = "voxel"
+    offset_order: Literal["axis", "landmark"] = "axis"
+
+    @model_validator(mode="after")
+    def _check_source(self) -> "NetworkSpec":
+        if (self.architecture is None) == (self.program is None):
+            raise ValueError("expected exactly one of architecture and program")
+        if (self.architecture is None) != (self.weights is None):
+            raise ValueError("expected weights with architecture, and no weights with program")
+        if self.program is not None and self.arguments:
+            raise ValueError("expected no arguments with program: it carries its own")
+        return self
+
+
+class VotingSpec(_Section):
+    """How votes are filtered and read out; distances in mm."""
+
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)]
+    radius_mm: Annotated[float, Field(gt=0.0)]
+    smooth_mm: Annotated[float, Field(ge=0.0)]
+
+
+class ShapeSpec(_Section):
+    """The constellation: which modes agree with the mean shape."""
+
+    mean: FileName
+    sha256: Sha256
+    modes: Annotated[int, Field(ge=1, le=16)] = 4
+    tolerance_mm: Annotated[float, Field(gt=0.0)]
+
+
+class RefineSpec(_Section):
+    """A second model, of a folder within this one, that looks again in the subject's own pose."""
+
+    folder: FileName
+    sha256: Sha256
+
+
+class LandmarkSpec(_Section):
+    """One landmark; the order of the sections is the order of the network's channels."""
+
+    name: Label
+    description: str = ""
+    mirror: str = ""
+    presence_threshold: Annotated[float, Field(ge=0.0)] = 0.25
+    region95_mm: Annotated[float, Field(gt=0.0)] | None = None
+
+
+class SelfCheckSpec(_Section):
+    """What is run when the model is loaded; it is ready only if this passes."""
+
+    input: Annotated[str, Field(pattern=r"^(noise|phantom):\d{1,9}$")]
+    expected: FileName | None = None
+    tolerance: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
+    tolerance_mm: Annotated[float, Field(gt=0.0)] | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "SelfCheckSpec":
+        kind = self.input.split(":")[0]
+        if kind == "noise" and self.expected is None:
+            raise ValueError("expected key 'expected' (a safetensors file) with input noise")
+        if kind == "phantom" and self.tolerance_mm is None:
+            raise ValueError("expected key 'tolerance_mm' with input phantom")
+        return self
+
+
+class Manifest(_Section):
+    """A whole model.toml."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
+    version: Annotated[str, Field(min_length=1, max_length=32)]
+    description: str
+    license: str
+    input: InputSpec
+    network: NetworkSpec
+    voting: VotingSpec
+    shape: ShapeSpec | None = None
+    refine: RefineSpec | None = None
+    landmarks: Annotated[tuple[LandmarkSpec, ...], Field(min_length=1, max_length=4096)]
+    selfcheck: SelfCheckSpec
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "Manifest":
+        partners = {landmark.name: landmark.mirror for landmark in self.landmarks}
+        if len(partners) != len(self.landmarks):
+            raise ValueError("expected every landmark name once")
+        for name, mirror in partners.items():
+            if mirror and partners.get(mirror) != name:
+                raise ValueError(
+                    f"mirror of landmark {name!r}: expected a landmark whose mirror it is, "
+                    f"got {mirror!r}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_refine(self) -> "Manifest":
+        if self.refine is not None and self.input.intensity.method not in ("percentile", "window"):
+            raise ValueError(
+                "refine: expected input.intensity.method percentile or window, whose bounds both "
+                f"networks share, got {self.input.intensity.method!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tile(self) -> "Manifest":
+        if self.input.tile_shape != WHOLE:
+            if any(edge % self.tile_step for edge in self.input.tile_shape):
+                raise ValueError(
+                    f"input.tile_shape: expected multiples of {self.tile_step} (input.divisor and "
+                    f"network.output_stride), got {list(self.input.tile_shape)}"
+                )
+        elif self.tile_step**3 > self.input.max_voxels:
+            raise ValueError(
+                f"input.max_voxels: expected room for one block of {self.tile_step}^3 voxels, "
+                f"got {self.input.max_voxels}"
+            )
+        return self
+
+    @property
+    def tile_step(self) -> int:
+        """What every edge of a tile is a multiple of, in voxels: divisor and output stride."""
+        return math.lcm(self.input.divisor, self.network.output_stride)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """How many channels of the network's output are scores, and how many are offsets."""
+        background = self.network.activation == "softmax"
+        return len(self.landmarks) + background, 3 * len(self.landmarks)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate the ``model.toml`` of a model folder.
+
+    Args:
+        folder: The model folder; its name must be the model's name.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ModelRefused: The file is missing or breaks the contract; every broken key is named.
+    """
+    return parse_manifest(folder.name, read_text(folder, "model.toml"))
+
+
+def parse_manifest(name: str, text: str) -> Manifest:
+    """Validate the text of a ``model.toml``.
+
+    Args:
+        name: Name of its folder.
+        text: What the file says.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ModelRefused: The text breaks the contract; every broken key is named.
+    """
+    try:
+        # Through JSON, because only there does pydantic's strict mode take a list for a tuple.
+        table = json.dumps(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ModelRefused(f"{name}: model.toml is not TOML: {error}") from None
+    except TypeError:
+        raise ModelRefused(f"{name}: model.toml: expected no dates or times, got one") from None
+    try:
+        manifest = Manifest.model_validate_json(table, strict=True)
+    except ValidationError as error:
+        reasons = "; ".join(_reason(item) for item in error.errors(include_url=False))
+        raise ModelRefused(f"{name}: {reasons}") from None
+    if manifest.name != name:
+        raise ModelRefused(f"{name}: name: expected the folder's name, got {manifest.name!r}")
+    return manifest
+
+
+def _reason(item: ErrorDetails) -> str:
+    """Say which key is wrong, why, and what it holds."""
+    # Brackets mark the branch of a union that pydantic tried, which is no key.
+    key = ".".join(str(part) for part in item["loc"] if "[" not in str(part)) or "model.toml"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in ("missing", "value_error"):
+        return f"{key}: {message}"
+    return f"{key}: {message}, got {item['input']!r:.80}"

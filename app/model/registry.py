@@ -1,0 +1,262 @@
+"""models folder -> LoadedModels: validate, load, check, and hot-reload.
+
+A folder that breaks the contract is refused with the key and the reason, and the others serve on.
+Nothing here touches a device by itself: the registry is given a function that loads one folder, so
+whoever owns the device decides where that runs.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.geometry import Points
+from app.model.files import check_hash, find_file, read_text
+from app.model.loader import load_module
+from app.model.manifest import WHOLE, Manifest, parse_manifest
+from app.model.mean_shape import Mean, load_shape
+from app.model.network import Network
+from app.model.precision import Precision, PrecisionTiming, settle_precision
+from app.model.selfcheck import check
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that has passed its self-check.
+
+    Attributes:
+        manifest: What it promises.
+        network: What keeps the promise.
+        shape: Mean landmark positions in mm, for the constellation; None if the folder has none.
+        digest: SHA-256 over its ``model.toml`` and the hash of its weights.
+        card: Text of its README.md; empty if it has none.
+        refine: The model that looks again in the subject's pose; None if there is none.
+        timings: What a tile takes in each precision that was tried; empty if none was.
+        copies: The same model on each device of a process that has several, by the device's place.
+    """
+
+    manifest: Manifest
+    network: Network
+    shape: Mean | None
+    digest: str
+    card: str
+    refine: "LoadedModel | None" = None
+    timings: tuple[PrecisionTiming, ...] = ()
+    copies: "Mapping[int, LoadedModel]" = field(default_factory=dict)
+
+    def on(self, place: int) -> "LoadedModel":
+        """Give the copy on the device of a place; itself where there is but one device."""
+        return self.copies.get(place, self)
+
+
+DetectWith = Callable[[LoadedModel, int], tuple[Points, Points]]
+"""Runs a model on the phantom of a seed; gives the points found and the true ones, RAS mm."""
+
+
+def scan_models(root: Path) -> list[Path]:
+    """List the model folders under a root: every folder whose name does not start with _ or a dot.
+
+    Args:
+        root: The folder of model folders.
+
+    Returns:
+        The folders, sorted by name.
+
+    Raises:
+        StartupError: The root is not a folder.
+    """
+    if not root.is_dir():
+        raise StartupError(f"expected a folder of models, {root.name!r} is none")
+    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_.")
+
+
+def load_model(
+    folder: Path,
+    device: torch.device,
+    detect: DetectWith | None = None,
+    precision: Precision = "float32",
+) -> LoadedModel:
+    """Load a model folder and run its self-check.
+
+    Args:
+        folder: The model folder.
+        device: Where the network shall run.
+        detect: The whole pipeline, for models that are checked by a phantom.
+        precision: What the network shall compute in; ``auto``: what proves best here.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelRefused: The folder breaks the contract; the key and the reason are named.
+    """
+    try:
+        return _load(folder, device, detect, precision)
+    except OSError as error:
+        # Its message holds a path; the reason alone is for users.
+        raise ModelRefused(
+            f"{folder.name}: expected files to read, got {error.strerror}"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise ModelRefused(
+            f"{folder.name}: expected to fit on {device}, ran out of memory"
+        ) from error
+
+
+def _load(
+    folder: Path, device: torch.device, detect: DetectWith | None, precision: Precision
+) -> LoadedModel:
+    """Load a folder whose files can be read, on a device that has room."""
+    text = read_text(folder, "model.toml")
+    manifest = parse_manifest(folder.name, text)
+    shape = load_shape(folder, manifest)
+    network = Network(manifest, load_module(folder, manifest), device)
+    digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
+    card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
+    refine = _load_refine(folder, manifest, device, precision)
+    loaded = LoadedModel(manifest, network, shape, digest, card, refine)
+
+    def verify(network: Network) -> None:
+        tried = replace(loaded, network=network)
+        check(folder, manifest, network, detect and (lambda seed: detect(tried, seed)))
+
+    network, timings = settle_precision(manifest, network, precision, verify)
+    return replace(loaded, network=network, timings=timings)
+
+
+def _load_refine(
+    folder: Path, manifest: Manifest, device: torch.device, precision: Precision
+) -> LoadedModel | None:
+    """Load the model that looks again; it must fit the one that it belongs to."""
+    if manifest.refine is None:
+        return None
+    key = f"{folder.name}: refine"
+    inner = folder / manifest.refine.folder
+    text = find_file(folder, "refine.folder", f"{manifest.refine.folder}/model.toml")
+    check_hash(folder, "refine.sha256", text, manifest.refine.sha256)
+    loaded = _load(inner, device, None, precision)
+    names = [landmark.name for landmark in manifest.landmarks]
+    found = [landmark.name for landmark in loaded.manifest.landmarks]
+    if found != names:
+        raise ModelRefused(f"{key}: expected the landmarks {names}, got {found}")
+    if loaded.shape is None or loaded.manifest.refine is not None:
+        raise ModelRefused(f"{key}: expected a section shape and no section refine")
+    if loaded.manifest.input.tile_shape == WHOLE:
+        raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
+    return loaded
+
+
+class Registry:
+    """The models that serve, and why others do not.
+
+    Reading takes no lock: every change puts a new mapping in the place of the old one.
+    """
+
+    def __init__(
+        self, root: Path, load: Callable[[Path], LoadedModel], default: str | None = None
+    ) -> None:
+        """Remember where models are and how to load one; nothing is loaded yet.
+
+        Args:
+            root: The folder of model folders.
+            load: Loads one folder; called in whatever thread calls ``load_all`` or ``reload``.
+            default: Name of the model for requests that name none.
+        """
+        self._root = root
+        self._load = load
+        self._default = default
+        self._lock = threading.Lock()
+        self._models: Mapping[str, LoadedModel] = MappingProxyType({})
+        self._refusals: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def models(self) -> Mapping[str, LoadedModel]:
+        """The models that serve, by name."""
+        return self._models
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Why a folder does not serve, or not in its newest state, by name."""
+        return self._refusals
+
+    def load_all(self) -> None:
+        """Load every folder; one that is refused is noted and stops no other.
+
+        Raises:
+            StartupError: The root is not a folder.
+        """
+        for folder in scan_models(self._root):
+            try:
+                self._store(folder.name, self._load(folder))
+            except ModelRefused as refusal:
+                self._refuse(folder.name, refusal)
+
+    def get(self, name: str | None = None) -> LoadedModel:
+        """Find a model.
+
+        Args:
+            name: Its name; None for the default, or for the only one loaded.
+
+        Returns:
+            The model.
+
+        Raises:
+            BadParameter: No name and no default, but several models.
+            UnknownModel: None of that name, or none at all, is loaded.
+        """
+        models = self._models
+        wanted = name or self._default
+        known = ", ".join(sorted(models)) or "none"
+        if wanted is None:
+            if len(models) == 1:
+                return next(iter(models.values()))
+            if not models:
+                raise UnknownModel("expected a loaded model, got a service that has none")
+            raise BadParameter(f"model: expected one of {known}; got none")
+        if wanted in models:
+            return models[wanted]
+        why = self._refusals.get(wanted)
+        tail = f", which was refused: {why}" if why else ""
+        raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")
+
+    def reload(self, name: str) -> LoadedModel:
+        """Load a folder anew; the old model serves until the new one has passed its self-check.
+
+        Args:
+            name: The folder's name; it may be new.
+
+        Returns:
+            The new model.
+
+        Raises:
+            UnknownModel: There is no such folder.
+            ModelRefused: The folder breaks the contract; the old model, if any, stays.
+        """
+        folders = {folder.name: folder for folder in scan_models(self._root)}
+        if name not in folders:
+            known = ", ".join(folders) or "none"
+            raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")
+        try:
+            loaded = self._load(folders[name])
+        except ModelRefused as refusal:
+            self._refuse(name, refusal)
+            raise
+        self._store(name, loaded)
+        return loaded
+
+    def _store(self, name: str, loaded: LoadedModel) -> None:
+        """Put a model in place, and forget why its folder was refused before."""
+        with self._lock:
+            self._models = MappingProxyType({**self._models, name: loaded})
+            reasons = {key: why for key, why in self._refusals.items() if key != name}
+            self._refusals = MappingProxyType(reasons)
+
+    def _refuse(self, name: str, refusal: ModelRefused) -> None:
+        """Note why a folder was refused."""
+        with self._lock:
+            self._refusals = MappingProxyType({**self._refusals, name: str(refusal)})

@@ -1,0 +1,187 @@
+"""Volume -> Grid: the scan on the device, in the axes, spacing and intensities a network expects.
+
+The uploaded array is turned to the model's axes by permuting and flipping (no resampling, so all
+48 axis orders of one scan become the same array), then resampled along each axis. Centres stay
+aligned: the grid and the volume share their middle, and a grid index is the centre of its voxel.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.compute.transfer import upload
+from app.geometry import (
+    AXIS_CODES,
+    Affine,
+    Voxels,
+    assign_axes,
+    spacing_of,
+)
+from app.io.volume import Volume
+from app.model.manifest import InputSpec, IntensitySpec
+from app.preprocessing.resampling import resample, resampled_size
+
+PERCENTILE_SAMPLES: Final = 1 << 20
+"""Percentiles are read from at most twice this many evenly spaced voxels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A scan as a network sees it.
+
+    Attributes:
+        voxels: Normalised values on the device, float32, (i j k).
+        to_volume: Grid voxel index -> index of the uploaded array.
+        to_world: Grid voxel index -> mm, RAS.
+        spacing_mm: Spacing of the grid along its own axes.
+        window: Voxel values of the scan that became 0 and 1; None where the model's rule has none.
+        scan: Shape of the uploaded array, if the grid reaches past it; None if both end together.
+    """
+
+    voxels: Voxels
+    to_volume: Affine
+    to_world: Affine
+    spacing_mm: tuple[float, float, float]
+    window: tuple[float, float] | None = None
+    scan: tuple[int, ...] | None = None
+
+
+def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
+    """Bring a volume to a device in a model's axes, spacing and intensities.
+
+    Args:
+        volume: The scan; voxels it marks as masked have been filled already.
+        spec: The model's axes, spacing and intensity rule.
+        device: Where the grid shall live.
+
+    Returns:
+        The grid, with its float64 maps back to the uploaded array and to mm.
+    """
+    voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
+    step = np.asarray(spec.spacing_mm) / spacing_of(volume.affine @ volume_from_axes)
+    # Memory of its own, to be normalised in place. A scan that gets smaller stays in its own order:
+    # to turn the grid around is far cheaper. Else one pass does both, and nothing is held twice.
+    order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
+    values = upload(voxels, device, order)
+    values, axes_from_grid = resample(values, step)
+    to_volume = volume_from_axes @ axes_from_grid
+    to_world = volume.affine @ to_volume
+    window = find_window(values, spec.intensity)
+    return Grid(
+        voxels=normalise_(values, spec.intensity, window),
+        to_volume=to_volume,
+        to_world=to_world,
+        spacing_mm=spec.spacing_mm,
+        window=window,
+    )
+
+
+def foresee_shape(
+    shape: tuple[int, int, int], affine: Affine, spec: InputSpec
+) -> tuple[int, int, int]:
+    """Say which shape a scan's grid will have, before there are voxels.
+
+    Args:
+        shape: Of the scan, voxels.
+        affine: Its voxel index -> mm, RAS.
+        spec: The model's axes and spacing.
+
+    Returns:
+        Shape of the grid, in voxels.
+    """
+    # One zero seen through strides of 0: an array of any shape that takes no memory.
+    view, turned = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
+    step = np.asarray(spec.spacing_mm) / spacing_of(affine @ turned)
+    i, j, k = (resampled_size(n, s) for n, s in zip(view.shape, step, strict=True))
+    return i, j, k
+
+
+def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndarray, Affine]:
+    """View an array in other anatomical axes by permuting and flipping; nothing is copied.
+
+    Args:
+        array: Voxel values, (i j k).
+        affine: Array index -> mm, RAS.
+        orientation: Wanted axes, one letter of each of LR, PA, IS, naming where an axis points to.
+
+    Returns:
+        The view, and the affine that maps its indices to indices of ``array``.
+    """
+    wanted = [axis_of(code) for code in orientation]
+    source = assign_axes(affine)
+    array_from_view = np.zeros((4, 4))
+    array_from_view[3, 3] = 1.0
+    order: list[int] = []
+    flips: list[int] = []
+    for view_axis, (world_axis, direction) in enumerate(wanted):
+        array_axis = source.index(world_axis)
+        order.append(array_axis)
+        sign = direction * (1 if affine[world_axis, array_axis] >= 0 else -1)
+        array_from_view[array_axis, view_axis] = sign
+        if sign < 0:
+            flips.append(view_axis)
+            array_from_view[array_axis, 3] = array.shape[array_axis] - 1
+    return np.flip(array.transpose(order), tuple(flips)), array_from_view
+
+
+def axis_of(code: str) -> tuple[int, int]:
+    """Read an axis letter: its world axis, and +1 if it points along it in RAS, else -1."""
+    for world_axis, ends in enumerate(AXIS_CODES):
+        if code in ends:
+            return world_axis, 1 if ends[1] == code else -1
+    raise ValueError(f"expected an axis letter of L R P A I S, got {code!r}")
+
+
+def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float] | None:
+    """Say which values a model's intensity rule makes 0 and 1; None where it has no window."""
+    if intensity.method == "window":
+        return intensity.lower, intensity.upper
+    if intensity.method == "percentile":
+        return percentiles(values, intensity.lower, intensity.upper)
+    return None
+
+
+def normalise(
+    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
+) -> Voxels:
+    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN.
+
+    Args:
+        values: Voxel values.
+        intensity: The rule.
+        window: As ``find_window`` gives it for the rule; None: it is found here.
+
+    Returns:
+        The normalised values.
+    """
+    return normalise_(values.clone(), intensity, window)
+
+
+def normalise_(
+    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
+) -> Voxels:
+    """Do as ``normalise``, in place."""
+    if intensity.method == "none":
+        return values
+    if intensity.method == "zscore":
+        mean, deviation = values.mean(), values.std(correction=0)
+        return values.sub_(mean).div_(deviation.clamp_min_(1e-6))
+    lower, upper = window or find_window(values, intensity) or (0.0, 1.0)
+    return values.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
+
+
+def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
+    """Read two percentiles from at most PERCENTILE_SAMPLES evenly spaced voxels."""
+    flat = values.flatten()
+    sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
+    if sample.device.type == "cpu":
+        # NumPy selects where torch sorts: eight times faster.
+        low, high = np.percentile(sample.numpy(), [lower, upper])
+        return float(low), float(high)
+    bounds = torch.quantile(
+        sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100
+    )
+    return float(bounds[0]), float(bounds[1])

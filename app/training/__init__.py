@@ -1,0 +1,1 @@
+"""Training, evaluation and calibration of the models that the service loads."""

@@ -1,0 +1,79 @@
+"""Volume -> what each network of a model says by itself, and what both say together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.inference.detector import Detector
+from app.inference.forward import launch, settle
+from app.inference.refinement import SecondLook
+from app.inference.scan_state import Case
+from app.io.volume import Volume
+from app.model.registry import LoadedModel
+from app.voting.landmarks import Landmark
+from app.voting.votes import concat_votes
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Landmarks of one scan.
+
+    Attributes:
+        first: Of the model's network, in its last look that showed a pose.
+        second: Of its second network alone, in its last look; None if the first has found no pose.
+        answer: What the service would answer.
+    """
+
+    first: tuple[Landmark, ...]
+    second: tuple[Landmark, ...] | None
+    answer: tuple[Landmark, ...]
+
+
+class Looker:
+    """A model whose networks are asked one by one."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        """Args: the loaded model."""
+        self._detector = Detector(model)
+        self._second = None if model.refine is None else SecondLook(model.refine, 0.0)
+
+    def look(self, volume: Volume) -> Looks:
+        """Find the landmarks of one scan.
+
+        Raises:
+            LandmarkdError: As ``Detector.detect``.
+        """
+        case = self._detector.prepare(volume)
+        last, answer = None, self._run(case)
+        while isinstance(answer, Case):
+            last = answer if answer.pose is not None else last
+            answer = self._run(answer)
+        if last is None or self._second is None:
+            return Looks(answer, None, answer)
+        alone = self._second.locate_alone(concat_votes(last.votes), last.grid)
+        return Looks(last.found, alone, answer)
+
+    def _run(self, case: Case) -> tuple[Landmark, ...] | Case:
+        for index in range(len(case.plan)):
+            settle(launch([(case, index)]))
+        return self._detector.finish(case)
+
+
+def with_thresholds(model: LoadedModel, thresholds: Sequence[Sequence[float]]) -> LoadedModel:
+    """Give a model other presence thresholds, in memory.
+
+    Args:
+        model: The model.
+        thresholds: Those of its network, and of its second one if it has one, by landmark.
+
+    Returns:
+        The same networks with these thresholds.
+    """
+    refine = model.refine
+    if refine is not None:
+        refine = with_thresholds(refine, thresholds[1:])
+    landmarks = tuple(
+        landmark.model_copy(update={"presence_threshold": threshold})
+        for landmark, threshold in zip(model.manifest.landmarks, thresholds[0], strict=True)
+    )
+    manifest = model.manifest.model_copy(update={"landmarks": landmarks})
+    return replace(model, manifest=manifest, refine=refine)

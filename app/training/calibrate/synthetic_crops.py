@@ -1,0 +1,49 @@
+"""Volume -> the same scan with landmarks cut away, and scans that show nothing."""
+
+from typing import Final
+
+import numpy as np
+
+from app.geometry import translation
+from app.io.volume import Volume
+
+NOISE_SEED: Final = 3
+NOISE_RANGE: Final = (0.0, 255.0)
+
+
+def halves(volume: Volume) -> tuple[Volume, ...]:
+    """Cut a scan in two along each of its axes; each half lies where it lay in the scan."""
+    cuts = []
+    for axis in range(3):
+        middle = volume.voxels.shape[axis] // 2
+        cuts += [crop(volume, axis, 0, middle)] if middle else []
+        cuts.append(crop(volume, axis, middle, volume.voxels.shape[axis]))
+    return tuple(cuts)
+
+
+def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
+    """Cut a slab out of a scan.
+
+    Args:
+        volume: The scan.
+        axis: Along which to cut.
+        first: Its first voxel along the axis.
+        last: The voxel behind its last.
+
+    Returns:
+        The slab, with an affine that leaves every voxel where it was.
+    """
+    part = [slice(None)] * 3
+    part[axis] = slice(first, last)
+    start = np.zeros(3)
+    start[axis] = first
+    voxels = np.ascontiguousarray(volume.voxels[tuple(part)])
+    return Volume(voxels, volume.affine @ translation(start), 0, "", ())
+
+
+def blanks(volume: Volume) -> tuple[Volume, ...]:
+    """Make scans of a scan's shape and place that show nothing: an empty one, and white noise."""
+    shape = volume.voxels.shape
+    noise = np.random.default_rng(NOISE_SEED).uniform(*NOISE_RANGE, shape).astype(np.float32)
+    empty = np.zeros(shape, dtype=np.float32)
+    return tuple(Volume(voxels, volume.affine, 0, "", ()) for voxels in (empty, noise))

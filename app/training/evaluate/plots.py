@@ -1,0 +1,172 @@
+"""Outcomes -> plots, as SVG that needs no other file.
+
+Blue and orange are told apart by people who are colour-blind, and every mark has its own form too.
+The grounds are transparent and the text mid-grey, so that a light and a dark page both serve.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from app.geometry import spacing_of, transform
+from app.io.volume import Volume
+from app.training.evaluate.metrics import errors_mm, group
+from app.training.evaluate.outcomes import Outcome
+
+BLUE: Final = "#3d8fd1"
+ORANGE: Final = "#e08214"
+GREY: Final = "#808080"
+"""Has a contrast of about 4:1 both to white and to black."""
+
+STYLE: Final[Any] = {
+    "svg.hashsalt": "landmarkd",  # the same figures make the same file
+    "font.size": 9,
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+VIEW_VOXELS: Final = 24
+"""Half the edge of a view of a worst case, unless the error is larger."""
+
+LABELLED: Final = 60
+"""More landmarks than this are not all named along an axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A landmark to be shown in its scan.
+
+    Attributes:
+        outcome: With a true and a found place.
+        volume: The scan.
+    """
+
+    outcome: Outcome
+    volume: Volume
+
+
+def plot_errors(outcomes: Sequence[Outcome]) -> str:
+    """Draw the errors of each landmark as dots, with a bar at the median."""
+    groups = group(outcomes, lambda outcome: outcome.landmark)
+    figure, axes = _figure(max(6.0, min(14.0, 0.22 * len(groups) + 1)), 3.2)
+    for place, members in enumerate(groups.values()):
+        mm = errors_mm(members)
+        axes.plot(np.full(len(mm), place), mm, "o", ms=3, mfc="none", color=BLUE, alpha=0.8)
+        if mm.size:
+            axes.plot([place - 0.35, place + 0.35], [np.median(mm)] * 2, "-", lw=2, color=ORANGE)
+    if len(groups) <= LABELLED:
+        axes.set_xticks(range(len(groups)), list(groups), rotation=90)
+    axes.set_xlabel("landmark (orange bar: median)")
+    axes.set_ylabel("error in mm")
+    axes.set_ylim(bottom=0)
+    return _svg(figure)
+
+
+def plot_success(outcomes: Sequence[Outcome]) -> str:
+    """Draw which share of present landmarks was placed within each distance."""
+    mm = np.sort(errors_mm(outcomes))
+    present = max(1, sum(outcome.present for outcome in outcomes))
+    figure, axes = _figure(5.0, 3.2)
+    axes.step(np.r_[0, mm], 100 * np.arange(len(mm) + 1) / present, where="post", color=BLUE)
+    axes.set_xlim(0, max(1e-3, 1.3 * float(np.percentile(mm, 99)) if mm.size else 1.0))
+    axes.set_ylim(0, 101)
+    axes.set_xlabel("within this distance of the truth, mm")
+    axes.set_ylabel("share of present landmarks, %")
+    axes.grid(alpha=0.25)
+    return _svg(figure)
+
+
+def plot_confidence(outcomes: Sequence[Outcome]) -> str:
+    """Draw confidence against error; landmarks that are absent stand on a line of their own."""
+    figure, axes = _figure(5.0, 3.2)
+    for detected, form, colour in ((True, "o", BLUE), (False, "^", ORANGE)):
+        some = [
+            outcome
+            for outcome in outcomes
+            if np.isfinite(outcome.error_mm) and (outcome.status == "detected") == detected
+        ]
+        label = "detected" if detected else "not so sure"
+        x, y = [outcome.confidence for outcome in some], [outcome.error_mm for outcome in some]
+        axes.plot(x, y, form, ms=4, mfc="none", color=colour, label=f"{label} ({len(some)})")
+    gone = [outcome.confidence for outcome in outcomes if not outcome.present]
+    if gone:
+        place = axes.get_xaxis_transform()
+        label = f"absent ({len(gone)})"
+        axes.plot(gone, np.full(len(gone), 1.03), "|", color=GREY, transform=place, clip_on=False)
+        axes.plot([], [], "|", color=GREY, label=label)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("error in mm")
+    axes.legend(loc="upper right", fontsize=8, labelcolor=GREY, framealpha=0.0)
+    return _svg(figure)
+
+
+def plot_case(case: Case) -> str:
+    """Draw a scan in three planes through the true place, with the true and the found one."""
+    outcome, volume = case.outcome, case.volume
+    to_voxels = np.linalg.inv(volume.affine)
+    true, found = (
+        transform(to_voxels, np.full(3, np.nan) if point is None else point)
+        for point in (outcome.true_mm, outcome.found_mm)
+    )
+    spacing = spacing_of(volume.affine)
+    # As far in mm along every axis, and at least that many voxels along the coarsest.
+    reach_mm = max(VIEW_VOXELS * float(spacing.min()), 1.3 * outcome.error_mm)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.6, 2.5), layout="constrained")
+        views = figure.subplots(1, 3)
+    centre = np.clip(np.rint(true), 0, np.array(volume.voxels.shape) - 1).astype(int)
+    for axis, axes in enumerate(views):
+        x, y = (other for other in range(3) if other != axis)
+        reach = (reach_mm / spacing[[x, y]]).astype(int) + 2
+        first = np.maximum(centre[[x, y]] - reach, 0)
+        plane = np.take(volume.voxels, centre[axis], axis=axis)
+        plane = plane[first[0] : centre[x] + reach[0] + 1, first[1] : centre[y] + reach[1] + 1]
+        axes.imshow(
+            plane.T,
+            cmap="gray",
+            origin="lower",
+            extent=_extent(first, plane.shape),
+            aspect=spacing[y] / spacing[x],
+        )
+        axes.plot(true[x], true[y], "o", ms=11, mfc="none", mew=1.5, color=BLUE, label="true")
+        axes.plot(found[x], found[y], "x", ms=8, mew=1.5, color=ORANGE, label="found")
+        axes.set_xlim(true[x] - reach_mm / spacing[x], true[x] + reach_mm / spacing[x])
+        axes.set_ylim(true[y] - reach_mm / spacing[y], true[y] + reach_mm / spacing[y])
+        axes.set_xlabel(f"{'ijk'[x]}, at {'ijk'[axis]} = {centre[axis]}")
+        axes.set_ylabel("ijk"[y])
+    views[0].legend(loc="upper left", fontsize=7, labelcolor="#ffffff", framealpha=0.0)
+    return _svg(figure)
+
+
+def _extent(first: np.ndarray, shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """Say where an image's outer edges lie: half a voxel beyond the centres."""
+    left, bottom = (float(n) - 0.5 for n in first)
+    return left, left + shape[0], bottom, bottom + shape[1]
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def _svg(figure: Figure) -> str:
+    """Write a figure as SVG; images in it are written into it."""
+    file = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return file.getvalue()

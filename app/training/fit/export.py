@@ -1,0 +1,126 @@
+"""trained network -> model folder that the service loads."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import tomlkit
+import torch
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+from app.geometry import Points
+from app.model.files import hash_file
+from app.model.selfcheck import write_selfcheck
+from app.training.recipe import ARCHITECTURE, Recipe, network_arguments
+
+SHAPE_TOLERANCE_RADII: Final = 0.6
+"""A mode may be this far from where the constellation expects it, in voting radii."""
+
+MODES: Final = 4
+"""Candidates per landmark; look-alikes come in twos and threes."""
+
+
+def write_model_folder(
+    folder: Path,
+    network: nn.Module,
+    recipe: Recipe,
+    names: Sequence[str],
+    mean: Points | None,
+) -> None:
+    """Write a servable model folder, or bring an existing one up to date.
+
+    What people write into ``model.toml`` (description, licence, thresholds, comments) is kept.
+
+    Args:
+        folder: Where to; its name becomes the model's name.
+        network: The trained network; its weights are stored in half precision.
+        recipe: What it was trained with.
+        names: Landmark names in channel order.
+        mean: Mean shape of the landmarks in mm, NaN where unknown; None: the model has none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = copy.deepcopy(network).half().cpu()
+    plain = plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    # save_model stores a tensor once that a network registers under several names.
+    save_model(plain, str(folder / "weights.safetensors"))
+    if mean is not None:
+        save_file({"mean": torch.from_numpy(mean)}, folder / "shape.safetensors")
+    path = folder / "model.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else _new(folder)
+    _update(document, folder, recipe, names)
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    write_selfcheck(folder)
+    # safetensors writes files that only their owner may read; a service often runs as another user.
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)
+
+
+def attach_refine(folder: Path) -> Path:
+    """Name a folder in the ``model.toml`` of the one around it as its second model.
+
+    Returns:
+        The folder around it.
+    """
+    path = folder.parent / "model.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
+    document.setdefault("refine", tomlkit.table()).update(section)
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    return folder.parent
+
+
+def _new(folder: Path) -> tomlkit.TOMLDocument:
+    document = tomlkit.document()
+    document.update(
+        {"schema": 1, "name": folder.name, "version": "1.0.0", "description": "", "license": ""}
+    )
+    return document
+
+
+def _update(
+    document: tomlkit.TOMLDocument, folder: Path, recipe: Recipe, names: Sequence[str]
+) -> None:
+    """Set the keys that training decides; leave all others."""
+    sections: dict[str, dict[str, object]] = {
+        "input": {
+            "orientation": "RAS",
+            "spacing_mm": [recipe.spacing_mm] * 3,
+            "tile_shape": "whole" if recipe.sees == "whole" else list(recipe.tile_shape),
+            "divisor": recipe.divisor,
+            "intensity": recipe.intensity.model_dump(),
+        },
+        "network": {
+            "architecture": ARCHITECTURE,
+            "arguments": network_arguments(recipe, len(names)),
+            "weights": "weights.safetensors",
+            "sha256": hash_file(folder / "weights.safetensors"),
+            "activation": "sigmoid",
+            "output_stride": recipe.stride,
+        },
+        "voting": {
+            "threshold": recipe.threshold,
+            "radius_mm": recipe.radius_mm,
+            "smooth_mm": recipe.spacing_mm,
+        },
+    }
+    if (folder / "shape.safetensors").exists():
+        sections["shape"] = {
+            "mean": "shape.safetensors",
+            "sha256": hash_file(folder / "shape.safetensors"),
+            "modes": MODES,
+            "tolerance_mm": SHAPE_TOLERANCE_RADII * recipe.radius_mm,
+        }
+    for name, keys in sections.items():
+        document.setdefault(name, tomlkit.table()).update(keys)
+    kept = {item["name"]: item for item in document.get("landmarks", [])}
+    landmarks = tomlkit.aot()
+    for name in names:
+        table = tomlkit.table()
+        table.update(kept.get(name, {"name": name}))
+        landmarks.append(table)
+    document["landmarks"] = landmarks
+    document.setdefault(
+        "selfcheck", tomlkit.item({"input": "noise:7", "expected": "selfcheck.safetensors"})
+    )

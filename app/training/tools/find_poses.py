@@ -1,0 +1,191 @@
+"""Landmark files in a frame of their own -> the same points in the frame of their scan.
+
+    python -m app.training.tools.find_poses SCANS LANDMARKS --model models/NAME -o OUT
+
+Points that were placed in an atlas, or stored without their scan's frame, are right up to a rigid
+motion. A first model finds them roughly; the motion that brings the given points nearest to what it
+finds, over many random poses of the scan, is far better than any single point. Use the outcome for
+training only: its error is the model's.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from rich.console import Console
+
+from app.compute.device import choose_device
+from app.geometry import Points, scaling, spacing_of, transform, translation
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.inference.pose import index_grid, sample_at
+from app.io.point_files import markups_json
+from app.io.volume import Volume, read_volume
+from app.training.data.specimens import landmark_names, pair_files, read_points
+from app.training.fit.augment import random_rotation
+from app.voting.constellation import LEAST_LANDMARKS, Similarity, fit_similarity
+
+POSES: Final = 8
+"""Random poses of each scan; the errors of a network in them are nearly independent."""
+
+FIRST_POSES: Final = 4
+"""Poses of the whole scan, to find out where the points are."""
+
+VIEW: Final = 1.05
+"""Edge of what is looked at then, in diagonals of the points' bounding box."""
+
+SIGMA_MM: Final = 0.5
+"""Distance from which a found point loses its say."""
+
+ROUNDS: Final = 30
+
+Known = Float64[np.ndarray, "points 3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """Where a specimen's points lie in its scan.
+
+    Attributes:
+        points: Landmarks in mm, RAS, in the frame of the scan.
+        residual_mm: Median distance between them and what the model found.
+        found: Share of the landmarks that the model found, over all poses.
+    """
+
+    points: Points
+    residual_mm: float
+    found: float
+
+
+def find_motion(detector: Detector, volume: Volume, points: Points, poses: int) -> Motion:
+    """Find the rigid motion that brings points into a scan.
+
+    Args:
+        detector: Of a model with the same landmarks, in the same order.
+        volume: The scan.
+        points: Its landmarks, in mm, in a frame that is right up to a rotation and a shift.
+        poses: How many random poses of the scan to look at.
+
+    Returns:
+        The moved points, and how well they fit.
+
+    Raises:
+        ValueError: The model finds fewer than four landmarks.
+    """
+    rng = np.random.default_rng(0)
+    extent = voxel_extent(volume)
+    middle = transform(volume.affine, (np.asarray(volume.voxels.shape) - 1) / 2)
+    first = _fit(points, _detect_posed(detector, volume, (middle, extent.max()), FIRST_POSES, rng))
+    # Close by, the image is as full as those that the model was trained on.
+    known = points[np.isfinite(points).all(axis=1)]
+    view = VIEW * float(np.linalg.norm(np.ptp(known, axis=0)))
+    middle = first.apply(known).mean(axis=0)
+    found = _detect_posed(detector, volume, (middle, view), poses, rng)
+    motion = _fit(points, found)
+    residual = np.linalg.norm(motion.apply(points) - found, axis=2)
+    return Motion(
+        motion.apply(points), float(np.nanmedian(residual)), float(np.isfinite(residual).mean())
+    )
+
+
+def voxel_extent(volume: Volume) -> Float64[np.ndarray, " 3"]:
+    """Measure the edges of a volume, in mm."""
+    return np.asarray(volume.voxels.shape * spacing_of(volume.affine))
+
+
+def _fit(points: Points, found: Points) -> Similarity:
+    """Fit points to where they were found, in every pose."""
+    known = np.isfinite(found).all(axis=2) & np.isfinite(points).all(axis=1)
+    if known.any(axis=0).sum() < LEAST_LANDMARKS:
+        raise ValueError("expected a model that finds at least four landmarks, found fewer")
+    return fit_rigid(np.broadcast_to(points, found.shape)[known], found[known], SIGMA_MM)
+
+
+def fit_rigid(source: Known, target: Known, sigma_mm: float) -> Similarity:
+    """Fit rotation and translation robustly: least squares reweighted by Geman and McClure.
+
+    The width of the weight starts at the spread of the errors and shrinks to ``sigma_mm``.
+    """
+    weight = np.ones(len(source))
+    for step in range(ROUNDS):
+        fit = fit_similarity(source, target, weight, scale_bounds=(1.0, 1.0))
+        square = ((fit.apply(source) - target) ** 2).sum(axis=1)
+        width = max(sigma_mm, float(np.sqrt(np.median(square))) * (2.0 - step / ROUNDS))
+        weight = 1 / (1 + square / width**2) ** 2
+    return fit
+
+
+def _detect_posed(
+    detector: Detector,
+    volume: Volume,
+    view: tuple[Float64[np.ndarray, " 3"], float],
+    poses: int,
+    rng: np.random.Generator,
+) -> Float64[np.ndarray, "poses points 3"]:
+    """Turn a scan at random, find its landmarks, and turn them back.
+
+    Args:
+        detector: What finds them.
+        volume: The scan.
+        view: Middle of what is looked at, in mm, RAS, and its edge, in mm.
+        poses: How often.
+        rng: Source of the randomness.
+
+    Returns:
+        Positions in mm, RAS; NaN where one was not found.
+    """
+    voxels = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
+    middle, extent = view
+    spacing = float(spacing_of(volume.affine).min())
+    edge = round(extent / spacing)
+    posed_affine = scaling([spacing] * 3)
+    found = np.full((poses, len(detector.model.manifest.landmarks), 3), np.nan)
+    for pose in range(poses):
+        turned_middle = transform(posed_affine, (edge - 1) / 2 + rng.uniform(-1, 1, 3))
+        to_world = translation(middle) @ random_rotation(180.0, rng) @ translation(-turned_middle)
+        index = np.linalg.inv(volume.affine) @ to_world @ posed_affine
+        image = sample_at(voxels, index_grid((edge, edge, edge), index))
+        answer = detector.detect(Volume(image.numpy(), posed_affine, 0, "", ()))
+        for column, landmark in enumerate(answer.landmarks):
+            if landmark.ras_mm is not None:
+                found[pose, column] = transform(to_world, landmark.ras_mm)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.training.tools.find_poses", description=__doc__
+    )
+    parser.add_argument("scans", type=Path)
+    parser.add_argument("landmarks", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a first model")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--poses", type=int, default=POSES, help="random poses per scan")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    options = parser.parse_args(arguments)
+    pairs = pair_files(options.scans, options.landmarks)
+    detector = Detector(load_checked(options.model, choose_device(options.device)))
+    names = [landmark.name for landmark in detector.model.manifest.landmarks]
+    unknown = set(landmark_names(pairs)) - set(names)
+    if unknown:
+        raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
+    console = Console()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for pair in pairs:
+        volume = read_volume(pair[1].read_bytes())
+        motion = find_motion(detector, volume, read_points(pair, names), options.poses)
+        moved = options.output / f"{pair[0]}.mrk.json"
+        moved.write_text(markups_json(names, motion.points), encoding="utf-8")
+        console.print(
+            f"{pair[0]}: {motion.residual_mm:.3f} mm median, {100 * motion.found:.0f} % found"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""arrays of any network -> Field -> Votes: checked, so that an error names the array at fault.
+
+For notebooks and for ``POST /v1/votes``. The layout says which axis and channel is what; arrays are
+read where they lie, through views. ``app.voting.votes.vote_rows`` lists the votes,
+``app.voting.heatmaps`` adds them up, ``app.voting.landmarks`` reads the landmarks.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from app.errors import BadArrays, TooLarge
+from app.geometry import Affine, spacing_of
+from app.io.nifti_header import FLATNESS, LEAST_SPACING_MM, MOST_SPACING_MM
+from app.io.volume import FLOAT32_MAX, REACH_MM
+from app.model.network import Field
+from app.voting.votes import Votes, concat_votes, filter_votes
+
+Array = np.ndarray | Tensor
+
+TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+EXCESS: Final = 1e-5
+"""So far outside [0, 1] a probability may lie: interpolation and softmax in float32 round."""
+
+BLOCK: Final = 1 << 23
+"""Voxels times landmarks that are filtered at once: more cannot become votes unnoticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How arrays of four axes hold scores and offsets; the defaults are those of many networks.
+
+    Attributes:
+        channels: Whether the channel axis comes ``first`` or ``last``, beside i, j, k.
+        order: Offset channels of landmark c out of C: ``axis``: c, c + C and c + 2C are those
+            along i, j and k; ``landmark``: 3c, 3c + 1 and 3c + 2 are.
+        background: Whether channel 0 of the scores is the background; None: if there is one
+            channel more than landmarks.
+        activation: What turns scores into probabilities; None: ``softmax`` if there is a
+            background, else ``sigmoid``. Says nothing of probabilities.
+    """
+
+    channels: Literal["first", "last"] = "last"
+    order: Literal["axis", "landmark"] = "axis"
+    background: bool | None = None
+    activation: Literal["sigmoid", "softmax"] | None = None
+
+
+def make_field(
+    *,
+    offsets: Array | None,
+    probs: Array | None = None,
+    scores: Array | None = None,
+    layout: Layout | None = None,
+) -> Field:
+    """View a network's output as a field, without copying it.
+
+    Only shapes and types are looked at; ``check_values`` looks at the numbers.
+
+    Args:
+        offsets: From each voxel to the landmark, in voxels; four axes, 3C channels.
+        probs: Probabilities; four axes, C channels, or C + 1 with the background.
+        scores: Scores, instead of probabilities.
+        layout: Which axis and channel is what; None: as ``Layout`` has it.
+
+    Returns:
+        The field. Read-only, byte-swapped and reversed NumPy arrays alone are copied.
+
+    Raises:
+        BadArrays: An array is missing, one too many, or of another type or shape than the layout
+            and the other array ask for; its name is named.
+    """
+    layout = layout or Layout()
+    if (probs is None) == (scores is None):
+        got = "none" if probs is None else "both"
+        raise BadArrays(f"arrays 'probs' and 'scores': expected one of them, got {got}")
+    name, values = ("scores", scores) if probs is None else ("probs", probs)
+    vectors = _channels_first("offsets", offsets, layout)
+    planes = _channels_first(name, values, layout)
+    landmarks, rest = divmod(len(vectors), 3)
+    if rest:
+        raise BadArrays(f"array 'offsets': expected 3 channels per landmark, got {len(vectors)}")
+    if planes.shape[1:] != vectors.shape[1:]:
+        raise BadArrays(
+            f"array 'offsets': expected the voxels {list(planes.shape[1:])} of {name!r} "
+            f"(channels {layout.channels}), got {list(vectors.shape[1:])}"
+        )
+    background = _has_background(name, len(planes), landmarks, layout)
+    if name == "probs":
+        activation: Literal["sigmoid", "softmax", "none"] = "none"
+    else:
+        activation = _activation(background, landmarks, layout)
+    if layout.order == "axis":
+        by_axis = vectors.unflatten(0, (3, landmarks))
+    else:
+        by_axis = vectors.unflatten(0, (landmarks, 3)).transpose(0, 1)
+    return Field(planes, by_axis, activation, background)
+
+
+def check_values(field: Field) -> None:
+    """Check that scores are finite, or that probabilities are some.
+
+    Offsets are not looked at: a vote without a finite one is no vote.
+
+    Args:
+        field: Made by ``make_field``.
+
+    Raises:
+        BadArrays: A score is NaN, infinite or beyond float32; a probability is not in [0, 1].
+    """
+    # In the order of the memory, in which one pass over it is several times faster.
+    strides = field.scores.stride()
+    dense = field.scores.permute(sorted(range(4), key=lambda axis: -strides[axis]))
+    low, high = (float(bound) for bound in torch.aminmax(dense))
+    got = "NaN" if math.isnan(low) else f"{low:g} to {high:g}"
+    # Written so that NaN fails.
+    if field.activation == "none" and not -EXCESS <= low <= high <= 1 + EXCESS:
+        raise BadArrays(f"array 'probs': expected probabilities from 0 to 1, got {got}")
+    if not -FLOAT32_MAX <= low <= high <= FLOAT32_MAX:
+        raise BadArrays(f"array 'scores': expected finite float32 numbers, got {got}")
+
+
+def check_affine(affine: Array) -> Affine:
+    """Check that an array can be an affine from voxel index to mm, RAS.
+
+    Returns:
+        The affine in float64.
+
+    Raises:
+        BadArrays: It is not 4 x 4, finite, invertible, or of a scan's size.
+    """
+    given = affine.double().numpy() if isinstance(affine, Tensor) else np.asarray(affine)
+    if given.dtype.kind not in "iuf":
+        raise BadArrays(f"array 'affine': expected real numbers, got {given.dtype}")
+    matrix = given.astype(np.float64)
+    if matrix.shape != (4, 4):
+        raise BadArrays(f"array 'affine': expected shape [4, 4], got {list(matrix.shape)}")
+    most = np.abs(matrix).max()
+    # Written so that NaN fails.
+    if not most <= REACH_MM:
+        raise BadArrays(f"array 'affine': expected numbers up to {REACH_MM:g} mm, got {most:g}")
+    if matrix[3].tolist() != [0, 0, 0, 1]:
+        raise BadArrays(f"array 'affine': expected 0 0 0 1 as last row, got {matrix[3].tolist()}")
+    spacing = spacing_of(matrix)
+    if not LEAST_SPACING_MM <= spacing.min() <= spacing.max() <= MOST_SPACING_MM:
+        raise BadArrays(
+            f"array 'affine': expected a spacing from {LEAST_SPACING_MM:g} to "
+            f"{MOST_SPACING_MM:g} mm, got {' x '.join(f'{mm:g}' for mm in spacing)}"
+        )
+    flatness = abs(np.linalg.det(matrix[:3, :3] / spacing))
+    if flatness < FLATNESS:
+        raise BadArrays(
+            "array 'affine': expected three independent axes, got a singular matrix "
+            f"(determinant {flatness:.1g} of unit axes)"
+        )
+    return matrix
+
+
+def cast_votes(field: Field, threshold: float, most: int, go_on: Callable[[], None]) -> Votes:
+    """Collect the votes of a field as ``filter_votes``, but only up to a number of them.
+
+    Args:
+        field: Scores and offsets.
+        threshold: Least probability of a vote.
+        most: Votes that there may be.
+        go_on: Is called between blocks, and ends the work by raising.
+
+    Returns:
+        The votes, ordered by voxel, then landmark.
+
+    Raises:
+        TooLarge: There are more.
+    """
+    parts: list[Votes] = []
+    count = 0
+    for rows, columns in _blocks(field):
+        go_on()
+        block = Field(
+            field.scores[:, rows, columns],
+            field.offsets[:, :, rows, columns],
+            field.activation,
+            field.background,
+        )
+        parts.append(filter_votes(block, threshold, origin=(rows.start, columns.start, 0)))
+        count += len(parts[-1])
+        if count > most:
+            raise TooLarge(
+                f"expected at most {most:,} votes at threshold {threshold:g}, got more; "
+                "raise the threshold"
+            )
+    return concat_votes(parts)
+
+
+def _blocks(field: Field) -> Iterator[tuple[slice, slice]]:
+    """Cut a field into blocks along i, and planes that are too large along j: in voxel order."""
+    _, landmarks, depth, height, width = field.offsets.shape
+    lines = max(1, BLOCK // (landmarks * width))
+    planes, columns = max(1, lines // height), min(lines, height)
+    for i in range(0, depth, planes):
+        for j in range(0, height, columns):
+            yield slice(i, min(i + planes, depth)), slice(j, min(j + columns, height))
+
+
+def _channels_first(
+    name: str, array: Array | None, layout: Layout
+) -> Float[Tensor, "channels i j k"]:
+    """View an array with its channels first."""
+    if not isinstance(array, np.ndarray | Tensor):
+        raise BadArrays(f"array {name!r}: expected an array, got {type(array).__name__}")
+    tensor = array if isinstance(array, Tensor) else _tensor_of(name, array)
+    if tensor.dtype not in TYPES:
+        raise _bad_type(name, str(tensor.dtype).removeprefix("torch."))
+    if tensor.ndim != 4 or 0 in tensor.shape:
+        axes = "channels, i, j, k" if layout.channels == "first" else "i, j, k, channels"
+        raise BadArrays(
+            f"array {name!r}: expected four axes ({axes}), none empty, got shape "
+            f"{list(tensor.shape)}"
+        )
+    return tensor if layout.channels == "first" else tensor.permute(3, 0, 1, 2)
+
+
+def _tensor_of(name: str, array: np.ndarray) -> Tensor:
+    """View a NumPy array as a tensor; what torch cannot view is copied."""
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        raise _bad_type(name, str(array.dtype))
+    steps = [divmod(step, array.itemsize) for step in array.strides]
+    walkable = all(whole >= 0 and not rest for whole, rest in steps)
+    if not (walkable and array.dtype.isnative and array.flags.writeable):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array)
+
+
+def _bad_type(name: str, got: str) -> BadArrays:
+    return BadArrays(
+        f"array {name!r}: expected float16, bfloat16, float32 or float64 numbers, got {got}"
+    )
+
+
+def _has_background(name: str, channels: int, landmarks: int, layout: Layout) -> bool:
+    """Decide whether channel 0 is the background."""
+    expected = {landmarks: False, landmarks + 1: True}
+    if layout.background is not None:
+        expected = {landmarks + layout.background: layout.background}
+    if channels not in expected:
+        counts = " or ".join(str(count) for count in expected)
+        raise BadArrays(
+            f"array {name!r}: expected {counts} channels (channels {layout.channels}), as "
+            f"'offsets' has {3 * landmarks}; got {channels}"
+        )
+    return expected[channels]
+
+
+def _activation(background: bool, landmarks: int, layout: Layout) -> Literal["sigmoid", "softmax"]:
+    """Decide what turns scores into probabilities."""
+    if layout.activation == "softmax" and not background:
+        raise BadArrays(
+            f"array 'scores': expected {landmarks + 1} channels, the background and {landmarks} "
+            f"landmarks, for a softmax; got {landmarks}"
+        )
+    return layout.activation or ("softmax" if background else "sigmoid")

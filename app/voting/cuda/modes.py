@@ -1,0 +1,188 @@
+"""Votes -> sums of modes on CUDA: what ``app.voting.modes`` does before it describes them.
+
+The same steps on the device, in the same numbers: cells, the highest of each landmark, mean shift,
+and the sums around where it comes to rest. The host learns nothing in between, so it waits only for
+the one copy at the end. How often modes move is decided there, too: once all stand still, they are
+left where they are.
+"""
+
+import math
+from typing import Final
+
+import torch
+import triton
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from app.voting.cpu.modes import FIRST_LOOK, FIRST_REST, MEETING, SETTLED, SHIFTS, TERMS
+from app.voting.cuda.modes_kernels import add_to_cells, add_to_modes
+from app.voting.heatmaps import FIXED_ONE, to_fixed
+from app.voting.peaks import Cells
+from app.voting.readout import Readout
+from app.voting.votes import Votes
+
+BLOCK: Final = 256
+"""Votes per program."""
+
+
+class ModeFinder:
+    """Finds the modes of one scan's votes; holds what all steps need, on the device."""
+
+    def __init__(self, votes: Votes, readout: Readout, count: int, cells: Cells) -> None:
+        """Lay votes out as the kernels read them.
+
+        Args:
+            votes: Votes for the landmarks of ``readout``, in any order.
+            readout: The grid and its voting radius.
+            count: Most modes per landmark.
+            cells: What peaks are looked for in.
+        """
+        self._cells = cells
+        self._readout = readout
+        self._count = count
+        self._weight = to_fixed(votes.weight)
+        self._landmark = votes.landmark.contiguous()
+        self._votes = (
+            self._landmark,
+            votes.position,
+            votes.position.stride(),
+            votes.source,
+            votes.source.stride(),
+            self._weight,
+        )
+        self._units = self._filled([mm / readout.reach_mm for mm in readout.spacing_mm])
+
+    def find(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the modes.
+
+        Returns:
+            On the host: centres in reaches, (landmarks modes 3), NaN where there is none; the
+            ``TERMS`` of each, (landmarks modes terms), and each landmark's whole vote weight, both
+            in 1.0 rather than fixed-point units.
+        """
+        with torch.cuda.device_of(self._weight):
+            centres = self._climb(self._peaks() / self._readout.reach_mm)
+            sums = self._sums(centres, 1.0, TERMS).double()
+            total = torch.zeros(self._readout.landmarks, dtype=torch.int64, device=sums.device)
+            total.index_add_(0, self._landmark, self._weight)
+            parts = (centres, sums / FIXED_ONE, total.double() / FIXED_ONE)
+            line = torch.cat([part.flatten() for part in parts]).cpu()
+        sizes = [part.numel() for part in parts]
+        pieces = (
+            piece.view(part.shape) for piece, part in zip(line.split(sizes), parts, strict=True)
+        )
+        a, b, c = pieces
+        return a, b, c
+
+    def _filled(self, numbers: list[float]) -> Float64[Tensor, " n"]:
+        """Bring numbers to the device without a copy that the host would wait for."""
+        line = torch.empty(len(numbers), dtype=torch.float64, device=self._weight.device)
+        for place, number in enumerate(numbers):
+            line[place].fill_(number)
+        return line
+
+    def _grid(self) -> tuple[int]:
+        return (triton.cdiv(max(1, len(self._weight)), BLOCK),)
+
+    def _peaks(self) -> Float64[Tensor, "landmarks modes 3"]:
+        """Find each landmark's highest cells, each out of reach of those before it; in mm."""
+        cells, readout = self._cells, self._readout
+        heights = self._heights()
+        everyone = torch.arange(heights[0].numel(), device=heights.device)
+        _, b, c = cells.shape
+        peaks = []
+        for _ in range(self._count):
+            flat = heights.flatten(1)
+            top = flat.amax(1, keepdim=True)
+            # Not argmax, which does not say which of several it takes.
+            first = torch.where(flat == top, everyone, len(everyone)).amin(1)
+            index = (first // (b * c), first // c % b, first % c)
+            missing = top[:, 0] == 0
+            peak, square = [], torch.zeros(1, dtype=torch.float64, device=heights.device)
+            for axis, mm in enumerate(readout.spacing_mm):
+                places = _centres_of(cells, axis, mm, everyone)
+                peak.append(places.index_select(0, index[axis]).masked_fill(missing, math.nan))
+                away = (places - peak[axis][:, None]) ** 2
+                shape = [1, 1, 1]
+                shape[axis] = -1
+                square = square + away.view(len(away), *shape)
+            heights = heights.masked_fill(square <= readout.reach_mm**2, 0)
+            peaks.append(torch.stack(peak, 1))
+        return torch.stack(peaks, 1)
+
+    def _heights(self) -> Int64[Tensor, "landmarks a b c"]:
+        """Count the votes in all cells, and in those around each that is hit."""
+        cells, landmarks = self._cells, self._readout.landmarks
+        table = torch.zeros(landmarks, *cells.shape, dtype=torch.int64, device=self._weight.device)
+        add_to_cells[self._grid()](
+            self._votes,
+            (cells.edge, cells.shape, cells.first),
+            table,
+            len(self._weight),
+            block=BLOCK,
+            enable_fp_fusion=False,
+        )
+        around = table
+        for axis in (1, 2, 3):
+            size = table.shape[axis] - 1
+            wider = 2 * around
+            wider.narrow(axis, 1, size).add_(around.narrow(axis, 0, size))
+            wider.narrow(axis, 0, size).add_(around.narrow(axis, 1, size))
+            around = wider
+        return around.masked_fill_(table == 0, 0)
+
+    def _climb(
+        self, centres: Float64[Tensor, "landmarks modes 3"]
+    ) -> Float64[Tensor, "landmarks modes 3"]:
+        """Move every mode to the mean of the votes within reach of it until all stand still."""
+        mm = [
+            edge * mm for edge, mm in zip(self._cells.edge, self._readout.spacing_mm, strict=True)
+        ]
+        error = math.hypot(*mm) / 2 / self._readout.reach_mm
+        settled = torch.zeros((), dtype=torch.bool, device=centres.device)
+        for step in range(SHIFTS):
+            sums = self._sums(centres, error + FIRST_LOOK if step == 0 else 1.0, 4).double()
+            moved = centres + sums[..., 1:] / sums[..., :1]
+            if step == 0:
+                centres = _merge(moved)
+                continue
+            if step >= FIRST_REST:
+                settled = settled | ~((moved - centres).abs() > SETTLED).any()
+            centres = torch.where(settled, centres, moved)
+        return centres
+
+    def _sums(
+        self, centres: Float64[Tensor, "landmarks modes 3"], reach: float, terms: int
+    ) -> Int64[Tensor, "landmarks modes terms"]:
+        """Sum what votes say of the modes within reach."""
+        sums = torch.zeros(*centres.shape[:2], terms, dtype=torch.int64, device=centres.device)
+        add_to_modes[self._grid()](
+            self._votes,
+            centres.contiguous(),
+            self._units,
+            self._filled([reach]),
+            sums,
+            len(self._weight),
+            modes=self._count,
+            all_terms=terms == TERMS,
+            block=BLOCK,
+            enable_fp_fusion=False,
+        )
+        return sums
+
+
+def _centres_of(cells: Cells, axis: int, mm: float, numbers: Tensor) -> Float64[Tensor, " cells"]:
+    """Say where the centres of cells lie along an axis, in mm."""
+    edge, first = cells.edge[axis], cells.first[axis]
+    return (numbers[: cells.shape[axis]].double() * edge + (first + (edge - 1) / 2)) * mm
+
+
+def _merge(
+    centres: Float64[Tensor, "landmarks modes 3"],
+) -> Float64[Tensor, "landmarks modes 3"]:
+    """Drop modes that are about to meet one from a higher peak, as ``app.voting.modes`` does."""
+    merged = centres.clone()
+    for later in range(1, merged.shape[1]):
+        gap = (merged[:, :later] - merged[:, later, None]).norm(dim=2)
+        merged[:, later].masked_fill_((gap < MEETING).any(1, keepdim=True), math.nan)
+    return merged

@@ -1,1 +1,0 @@
-"""Trained models, and the tools that train them."""

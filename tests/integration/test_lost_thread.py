@@ -1,0 +1,58 @@
+"""The thread of a device that ends: everybody is told, and another takes over once."""
+
+import asyncio
+import threading
+
+import pytest
+from torch import Tensor, nn
+
+from app.compute.device import NamedDevice
+from app.engine.batch_sizes import BatchSizes
+from app.engine.device_loop import DeviceLoop
+from app.engine.metrics import Metrics
+from app.errors import NotReady
+from app.inference.detector import Detector
+from app.model.registry import LoadedModel
+from tests.support.device_loops import ask, assert_same_landmarks, detector_with, scan
+
+
+class EndsItsThread(nn.Module):
+    """A network that ends the thread which runs it."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        raise SystemExit(f"{len(tiles)} tiles")
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_lost_thread_fails_who_waits_and_a_new_one_must_pass_the_self_check(
+    where: NamedDevice, model: LoadedModel, sound: bool
+) -> None:
+    checks: list[str] = []
+
+    async def scenario() -> None:
+        lost = asyncio.Event()
+
+        def check() -> None:
+            checks.append(threading.current_thread().name)
+            if not sound:
+                raise RuntimeError("unsound")
+
+        loop = DeviceLoop(BatchSizes(4), Metrics(), check, lost.set, where)
+        loop.start()
+        fatal = detector_with(model, EndsItsThread())
+        waiting = [ask(loop, fatal, scan(n)) for n in (1, 2)]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [NotReady, NotReady]
+        if sound:
+            assert await asyncio.wrap_future(loop.submit(lambda: 5)) == 5
+            assert_same_landmarks(
+                await ask(loop, Detector(model), scan(1)), Detector(model).detect(scan(1))
+            )
+        else:
+            await lost.wait()
+            with pytest.raises(NotReady, match="thread has ended"):
+                await ask(loop, Detector(model), scan(1))
+        await loop.stop()
+
+    asyncio.run(scenario())
+    assert checks == ["cpu"]

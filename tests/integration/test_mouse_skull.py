@@ -1,0 +1,179 @@
+"""The shipped mouse-skull model on skulls it never saw: turned, cut in halves, and not there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.geometry import Points, transform
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.training.calibrate.stage_outputs import Looker, with_thresholds
+from app.training.calibrate.synthetic_crops import blanks, halves
+from app.training.data.landmark_files import read_landmarks
+from app.voting.constellation import fit_similarity
+from tests.support.skulls import (
+    BRAINS,
+    MODEL,
+    UNSEEN,
+    find,
+    landmarks_path,
+    read_brain,
+    read_skull,
+    turn,
+)
+
+MEAN_ERROR_MM = 0.25
+P95_ERROR_MM = 0.55
+TURNED_MM = 0.15
+"""Mean distance between the landmarks of a scan and of the same scan turned."""
+
+INVENTED = 0.05
+"""Of the landmarks that are not in a scan, at most this share may be called detected."""
+
+LOST = 0.03
+"""Of those that are, at most this share may not be."""
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector(load_checked(MODEL, torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def skulls(data_dir: Path) -> Path:
+    return data_dir
+
+
+def truth_of(skulls: Path, detector: Detector, name: str) -> Points:
+    truth = read_landmarks(landmarks_path(skulls, name))
+    return np.stack([truth[mark.name] for mark in detector.model.manifest.landmarks])
+
+
+def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
+    errors = []
+    for name in UNSEEN:
+        found, _ = find(detector, read_skull(skulls, name))
+        errors.append(np.linalg.norm(found - truth_of(skulls, detector, name), axis=1))
+    assert np.isfinite(errors).all()
+    assert np.mean(errors) <= MEAN_ERROR_MM
+    assert np.percentile(errors, 95) <= P95_ERROR_MM
+
+
+def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls: Path) -> None:
+    """The regions come from other skulls, and from other weights that had not seen those."""
+    inside = []
+    for name in UNSEEN:
+        truth = truth_of(skulls, detector, name)
+        for mark, place in zip(
+            detector.detect(read_skull(skulls, name)).landmarks, truth, strict=True
+        ):
+            if mark.status == "detected" and mark.ras_mm is not None:
+                assert mark.region95_mm is not None
+                inside.append(np.linalg.norm(mark.ras_mm - place) <= mark.region95_mm)
+    assert 0.9 <= np.mean(inside) <= 0.99
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_turned_skull_has_its_landmarks_where_they_turn(
+    detector: Detector, skulls: Path, seed: int
+) -> None:
+    volume = read_skull(skulls, UNSEEN[seed])
+    turned, motion = turn(volume, seed)
+    expected, _ = find(detector, volume)
+    found, _ = find(detector, turned)
+    both = np.isfinite(found).all(axis=1) & np.isfinite(expected).all(axis=1)
+    apart = np.linalg.norm(found - transform(motion, expected), axis=1)[both]
+    assert both.mean() > 0.95
+    assert apart.mean() <= TURNED_MM
+
+
+def test_half_skulls_keep_their_landmarks_and_get_no_others(
+    detector: Detector, skulls: Path
+) -> None:
+    """Half skulls, and scans of nothing and of noise."""
+    invented, absent, lost, present = 0, 0, 0, 0
+    for name in UNSEEN:
+        volume = read_skull(skulls, name)
+        truth = truth_of(skulls, detector, name)
+        for half in halves(volume):
+            index = transform(np.linalg.inv(half.affine), truth)
+            inside = (index >= -0.5) & (index <= np.array(half.voxels.shape) - 0.5)
+            gone = ~inside.all(axis=1)
+            _, detected = find(detector, half)
+            invented += int((detected & gone).sum())
+            absent += int(gone.sum())
+            lost += int((~detected & ~gone).sum())
+            present += int((~gone).sum())
+    for blank in blanks(volume):
+        _, detected = find(detector, blank)
+        assert not detected.any()
+    assert min(absent, present) > 400
+    assert invented <= INVENTED * absent
+    assert lost <= LOST * present
+
+
+@pytest.mark.parametrize("name", BRAINS)
+def test_a_brain_of_a_mouses_size_is_not_taken_for_a_skull(
+    detector: Detector, data_dir: Path, name: str
+) -> None:
+    _, detected = find(detector, read_brain(data_dir, name))
+    assert detected.sum() <= INVENTED * len(detected)
+
+
+def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
+    detector: Detector, skulls: Path
+) -> None:
+    """The mean shapes of both networks are told to expect one landmark 3 mm away."""
+    volume = read_skull(skulls, UNSEEN[2])
+    expected, _ = find(detector, volume)
+    odd = 20
+    model = detector.model
+    assert model.shape is not None
+    assert model.refine is not None
+    assert model.refine.shape is not None
+    away = 3.0 * model.shape[odd] / np.linalg.norm(model.shape[odd])
+    fit = fit_similarity(model.shape, model.refine.shape, np.ones(len(model.shape)))
+    inner = replace(model.refine, shape=_with(model.refine.shape, odd, fit.rotation @ away))
+    outer = replace(model, shape=_with(model.shape, odd, away), refine=inner)
+    marks = Detector(outer).detect(volume).landmarks
+    mark = marks[odd]
+    assert mark.status == "low_confidence"
+    assert mark.ras_mm is not None
+    assert mark.expected_ras_mm is not None
+    assert np.linalg.norm(mark.ras_mm - expected[odd]) < 0.2
+    assert np.linalg.norm(mark.ras_mm - mark.expected_ras_mm) > 2.0
+    assert {other.status for other in marks[:odd] + marks[odd + 1 :]} == {"detected"}
+
+
+def _with(points: Points, row: int, off: np.ndarray) -> Points:
+    moved = points.copy()
+    moved[row] += off
+    return moved
+
+
+def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
+    """Both have a say in the answer, which is that of the service."""
+    volume = read_skull(skulls, UNSEEN[2])
+    looks = Looker(detector.model).look(volume)
+    answer = detector.detect(volume).landmarks
+    assert [mark.status for mark in looks.answer] == [mark.status for mark in answer]
+    assert [mark.mass for mark in looks.answer] == [mark.mass for mark in answer]
+    assert looks.second is not None
+    masses = {mark.mass for look in (looks.first, looks.second) for mark in look}
+    assert {mark.mass for mark in answer} < masses
+
+
+def test_thresholds_of_both_networks_can_be_changed_in_memory(
+    detector: Detector, skulls: Path
+) -> None:
+    """A mass that no landmark has is asked of the second network alone."""
+    count = len(detector.model.manifest.landmarks)
+    strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
+    looks = Looker(strict).look(read_skull(skulls, UNSEEN[2]))
+    assert "detected" in {mark.status for mark in looks.first}
+    assert looks.second is not None
+    assert {mark.status for mark in looks.second} == {"not_found"}
+    assert "detected" not in {mark.status for mark in looks.answer}

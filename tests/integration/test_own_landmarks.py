@@ -1,0 +1,82 @@
+"""The README's chapter on landmarks of one's own, from scans to a service, as it stands there."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.errors import BadParameter
+from app.training.tools.make_phantoms import make_phantoms
+from tests.support.services import ServiceProcess
+from tests.support.training_data import landmarkd
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+CHAPTER = README.split("## Your own landmarks in an hour", 1)[1].split("\n## ", 1)[0]
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", CHAPTER, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+SMALL = "--steps 2 --filters 4,4,8 --tile 32 --spacing 3 --device cpu"
+"""So short a training finds nothing, but does all that a long one does."""
+
+
+def commands(word: str) -> list[str]:
+    """List the chapter's commands of a kind."""
+    return [line for line in COMMANDS if line.startswith(f"landmarkd {word}")]
+
+
+def run(line: str, more: str = "") -> str:
+    return landmarkd(*shlex.split(line)[1:], *shlex.split(more))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the data of the chapter."""
+    here = tmp_path_factory.mktemp("own")
+    made = re.search(r"models\.make_phantoms \. --count (\d+)", COMMANDS[0])
+    assert made is not None
+    make_phantoms(here, int(made[1]), 1000)
+    return here
+
+
+def test_the_chapter_goes_from_data_to_a_service(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        check, train, folds = commands("train")
+        told = run(check, "--device cpu")
+        assert "8 scans with 6 landmarks: 0 errors, 0 warnings" in told
+        assert "keep no" in told  # constellation, so tiles are suggested
+        assert "step 2:" in run(train, SMALL)
+        assert "│ --folds │ 5" in " ".join(run(f"{folds} --check", SMALL).split())
+        (evaluate,) = commands("evaluate")
+        held_out = json.loads(Path("models/my-model/recipe.json").read_text())["held_out"]
+        assert re.findall(r"--only (\S+)", evaluate) == held_out
+        run(evaluate, "--device cpu")
+        run(commands("check")[0], "--device cpu")
+    service = ServiceProcess(folder / "models")
+    try:
+        scan, address = re.findall(r"@(\S+) 'http://127\.0\.0\.1:8000(\S+)'", COMMANDS[-1])[0]
+        answer = httpx.post(service.url + address, content=(folder / scan).read_bytes(), timeout=60)
+    finally:
+        service.kill()
+    assert answer.status_code == 200, answer.text
+    (markup,) = answer.json()["markups"]
+    names = {point["label"] for point in markup["controlPoints"]}
+    assert names == {"ball", "void", "shell", "target", "dumbbell", "ring"}
+
+
+def test_no_second_network_is_trained_where_landmarks_keep_no_constellation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would tell it where to look."""
+    monkeypatch.chdir(folder)
+    model = Path(__file__).resolve().parents[2] / "models" / "phantom"
+    (refine,) = commands("refine")
+    with pytest.raises(BadParameter, match="fewer or lie anyhow"):
+        run(refine.replace("models/my-model", shlex.quote(str(model))), "--device cpu")

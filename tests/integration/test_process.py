@@ -1,0 +1,179 @@
+"""The service as a process: real sockets, real signals, exit codes."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.io.schemas import LandmarksAnswer, Problem
+from tests.support.services import RAW, ServiceProcess, toy_models, toy_scan
+
+URL = "/v1/landmarks"
+SHORT_S = "0.5"
+LARGE = (100, 64, 80)
+"""Of float32: 2 MB, of which all but the start is received in place."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("process"))
+
+
+@pytest.fixture(scope="module")
+def service(models: Path) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(
+        models, BODY_TIMEOUT_S=SHORT_S, HEADER_TIMEOUT_S=SHORT_S, MAX_BODY_BYTES="4MiB"
+    )
+    yield process
+    process.kill()
+
+
+def connect(service: ServiceProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", service.port), timeout=60)
+
+
+def head(length: int, request_id: str) -> bytes:
+    return (
+        f"POST {URL} HTTP/1.1\r\nHost: x\r\nX-Request-ID: {request_id}\r\n"
+        f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    ).encode()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    content = b""
+    while chunk := connection.recv(65_536):
+        content += chunk
+    return content
+
+
+def test_upload_over_a_socket_is_answered(service: ServiceProcess) -> None:
+    response = httpx.post(service.url + URL, content=toy_scan(), headers=RAW, timeout=60)
+    assert response.status_code == 200
+    assert LandmarksAnswer.model_validate_json(response.content).landmarks
+
+
+def test_large_uploads_arrive_as_one_that_comes_in_pieces(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+
+    def digest(content: bytes | Iterator[bytes]) -> str | None:
+        response = httpx.post(service.url + URL, content=content, headers=RAW, timeout=60)
+        return LandmarksAnswer.model_validate_json(response.content).volume.digest
+
+    expected = digest(iter([scan[:99], scan[99:]]))
+    with ThreadPoolExecutor(4) as clients:
+        assert list(clients.map(digest, [scan] * 4)) == [expected] * 4
+
+
+def test_large_body_that_stops_gets_408_and_says_how_far_it_came(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+    with connect(service) as connection:
+        connection.sendall(head(len(scan), "stops") + scan[:700_000])
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"got 700000 bytes" in answer
+
+
+def test_large_body_is_refused_by_its_header_while_it_comes(service: ServiceProcess) -> None:
+    frames = toy_scan((*LARGE[:2], 8, 9))
+    with connect(service) as connection:
+        connection.sendall(head(len(frames), "frames") + frames[:100_000])
+        assert read_all(connection).startswith(b"HTTP/1.1 422")
+
+
+def test_client_that_leaves_in_the_middle_of_a_large_body_is_noted(service: ServiceProcess) -> None:
+    scan = toy_scan(LARGE)
+    with connect(service) as connection:
+        connection.sendall(head(len(scan), "left-large") + scan[:700_000])
+    assert service.wait_for(request_id="left-large")["code"] == "client-left"
+
+
+def test_slow_body_gets_408(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(head(1000, "slow") + b"x")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert Problem.model_validate_json(answer.split(b"\r\n\r\n", 1)[1]).code == "slow-upload"
+
+
+def test_head_that_never_ends_loses_its_connection(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(b"POST /v1/landmarks HTTP/1.1\r\nHost: x\r\n")
+        assert read_all(connection) == b""
+
+
+def test_refused_body_is_not_listened_to_for_ever(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(head(10 << 20, "big").replace(b"Connection: close\r\n", b"") + b"x")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_client_that_expects_100_is_refused_before_it_sends(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        expecting = head(10 << 20, "expecting").replace(b"Host", b"Expect: 100-continue\r\nHost")
+        connection.sendall(expecting)
+        assert read_all(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_client_that_leaves_while_it_uploads_is_noted(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(head(1000, "left-early") + b"x")
+    assert service.wait_for(request_id="left-early")["code"] == "client-left"
+    text = httpx.get(service.url + "/metrics", timeout=60).text
+    assert "landmarkd_requests_in_flight 0.0" in text
+
+
+def test_client_that_leaves_while_it_waits_harms_nobody(service: ServiceProcess) -> None:
+    scan = toy_scan()
+    with connect(service) as connection:
+        connection.sendall(head(len(scan), "left-late") + scan)
+    # A fast machine may have answered before it could see the client leave.
+    assert service.wait_for(request_id="left-late")["code"] in ("client-left", "ok")
+    response = httpx.post(service.url + URL, content=scan, headers=RAW, timeout=60)
+    assert response.status_code == 200
+
+
+def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: Path) -> None:
+    service = ServiceProcess(models, DRAIN_S="30")
+    scan = toy_scan(LARGE)
+    try:
+        with connect(service) as connection:
+            connection.sendall(head(len(scan), "accepted") + scan[:700_000])
+            # In flight: the first line of the metrics that says so.
+            while (
+                "requests_in_flight 1.0" not in httpx.get(service.url + "/metrics", timeout=60).text
+            ):
+                pass
+            service.terminate()
+            service.wait_for(message="draining")
+            refused = httpx.post(service.url + URL, content=scan, headers=RAW, timeout=60)
+            draining = httpx.get(service.url + "/readyz", timeout=60)
+            connection.sendall(scan[700_000:])
+            answer = read_all(connection)
+        assert refused.status_code == 503
+        assert Problem.model_validate_json(refused.content).code == "draining"
+        assert draining.status_code == 503
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert service.wait() == 0
+    finally:
+        service.kill()
+
+
+def test_collector_is_on_once_ready_and_spares_what_the_start_has_made(models: Path) -> None:
+    says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
+    say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
+    before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"
+    service = ServiceProcess(models, before)
+    try:
+        service.terminate()
+        service.wait_for(on=True, spared=True)
+    finally:
+        service.kill()
+
+
+def test_port_in_use_ends_the_process_with_an_error(models: Path, service: ServiceProcess) -> None:
+    with pytest.raises(AssertionError, match="exit code 3"):
+        ServiceProcess(models, PORT=str(service.port))

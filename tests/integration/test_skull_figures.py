@@ -1,0 +1,55 @@
+"""What is told of the mouse-skull model, against the errors of its cross-validation."""
+
+import csv
+import re
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from app.model.manifest import read_manifest
+from app.training.calibrate.regions import conformal_region
+from tests.support.skulls import MODEL, UNSEEN
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    with (MODEL / "crossvalidation" / "errors.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
+    errors: list[dict[str, str]],
+) -> None:
+    """So those can tell whether they hold."""
+    mine: dict[str, list[float]] = defaultdict(list)
+    for row in errors:
+        if row["scan"] not in UNSEEN and row["status"] == "detected":
+            mine[row["landmark"]].append(float(row["error_mm"]))
+    marks = read_manifest(MODEL / "refine").landmarks
+    assert len(marks) == len(mine) == 45
+    for mark in marks:
+        region = conformal_region(np.array(mine[mark.name]), own=True)
+        assert region is not None
+        assert region.promise >= 0.95
+        # The errors are rounded here, and regions there, upwards.
+        assert mark.region95_mm == pytest.approx(region.radius_mm, abs=1.1e-3)
+
+
+def test_the_card_tells_the_errors_of_every_fold(errors: list[dict[str, str]]) -> None:
+    card = (MODEL / "README.md").read_text()
+    section = card.split("## Cross-validation")[1].split("## 95 % regions")[0]
+    told = [
+        re.findall(r"[\d.,]+", line.replace("*", "").split("|", 2)[2])
+        for line in section.splitlines()
+        if line.startswith(("| without", "| all"))
+    ]
+    folds = [[row for row in errors if row["fold"] == fold] for fold in "12345"]
+    assert {row["scan"] for row in errors} >= set(UNSEEN)
+    for line, rows in zip(told, [*folds, errors], strict=True):
+        mm = np.array([float(row["error_mm"]) for row in rows if row["error_mm"]])
+        expected = mm.mean(), np.median(mm), np.percentile(mm, 95), mm.max()
+        detected = sum(row["status"] == "detected" for row in rows)
+        figures = [float(number.replace(",", "")) for number in line]
+        # Errors are rounded in the file, and figures in the card.
+        assert figures == pytest.approx([*expected, detected, len(rows)], abs=1e-3)

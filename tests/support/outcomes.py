@@ -1,0 +1,38 @@
+"""Outcomes made by hand, for tests of what is made of them."""
+
+import numpy as np
+
+from app.training.evaluate.outcomes import Outcome
+from app.voting.landmarks import Status
+
+NAN = float("nan")
+
+
+def outcome(  # noqa: PLR0913 - each test says what matters to it
+    error_mm: float = NAN,
+    *,
+    landmark: str = "a",
+    scan: str = "one",
+    present: bool = True,
+    status: Status = "detected",
+    mass: float = 0.8,
+    region95_mm: float | None = None,
+    known: bool = True,
+) -> Outcome:
+    """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
+    placed = np.isfinite(error_mm)
+    return Outcome(
+        scan=scan,
+        landmark=landmark,
+        present=present,
+        status=status,
+        true_mm=np.array([1.0, 2.0, 3.0]) if present else None,
+        found_mm=np.array([1.0 + error_mm, 2.0, 3.0]) if placed else None,
+        error_mm=error_mm,
+        error_voxels=2 * error_mm,
+        confidence=0.9,
+        mass=mass,
+        coherence=0.7,
+        region95_mm=region95_mm,
+        known=known,
+    )

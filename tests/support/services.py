@@ -1,0 +1,205 @@
+"""A folder -> a running service with one toy model, in this process or in one of its own."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.types import Message, Scope
+
+from app.api.app import create_app
+from app.io.schemas import Problem
+from app.settings import PREFIX, Settings
+from tests.support.model_folders import make_model_folder
+
+MODEL = "toy"
+SHAPE = (20, 18, 24)
+RAW = {"Content-Type": "application/octet-stream"}
+
+
+def toy_scan(shape: tuple[int, ...] = SHAPE) -> bytes:
+    """Make a NIfTI file of seeded noise with an oblique-free, anisotropic affine in mm."""
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, shape).astype(np.float32)
+    image = nib.Nifti1Image(voxels, np.diag([1.0, 1.25, 0.8, 1.0]))
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+def toy_models(folder: Path) -> Path:
+    """Make a models folder with one toy model in it."""
+    models = folder / "models"
+    models.mkdir(exist_ok=True)
+    make_model_folder(models, MODEL)
+    return models
+
+
+def toy_settings(models: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any setting's value
+    """Make settings for a small machine, some of them changed."""
+    values: dict[str, Any] = {"models_dir": models, "device": "cpu", "threads": 1, "drain_s": 5}
+    return Settings(**(values | changes))
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[TestClient]:
+    """Run an application in this process until the block ends; its models are loaded."""
+    app = create_app(settings)
+    with TestClient(app) as client:
+        assert client.portal is not None
+        client.portal.call(_loaded, app)
+        yield client
+
+
+async def _loaded(app: FastAPI) -> None:
+    await asyncio.shield(app.state.starting)
+
+
+def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+    """Read the problem that a response is."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert problem.status == response.status_code
+    assert problem.request_id == response.headers["x-request-id"]
+    return problem
+
+
+def scope_of(path: str) -> Scope:
+    """Make the ASGI scope of a POST, for tests that play the client themselves."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 1),
+    }
+
+
+def play(client: TestClient, path: str, *coming: Message) -> list[Message]:
+    """Play a client that says some things and then nothing more; gives what it is told.
+
+    Args:
+        client: Of a running service.
+        path: What it posts to.
+        coming: What it says, in the terms of ASGI.
+
+    Returns:
+        What the service sends.
+    """
+    said, sent = list(coming), list[Message]()
+
+    async def receive() -> Message:
+        if not said:
+            await asyncio.Event().wait()
+        return said.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def talk() -> None:
+        await client.app(scope_of(path), receive, send)
+
+    assert client.portal is not None
+    client.portal.call(talk)
+    return sent
+
+
+def body_and_leave(content: bytes) -> tuple[Message, Message]:
+    """Say what a client says that sends a body whole, and then leaves."""
+    body = {"type": "http.request", "body": content, "more_body": False}
+    return body, {"type": "http.disconnect"}
+
+
+class ServiceProcess:
+    """The service as users run it, on a free port; its log lines are how tests wait for things."""
+
+    def __init__(self, models: Path, before: str = "", **environment: str) -> None:
+        """Start it, and wait until its models are loaded.
+
+        Args:
+            models: The models folder.
+            before: Python to run first, such as what makes a test's own network known.
+            environment: Settings.
+        """
+        chosen = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": "0"}
+        chosen |= {"LOG_LEVEL": "debug"} | environment
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"{before}\nfrom app.server.process import serve\nraise SystemExit(serve())",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={PREFIX + name: value for name, value in chosen.items()},
+        )
+        # Read as they come, whether a test waits for them or not: a full pipe would stop it.
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+        port = None
+        started = False
+        while port is None or not started:
+            line = self.next_line()
+            port = line["port"] if line["message"] == "listening" else port
+            started = started or line["message"] == "started"
+        self.port = int(port)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next log line."""
+        text = self._lines.get()
+        assert text, f"expected a log line, got the end (exit code {self.wait()})"
+        line: dict[str, Any] = json.loads(text)
+        return line
+
+    def wait_for(self, **fields: object) -> dict[str, Any]:
+        """Wait for a log line with these fields."""
+        while True:
+            line = self.next_line()
+            if all(line.get(name) == value for name, value in fields.items()):
+                return line
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._process.send_signal(signal.SIGTERM)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        code = self._process.wait(timeout=60)
+        self._reader.join()
+        return code
+
+    def kill(self) -> None:
+        """End it, however it is."""
+        self._process.kill()
+        self.wait()

@@ -1,0 +1,165 @@
+"""Made-up fields and votes with known answers, for the tests of the voting stages."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.geometry import Affine
+from app.model.manifest import Manifest
+from app.model.network import Field
+from app.preprocessing.grid import Grid
+from app.voting.constellation import Shape
+from app.voting.landmarks import Landmark, locate
+from app.voting.readout import GridFrame, readout_of
+from app.voting.votes import Votes, select_votes
+
+SCAN_SHAPE = (40, 36, 44)
+"""Shape of the made-up scan that ``find`` looks at; its indices are mm."""
+SCAN_RADIUS = 6.0
+"""Its voxels vote within this distance of a landmark."""
+
+
+def random_field(
+    shape: Sequence[int], landmarks: int, activation: str = "softmax", seed: int = 0
+) -> Field:
+    """Make a field of noise: about a fifth of voxels and landmarks pass a threshold of 0.3."""
+    random = torch.Generator().manual_seed(seed)
+    channels = landmarks + (activation == "softmax")
+    scores = 2 * torch.randn(channels, *shape, generator=random) - 1
+    if activation == "none":
+        scores = torch.rand(channels, *shape, generator=random)
+    offsets = 4 * torch.randn(3, landmarks, *shape, generator=random)
+    return Field(scores, offsets, activation, activation == "softmax")  # type: ignore[arg-type]
+
+
+def ball_votes(
+    centre: Sequence[float],
+    shape: Sequence[int],
+    radius: float,
+    *,
+    landmark: int = 0,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> Votes:
+    """Let all voxels within a radius of a place vote for it with noise and probability 0.8."""
+    random = np.random.default_rng(seed)
+    voxels = np.stack(np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), axis=-1)
+    source = voxels.reshape(-1, 3)
+    source = source[np.linalg.norm(source - np.asarray(centre), axis=1) <= radius]
+    position = np.asarray(centre) + noise * random.standard_normal(source.shape)
+    return votes_at(position, landmark=landmark, probability=0.8, source=source)
+
+
+def votes_at(
+    position: NDArray[np.float64] | Sequence[Sequence[float]],
+    *,
+    landmark: int | Sequence[int] = 0,
+    probability: float | Sequence[float] = 1.0,
+    source: NDArray[np.int64] | None = None,
+) -> Votes:
+    """Make votes for given positions."""
+    places = torch.as_tensor(np.asarray(position), dtype=torch.float32).reshape(-1, 3)
+    weight = torch.as_tensor(probability, dtype=torch.float32).expand(len(places)).clone()
+    origin = places if source is None else torch.as_tensor(source, dtype=torch.float32)
+    landmarks = torch.as_tensor(landmark, dtype=torch.int64).expand(len(places)).clone()
+    return Votes(landmarks, origin, places, weight, weight)
+
+
+def shuffled(votes: Votes, seed: int) -> Votes:
+    """Put the votes into another order."""
+    order = torch.randperm(len(votes), generator=torch.Generator().manual_seed(seed))
+    return Votes(
+        votes.landmark[order],
+        votes.source[order],
+        votes.position[order],
+        votes.probability[order],
+        votes.weight[order],
+    )
+
+
+def moved(votes: Votes, by: Float[Tensor, " 3"]) -> Votes:
+    """Translate votes and the voxels that cast them."""
+    return Votes(
+        votes.landmark, votes.source + by, votes.position + by, votes.probability, votes.weight
+    )
+
+
+def make_manifest(
+    landmarks: int = 1, *, shape: bool = False, stride: int = 1, spacing: float = 1.0
+) -> Manifest:
+    """Make a manifest whose landmarks vote within 6 voxels, presence threshold 0.25."""
+    table: dict[str, object] = {
+        "schema": 1,
+        "name": "made-up",
+        "version": "1.0.0",
+        "description": "",
+        "license": "none",
+        "input": {
+            "orientation": "RAS",
+            "spacing_mm": [spacing] * 3,
+            "tile_shape": [12, 12, 12],
+            "intensity": {"method": "none"},
+        },
+        "network": {
+            "program": "network.pt2",
+            "sha256": "0" * 64,
+            "activation": "sigmoid",
+            "output_stride": stride,
+        },
+        "voting": {"threshold": 0.3, "radius_mm": SCAN_RADIUS * spacing, "smooth_mm": spacing},
+        "landmarks": [{"name": str(c), "region95_mm": 0.6} for c in range(landmarks)],
+        "selfcheck": {"input": "phantom:7", "tolerance_mm": 0.5},
+    }
+    if shape:
+        table["shape"] = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 2.0}
+    return Manifest.model_validate(table)
+
+
+def make_grid(
+    to_world: Affine | None = None, spacing: float = 1.0, shape: tuple[int, int, int] = SCAN_SHAPE
+) -> Grid:
+    """Make an empty grid; by default its indices are mm."""
+    affine = np.eye(4) if to_world is None else to_world
+    return Grid(torch.zeros(shape), np.eye(4), affine, (spacing, spacing, spacing))
+
+
+def find(
+    votes: Votes, *, truth: NDArray[np.float64] | None = None, landmarks: int = 1
+) -> tuple[Landmark, ...]:
+    """Locate landmarks on the default grid, with a shape if the true constellation is given."""
+    manifest = make_manifest(landmarks, shape=truth is not None)
+    shape = None if truth is None else Shape(truth, tolerance_mm=2.0)
+    return find_on(make_grid(), votes, manifest, shape)
+
+
+def find_on(
+    grid: Grid, votes: Votes, manifest: Manifest, shape: Shape | None = None
+) -> tuple[Landmark, ...]:
+    """Locate a model's landmarks on a grid."""
+    frame = GridFrame(grid.to_volume, grid.to_world)
+    return locate(votes, readout_of(grid, manifest), frame, manifest.landmarks, shape)
+
+
+def thinned(votes: Votes, share: float) -> Votes:
+    """Keep a share of the votes."""
+    kept = torch.rand(len(votes), generator=torch.Generator().manual_seed(1)) < share
+    return select_votes(votes, kept)
+
+
+def scattered(votes: Votes, share: float, seed: int = 0) -> Votes:
+    """Let a share of the votes point anywhere in the grid."""
+    random = np.random.default_rng(seed)
+    position = votes.position.numpy().copy()
+    wild = random.random(len(votes)) < share
+    position[wild] = random.uniform(0, SCAN_SHAPE, (wild.sum(), 3))
+    return Votes(
+        votes.landmark,
+        votes.source,
+        torch.from_numpy(position),
+        votes.probability,
+        votes.weight,
+    )

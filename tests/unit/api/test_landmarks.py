@@ -1,0 +1,225 @@
+"""Routes: every call, and every way in which one can fail, against the real engine."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.api.upload.plan import CURL_TYPE
+from app.io.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
+from tests.support.services import (
+    MODEL,
+    RAW,
+    SHAPE,
+    body_and_leave,
+    play,
+    problem_of,
+    running,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
+
+LIMIT = 100_000
+URL = "/v1/landmarks"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("routes"))
+
+
+@pytest.fixture(scope="module")
+def client(models: Path) -> Iterator[TestClient]:
+    with running(toy_settings(models, max_body_bytes=LIMIT, max_in_flight=2)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def scan() -> bytes:
+    return toy_scan()
+
+
+def stable(content: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(content)
+    return {key: value for key, value in answer.items() if key not in ("request_id", "timing_ms")}
+
+
+def test_raw_upload_is_answered_with_landmarks(client: TestClient, scan: bytes) -> None:
+    response = client.post(URL, content=scan, headers=RAW)
+    assert response.status_code == 200, response.text
+    answer = LandmarksAnswer.model_validate_json(response.content)
+    assert answer.model.name == MODEL
+    assert answer.volume.shape == SHAPE
+    assert answer.volume.spacing_mm == pytest.approx((1.0, 1.25, 0.8))
+    assert answer.request_id == response.headers["x-request-id"]
+    assert all(landmark.candidates is None for landmark in answer.landmarks)
+
+
+def test_answer_names_every_landmark_in_the_manifests_order(
+    client: TestClient, scan: bytes
+) -> None:
+    info = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content)
+    answer = LandmarksAnswer.model_validate_json(client.post(URL, content=scan).content)
+    assert [item.name for item in answer.landmarks] == [item.name for item in info.landmarks]
+
+
+def test_framing_of_the_upload_does_not_change_the_answer(client: TestClient, scan: bytes) -> None:
+    zipped = gzip.compress(scan)
+
+    raw = client.post(URL, content=scan, headers=RAW)
+    others = [
+        client.post(URL, content=zipped, headers={"Content-Type": "application/gzip"}),
+        client.post(URL, content=zipped, headers=RAW | {"Content-Encoding": "gzip"}),
+        client.post(URL, content=iter([scan[:7], scan[7:]]), headers=RAW),
+        client.post(URL, content=scan),
+        client.post(URL, content=scan, headers={"Content-Type": CURL_TYPE}),
+        client.post(URL, files={"volume": ("patient name.nii", scan)}),
+        client.post(URL, files={"volume": ("patient name.nii.gz", zipped, "application/gzip")}),
+    ]
+    assert raw.status_code == 200
+    for other in others:
+        assert stable(other.content) == stable(raw.content)
+
+
+def test_stage_times_are_in_the_answer_and_the_header(client: TestClient, scan: bytes) -> None:
+    response = client.post(URL, content=scan, headers=RAW)
+    timing = LandmarksAnswer.model_validate_json(response.content).timing_ms.model_dump()
+    header = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    assert list(header) == list(timing)
+    assert {name: float(ms) for name, ms in header.items()} == pytest.approx(timing, abs=1e-3)
+    assert timing["total"] >= timing["receive"] + timing["decode"]
+
+
+def test_candidates_are_listed_when_asked_for(client: TestClient, scan: bytes) -> None:
+    content = client.post(URL, content=scan, headers=RAW, params={"candidates": "true"}).content
+    answer = LandmarksAnswer.model_validate_json(content)
+    assert all(landmark.candidates is not None for landmark in answer.landmarks)
+
+
+@pytest.mark.parametrize(
+    ("params", "accept", "media_type"),
+    [
+        ({}, None, "application/json"),
+        ({}, "*/*", "application/json"),
+        ({}, "text/html, application/*;q=0.8", "application/json"),
+        ({}, "text/csv", "text/csv; charset=utf-8"),
+        ({"format": "mrk.json"}, "text/csv", "application/vnd.slicer.markups+json"),
+        ({"format": "fcsv"}, None, "text/vnd.slicer.fcsv; charset=utf-8"),
+    ],
+)
+def test_query_or_accept_chooses_the_format(
+    params: dict[str, str], accept: str | None, media_type: str, client: TestClient, scan: bytes
+) -> None:
+    headers = RAW | ({"Accept": accept} if accept else {})
+    response = client.post(URL, content=scan, headers=headers, params=params)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == media_type
+
+
+def test_sane_request_id_is_kept_and_another_replaced(client: TestClient) -> None:
+    kept = client.get("/livez", headers={"X-Request-ID": "run-7.a_B"})
+    assert kept.headers["x-request-id"] == "run-7.a_B"
+    for odd in ("", "x" * 65, "a b", "<script>"):
+        replaced = client.get("/livez", headers={"X-Request-ID": odd})
+        assert replaced.headers["x-request-id"] not in ("", odd)
+
+
+def test_client_that_leaves_takes_its_work_with_it(client: TestClient, scan: bytes) -> None:
+    sent = play(client, URL, *body_and_leave(scan))
+    assert sent[0]["status"] == 499
+    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    assert engine.admission.requests == 0
+    assert 'landmarkd_requests_total{code="client-left",route="/v1/landmarks"}' in metrics(client)
+    assert client.post(URL, content=scan).status_code == 200
+
+
+def metrics(client: TestClient) -> str:
+    text: str = client.get("/metrics").text
+    return text
+
+
+def test_models_are_listed_and_described(client: TestClient) -> None:
+    listed = ModelsAnswer.model_validate_json(client.get("/v1/models").content).models
+    assert [(item.name, item.status) for item in listed] == [(MODEL, "ready")]
+    info = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content)
+    assert info.digest == listed[0].digest
+    assert len(info.landmarks) == listed[0].landmarks
+    (device,) = info.devices
+    assert (device.name, device.status, device.refine_precision) == ("cpu", "ready", None)
+    chosen = [one.precision for one in device.precisions if one.chosen]
+    assert [device.precision] == (chosen or ["float32"])
+
+
+def test_probes_say_alive_and_ready(client: TestClient) -> None:
+    assert client.get("/livez").json() == {"alive": True}
+    response = client.get("/readyz")
+    assert response.status_code == 200
+    assert response.json()["models"] == {MODEL: "ready"}
+
+
+def test_service_without_a_model_is_alive_but_not_ready(tmp_path: Path) -> None:
+    with running(toy_settings(tmp_path)) as client:
+        assert client.get("/livez").status_code == 200
+        response = client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["reason"]
+        assert problem_of(client.post(URL, content=b"x")).code == "not-ready"
+
+
+def test_broken_model_is_listed_with_its_reason_and_the_other_serves(
+    tmp_path: Path, scan: bytes
+) -> None:
+    models = toy_models(tmp_path)
+    (models / "broken").mkdir()
+    (models / "broken" / "model.toml").write_text("schema = 2")
+    with running(toy_settings(models)) as client:
+        listed = {
+            item["name"]: item["status"] for item in client.get("/v1/models").json()["models"]
+        }
+        assert "schema" in listed["broken"]
+        problem = problem_of(client.get("/v1/models/broken"))
+        assert "schema" in problem.detail
+        response = client.post(URL, content=scan, headers=RAW, params={"model": MODEL})
+        assert response.status_code == 200
+
+
+def test_metrics_count_requests_by_route_and_outcome(client: TestClient, scan: bytes) -> None:
+    client.post(URL, content=scan)
+    client.post(URL, content=b"")
+    client.get("/patients/jane")
+    text = metrics(client)
+    assert 'landmarkd_requests_total{code="ok",route="/v1/landmarks"}' in text
+    assert 'landmarkd_requests_total{code="not-a-volume",route="/v1/landmarks"}' in text
+    assert 'landmarkd_requests_total{code="not-found",route="unmatched"}' in text
+    assert 'landmarkd_stage_seconds_count{stage="network"}' in text
+    assert "landmarkd_requests_in_flight 0.0" in text
+    assert "jane" not in text
+
+
+def test_log_line_of_a_request_holds_no_file_name(
+    client: TestClient, scan: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "app.requests")
+    client.post(f"{URL}?model={MODEL}", files={"volume": ("jane.nii", scan)})
+    (line,) = [line for line in caplog.records if line.name == "app.requests"]
+    said = vars(line)
+    assert (said["route"], said["status"], said["code"]) == (URL, 200, "ok")
+    assert (said["model"], said["bytes"], tuple(said["shape"])) == (MODEL, len(scan), SHAPE)
+    assert "jane" not in str(said)
+
+
+def test_docs_show_both_ways_to_upload_and_every_problem(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    post = document["paths"][URL]["post"]
+    body = post["requestBody"]["content"]
+    assert "volume" in body["multipart/form-data"]["schema"]["properties"]
+    assert body["application/octet-stream"]["schema"]["format"] == "binary"
+    for status in ("400", "413", "415", "422", "429", "503", "504"):
+        assert "application/problem+json" in post["responses"][status]["content"]
+    assert post["responses"]["200"]["content"]["application/json"]["example"]["landmarks"]
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,126 @@
+"""What is served for the page; tests/integration/test_page_browser.py looks at it in a browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.api.keys import hash_key
+from app.api.ui import page as page_module
+from app.api.ui.page import BORROWED, MAX_ANSWER_BYTES, WEB, export_niivue
+from app.io.formats import FORMATS
+from app.io.schemas import LandmarksAnswer
+from app.phantom import make_phantom, scan_bytes
+from tests.support.services import RAW, problem_of, running, toy_models, toy_scan, toy_settings
+
+SEED = 6
+KEY = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with running(toy_settings(toy_models(tmp_path_factory.mktemp("page")))) as made:
+        yield made
+
+
+def test_the_page_is_served_with_a_policy_that_allows_no_other_host(client: TestClient) -> None:
+    response = client.get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    assert "unsafe" not in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert 'data-viewer="present"' in response.text
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in WEB.iterdir()))
+def test_files_of_the_page_name_no_other_host(name: str) -> None:
+    text = (WEB / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    assert "//" not in text.replace("// ", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("page.js", "text/javascript"),
+        ("page.css", "text/css"),
+        ("icon.svg", "image/svg+xml"),
+        ("niivue.js", "text/javascript"),
+        ("swagger-ui.js", "text/javascript"),
+        ("swagger-ui.css", "text/css"),
+    ],
+)
+def test_a_file_is_sent_once_and_then_only_confirmed(
+    client: TestClient, name: str, media_type: str
+) -> None:
+    first = client.get(f"/page/{name}")
+    assert first.status_code == 200
+    assert first.headers["content-type"].startswith(media_type)
+    again = client.get(f"/page/{name}", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert not again.content
+    assert again.headers["etag"] == first.headers["etag"]
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e/page.py", "page.py"])
+def test_other_files_are_not_served(client: TestClient, name: str) -> None:
+    assert problem_of(client.get(f"/page/{name}")).status == 404
+
+
+def test_without_niivue_the_page_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    assert 'data-viewer="absent"' in client.get("/").text
+    assert client.get("/page/niivue.js").status_code == 404
+    assert client.get("/docs").status_code == 200
+
+
+def test_niivue_is_let_out_of_its_bundle_or_counts_as_absent() -> None:
+    found = BORROWED["niivue.js"].read()
+    assert found is not None
+    assert found.rstrip().endswith(b"as Niivue };")
+    assert export_niivue(b"var A = class extends EventTarget {}") is None
+
+
+def test_docs_are_made_of_files_from_here(client: TestClient) -> None:
+    docs = client.get("/docs")
+    assert "page/swagger-ui.js" in docs.text
+    assert "https:" not in docs.text
+    assert client.get("/openapi.json").status_code == 200
+    assert client.get("/redoc").status_code == 404
+
+
+def test_an_answer_is_written_in_every_format_as_the_service_writes_it(client: TestClient) -> None:
+    answer = client.post("/v1/landmarks", content=toy_scan(), headers=RAW)
+    for form in FORMATS:
+        written = client.post(f"/page/landmarks?format={form.name}", content=answer.content)
+        assert written.content == form.write(LandmarksAnswer.model_validate_json(answer.content))
+        assert written.headers["content-type"].startswith(form.media_type)
+
+
+def test_the_page_offers_every_format() -> None:
+    script = (WEB / "results.js").read_text(encoding="utf-8")
+    for form in FORMATS:
+        assert f'"{form.name}": "' in script
+
+
+def test_what_is_no_answer_is_refused(client: TestClient) -> None:
+    assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "bad-parameter"
+    assert problem_of(client.post("/page/landmarks?format=x", content=b"{}")).status == 406
+    large = b" " * (MAX_ANSWER_BYTES + 1)
+    assert problem_of(client.post("/page/landmarks", content=large)).code == "too-large"
+
+
+def test_the_page_needs_no_key_and_what_computes_does(tmp_path: Path) -> None:
+    settings = toy_settings(toy_models(tmp_path), api_keys=(hash_key(KEY),))
+    with running(settings) as client:
+        for path in ("/", "/page/page.js", "/docs"):
+            assert client.get(path).status_code == 200
+        assert problem_of(client.get("/page/phantom.nii.gz")).code == "unauthorized"
+        assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "unauthorized"
+        scan = client.get("/page/phantom.nii.gz", headers={"Authorization": f"Bearer {KEY}"})
+        assert scan.content == scan_bytes(make_phantom(SEED))

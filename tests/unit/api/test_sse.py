@@ -1,0 +1,115 @@
+"""Progress as server-sent events, and refusals before a body is read."""
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.api.sse import EVENTS, wants_events
+from app.io.volume import HEAD_BYTES
+from tests.support import faulty_network as commands
+from tests.support.faulty_network import command_scan, faulty_models
+from tests.support.faulty_service import TILES, Faulty, code_of
+from tests.support.model_folders import TILE
+
+STREAM = {"Accept": EVENTS}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    process = Faulty(faulty_models(tmp_path_factory.mktemp("events")), BATCH_SIZE="2")
+    yield process
+    process.kill()
+
+
+def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
+    assert response.headers["content-type"].startswith(EVENTS)
+    events = []
+    for block in response.text.strip().split("\n\n"):
+        name, data = block.split("\n", 1)
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("accept", "wants"),
+    [
+        (None, False),
+        ("*/*", False),
+        ("application/json", False),
+        ("text/event-stream", True),
+        ("application/json;q=0.5, Text/Event-Stream; q=1", True),
+    ],
+)
+def test_only_who_names_event_streams_gets_one(accept: str | None, wants: bool) -> None:
+    assert wants_events(accept) is wants
+
+
+def test_progress_is_told_tile_by_tile_and_ends_with_the_answer(service: Faulty) -> None:
+    plain = service.ask(command_scan(seed=1)).json()
+    events = events_of(service.ask(command_scan(seed=1), **STREAM))
+    assert [name for name, _ in events] == ["progress"] * (len(events) - 1) + ["answer"]
+    assert events[0][1]["stage"] == "queued"
+    told = [data["tile"] for name, data in events if name == "progress"]
+    assert told == sorted(told)
+    assert {data["tiles"] for _, data in events[1:-1]} == {TILES}
+    assert len(events) > 3
+    assert events[-1][1]["landmarks"] == plain["landmarks"]
+
+
+def test_queue_position_is_told(service: Faulty) -> None:
+    with service.held():
+        first = service.send(command_scan(seed=2))
+        service.queued(TILES)
+        second = service.send(command_scan(seed=3), **STREAM)
+        service.queued(2 * TILES)
+    assert events_of(second.result())[0][1]["ahead"] == 2
+    assert first.result().status_code == 200
+
+
+def test_fault_ends_the_stream_with_its_problem(service: Faulty) -> None:
+    name, problem = events_of(service.ask(command_scan(commands.NAN), **STREAM))[-1]
+    assert (name, problem["status"], problem["code"]) == ("problem", 500, "network-failed")
+
+
+def test_client_that_leaves_its_stream_takes_its_work_with_it(service: Faulty) -> None:
+    headers = STREAM | {"X-Request-ID": "stream-left"}
+    with service.held():
+        url = f"{service.url}/v1/landmarks"
+        with httpx.stream("POST", url, content=command_scan(seed=4), headers=headers) as stream:
+            assert next(stream.iter_lines()) == "event: progress"
+        assert service.wait_for(request_id="stream-left")["code"] == "client-left"
+        assert service.metric("queue_tiles") == 0
+    service.until(lambda: service.metric("requests_in_flight") == 0)
+
+
+def test_file_is_refused_by_its_header_before_the_rest_comes(service: Faulty) -> None:
+    # Seven axes of which the fourth is empty; the rest of the body is never sent.
+    broken = bytearray(command_scan(seed=1, shape=(64, 48, 80)))
+    broken[40:56] = np.array([4, 64, 48, 80, 0, 1, 1, 1], "<i2").tobytes()
+    head = (
+        f"POST /v1/landmarks HTTP/1.1\r\nHost: x\r\nContent-Length: {len(broken)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
+        connection.sendall(head + broken[:HEAD_BYTES])
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 422")
+
+
+def test_deadline_that_cannot_be_met_is_refused_at_once(service: Faulty) -> None:
+    assert service.ask(command_scan(seed=1)).status_code == 200
+    large = command_scan(seed=1, shape=(200, 150, 200))
+    answer = service.client.post("/v1/landmarks?timeout_s=0.002", content=large)
+    assert (answer.status_code, code_of(answer)) == (504, "deadline-exceeded")
+    assert "tiles, which would take" in answer.json()["detail"]
+
+
+def test_model_shows_what_was_measured_of_its_batches(service: Faulty) -> None:
+    for _ in range(2):
+        assert service.ask(command_scan(seed=1)).status_code == 200
+    rows = service.client.get("/v1/models/faulty").json()["devices"][0]["batches"]
+    assert [row["tiles"] for row in rows if row["chosen"]] == [2]
+    assert {tuple(row["tile_shape"]) for row in rows} == {TILE}

@@ -1,0 +1,66 @@
+"""What ``make run`` shows: a generated scan answered by the service that has just started."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from app.cli.client import Client
+from app.cli.demo import landmark_table, start_demo
+from app.phantom import make_phantom, scan_bytes
+from tests.support.services import ServiceProcess
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+ABSENT_RING = 6
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceProcess]:
+    process = ServiceProcess(MODELS)
+    yield process
+    process.kill()
+
+
+def shown(url: str) -> str:
+    text = io.StringIO()
+    start_demo(url, Console(file=text, width=200)).join(timeout=200)
+    return text.getvalue()
+
+
+def test_demo_shows_landmarks_errors_and_the_next_command(service: ServiceProcess) -> None:
+    text = shown(service.url)
+    for word in ("ball", "error mm", "truly absent", "mouse-skull", "curl --data-binary"):
+        assert word in text
+    assert service.url in text
+
+
+def test_table_tells_true_errors_from_misses(service: ServiceProcess) -> None:
+    phantom = make_phantom(ABSENT_RING)
+    with Client(service.url) as client:
+        answer = client.detect(scan_bytes(phantom), model="phantom")
+    moved = answer.model_copy(
+        update={
+            "landmarks": [
+                mark.model_copy(update={"ras_mm": None, "status": "not_found"})
+                if mark.name == "ball"
+                else mark
+                for mark in answer.landmarks
+            ]
+        }
+    )
+    text = io.StringIO()
+    Console(file=text, width=200).print(landmark_table(moved, phantom))
+    rows = {line.split()[1]: line for line in text.getvalue().splitlines() if line.startswith("│")}
+    assert "missed" in rows["ball"]
+    assert "truly absent" in rows["ring"]
+    assert float(rows["shell"].split()[-2]) < 2.0
+
+
+def test_demo_says_when_the_service_refuses_its_scan() -> None:
+    service = ServiceProcess(MODELS, API_KEYS="0" * 64)
+    try:
+        assert "was not answered" in shown(service.url)
+    finally:
+        service.kill()

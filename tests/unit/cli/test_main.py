@@ -1,0 +1,171 @@
+"""The command, as a person types it."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from app.training.data.landmark_files import read_landmarks
+from tests.support.model_folders import make_model_folder
+from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
+
+LANDMARKS = 3
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    (folder / "one.nii").write_bytes(toy_scan())
+    (folder / "two.nii").write_bytes(toy_scan((24, 26, 18)))
+    return folder
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_detect_prints_the_answer_for_one_scan(models: Path, scans: Path) -> None:
+    result = run("detect", scans / "one.nii", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["model"]["name"] == MODEL
+    assert len(answer["landmarks"]) == LANDMARKS
+
+
+def test_detect_turns_a_folder_into_a_folder(models: Path, scans: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run("detect", scans, "-o", out, "--format", "mrk.json", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir()) == ["one.mrk.json", "two.mrk.json"]
+    assert len(read_landmarks(out / "one.mrk.json")) <= LANDMARKS
+
+
+def test_detect_writes_the_format_that_the_name_asks_for(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.csv"
+    result = run("detect", scans / "one.nii", "-o", out, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert out.read_text().startswith("label,l,p,s,defined")
+
+
+def test_detect_lists_failures_at_the_end_and_does_the_rest(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    (scans / "broken.nii").write_bytes(b"no scan at all")
+    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "broken.nii: expected a NIfTI file" in result.stderr
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_detect_needs_a_folder_for_several_scans(models: Path, scans: Path) -> None:
+    result = run("detect", scans, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "expected -o FOLDER" in result.stderr
+
+
+def test_detect_gives_the_same_landmarks_through_a_service(models: Path, scans: Path) -> None:
+    here = json.loads(run("detect", scans / "one.nii", "--models-dir", models).stdout)
+    service = ServiceProcess(models)
+    try:
+        result = run("detect", scans / "one.nii", "--url", service.url)
+    finally:
+        service.kill()
+    assert result.exit_code == 0, result.output
+    there = json.loads(result.stdout)
+    for one, other in zip(here["landmarks"], there["landmarks"], strict=True):
+        assert one["status"] == other["status"]
+        assert one["ras_mm"] == pytest.approx(other["ras_mm"], abs=1e-3)
+
+
+def test_detect_says_when_no_service_answers(scans: Path) -> None:
+    result = run("detect", scans / "one.nii", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "expected a service at" in result.stderr
+
+
+def test_check_passes_a_sound_folder_and_names_what_is_wrong(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    assert run("check", folder).exit_code == 0
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(re.sub('sha256 = ".', 'sha256 = "x', text, count=1))
+    result = run("check", folder)
+    assert result.exit_code == 1
+    assert "sha256" in str(result.exception)
+
+
+def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, checked=False)
+    assert run("check", folder).exit_code == 1
+    assert run("check", folder, "--write").exit_code == 0
+    assert run("check", folder).exit_code == 0
+
+
+def test_models_lists_sound_and_refused_folders(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, "sound")
+    (tmp_path / "empty").mkdir()
+    result = run("models", "--models-dir", tmp_path)
+    assert result.exit_code == 1
+    assert "sound" in result.stdout
+    assert "empty" in result.stdout
+
+
+def test_phantom_writes_a_scan_and_its_truth(tmp_path: Path) -> None:
+    result = run("phantom", tmp_path / "p.nii.gz", "--seed", 5)
+    assert result.exit_code == 0, result.output
+    image = nib.Nifti1Image.from_filename(tmp_path / "p.nii.gz")
+    points = read_landmarks(tmp_path / "p.mrk.json")
+    index = nib.affines.apply_affine(np.linalg.inv(image.affine), np.stack(list(points.values())))
+    assert (index >= 0).all()
+    assert (index <= np.array(image.shape) - 1).all()
+
+
+def test_phantom_needs_the_name_of_a_scan(tmp_path: Path) -> None:
+    assert run("phantom", tmp_path / "p.txt").exit_code == 1
+
+
+def test_taken_port_is_a_clear_message(models: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = subprocess.run(
+            [sys.executable, "-m", "app.cli.main", "serve", "--port", str(port)],
+            env={"LANDMARKD_MODELS_DIR": str(models)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert process.returncode == 1
+    assert f"127.0.0.1:{port} cannot be used" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_setting_out_of_bounds_is_a_clear_message(models: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "app.cli.main", "serve", "--port", "99999"],
+        env={"LANDMARKD_MODELS_DIR": str(models)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert "port" in process.stderr
+    assert "Traceback" not in process.stderr

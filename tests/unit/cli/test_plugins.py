@@ -1,0 +1,70 @@
+"""Commands of the trainer are commands of ``landmarkd``, and cost the service nothing."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from app.cli import plugins as commands
+from app.cli.main import app
+
+
+def shout(word: Annotated[str, typer.Argument()], times: int = 2) -> None:
+    """Say a word several times."""
+    typer.echo(times * word.upper())
+
+
+@pytest.fixture
+def shouting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trainer have one command."""
+    table: Mapping[str, str] = {"shout": f"{__name__}:shout"}
+    monkeypatch.setattr("app.training.commands.COMMANDS", table)
+
+
+@pytest.mark.usefixtures("shouting")
+def test_a_command_of_the_trainer_is_run_with_its_own_options() -> None:
+    result = CliRunner().invoke(app, ["shout", "ho", "--times", "3"])
+    assert (result.exit_code, result.stdout) == (0, "HOHOHO\n")
+    assert "Usage: root shout" in CliRunner().invoke(app, ["shout", "--help"]).stdout
+
+
+@pytest.mark.usefixtures("shouting")
+def test_the_help_lists_it_behind_the_commands_of_the_service() -> None:
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    assert text.index("serve") < text.index("bench") < text.index("Say a word several times")
+
+
+def test_without_the_trainer_its_commands_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "TRAINER", "no_such_package.commands")
+    assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+    result = CliRunner().invoke(app, ["shout", "ho"])
+    assert result.exit_code == 2
+    assert "No such command 'shout'" in result.stderr
+
+
+def test_a_trainer_that_misses_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own fault is not taken for its absence."""
+    monkeypatch.setattr("app.training.commands.COMMANDS", {"shout": "no_such_package:shout"})
+    result = CliRunner().invoke(app, ["shout", "ho"])
+    assert isinstance(result.exception, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]])
+def test_neither_help_nor_the_service_waits_for_the_trainer(words: list[str]) -> None:
+    script = f"""
+import sys
+from app.cli.main import app
+try:
+    app({words!r})
+except SystemExit:
+    print("torch" in sys.modules, "matplotlib" in sys.modules, "app.training" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    expected = "False False True" if words == ["--help"] else "False False False"
+    assert done.stdout.splitlines()[-1] == expected

@@ -1,0 +1,73 @@
+"""The device that was asked for, or an error."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.compute.device import HOST, choose_device, choose_devices, fast_precisions
+from app.errors import StartupError
+
+
+def test_auto_is_cuda_exactly_when_there_is_one() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_cpu_is_always_there() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_absent_device_is_an_error_not_a_fall_back() -> None:
+    with pytest.raises(StartupError, match="expected a CUDA device cuda:99"):
+        choose_device("cuda:99")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "mps", "cuda:x"])
+def test_other_names_are_refused_with_what_is_known(name: str) -> None:
+    with pytest.raises(StartupError, match="auto, cpu, cuda or cuda:N"):
+        choose_device(name)
+
+
+def test_one_name_is_one_device() -> None:
+    assert choose_devices("cpu") == (HOST,)
+    assert choose_devices("auto")[0].device == choose_device("auto")
+
+
+def test_several_names_are_several_devices_though_torch_knows_only_one_cpu() -> None:
+    found = choose_devices("cpu:0, cpu:1")
+    assert [one.name for one in found] == ["cpu:0", "cpu:1"]
+    assert {one.device for one in found} == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize("name", ["cpu:0,cpu:0", "cpu,cpu"])
+def test_device_named_twice_is_refused(name: str) -> None:
+    with pytest.raises(StartupError, match="expected every device once, got cpu"):
+        choose_devices(name)
+
+
+@pytest.mark.parametrize("name", ["cpu:0,cuda:99", "cpu,", "cpu:0,auto,mps"])
+def test_list_with_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(StartupError, match="expected a"):
+        choose_devices(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are CUDA devices")
+def test_all_is_no_cpu() -> None:
+    with pytest.raises(StartupError, match="CUDA devices for all, got one with none"):
+        choose_devices("all")
+
+
+@pytest.mark.gpu
+def test_all_is_every_cuda_device() -> None:
+    names = [one.name for one in choose_devices("all")]
+    assert names == [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    with pytest.raises(StartupError, match="every device once"):
+        choose_devices("cuda,cuda:0")
+
+
+def test_fast_precisions_of_a_host_are_those_it_has_instructions_for() -> None:
+    fast = fast_precisions(HOST.device)
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512_bf16" not in flags and "amx_bf16" not in flags:
+        assert "bfloat16" not in fast or not flags
+    assert set(fast) <= {"bfloat16", "float16"}

@@ -1,0 +1,187 @@
+"""Uploads: the same values by whatever way, and on CUDA nobody stands still for them."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from app.compute import transfer as streams
+from app.compute.device import NamedDevice
+from app.compute.transfer import NOW, CopyStream, Fetching, Stopwatch, bring, mark, send, upload
+from app.engine.batch_sizes import BatchSizes
+from app.engine.device_loop import DeviceLoop
+from app.engine.metrics import Metrics
+from app.inference.detector import Detection, Detector
+from app.inference.forward import launch, settle
+from app.inference.load import load_checked
+from tests.support.device_loops import CPU, ask, assert_same_landmarks, load_toy, scan
+from tests.support.model_folders import make_model_folder
+
+CUDA = torch.device("cuda", 0)
+DTYPES = (*("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "float32", "float64"),)
+FLIPS = ((), (0,), (2,), (0, 1, 2))
+ORDERS: tuple[Literal["K", "C"], ...] = ("K", "C")
+
+
+def views(dtype: str) -> Iterator[np.ndarray]:
+    """See one array from several sides, as orienting a scan does."""
+    values = np.random.default_rng(5).integers(0, 120, (7, 5, 9)).astype(dtype)
+    stored = np.asfortranarray(values)
+    for order in permutations(range(3)):
+        for flips in FLIPS:
+            yield np.flip(stored.transpose(order), flips)
+    # Cut out of a larger one, so with gaps between its lines.
+    yield stored[1:6, 1:4, 2:7]
+
+
+def plainly(array: np.ndarray, order: Literal["K", "C"]) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.float32, order=order))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_upload_to_the_host_is_the_plain_copy(dtype: str, order: Literal["K", "C"]) -> None:
+    for array in views(dtype):
+        values, expected = upload(array, CPU, order), plainly(array, order)
+        assert torch.equal(values, expected)
+        assert values.stride() == expected.stride()
+        assert not np.shares_memory(values.numpy(), array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_array_brought_in_pieces_is_the_plain_copy(
+    dtype: str, order: Literal["K", "C"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (1, 100, streams.PIECE_BYTES):
+        monkeypatch.setattr(streams, "PIECE_BYTES", size)
+        for array in views(dtype):
+            np.testing.assert_array_equal(send(array, CPU).numpy(), array)
+            values, expected = bring(array, CPU, order), plainly(array, order)
+            assert torch.equal(values, expected)
+            assert values.stride() == expected.stride()
+
+
+def test_nothing_is_waited_for_on_the_host() -> None:
+    copies = CopyStream(CPU)
+    with copies.beside():
+        values = torch.ones(3, 4, 5)
+        assert mark(CPU) is NOW
+    NOW.precede(values)
+
+
+def test_numbers_are_fetched_in_their_order() -> None:
+    assert Fetching(torch.tensor([7, 1 << 40, 0])).wait() == [7, 1 << 40, 0]
+
+
+def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
+    watch = Stopwatch(CPU)
+    torch.ones(50, 60, 70).sum()
+    watch.stop()
+    assert 0 < watch.seconds() == watch.seconds() < 10
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Let every call fail that makes the host wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_upload_to_cuda_equals_the_plain_copy(dtype: str, order: Literal["K", "C"]) -> None:
+    for array in views(dtype):
+        with no_waiting():
+            values = upload(array, CUDA, order)
+        expected = plainly(array, order)
+        assert torch.equal(values.cpu(), expected)
+        assert values.stride() == expected.stride()
+
+
+@pytest.mark.gpu
+def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
+    copies, busy = CopyStream(CUDA), torch.rand(8192, 8192, device=CUDA)
+    array = np.ones((64, 48, 80), np.int16)
+    upload(array, CUDA, "K")
+    busy @ busy
+    torch.cuda.synchronize()
+    for _ in range(50):
+        busy = busy @ busy
+    with copies.beside():
+        values = upload(array, CUDA, "K") * 2
+        prepared = torch.cuda.Event(enable_timing=True)
+        prepared.record()
+        arrival = mark(CUDA)
+    computed = torch.cuda.Event(enable_timing=True)
+    computed.record()
+    arrival.precede(values)
+    total = values.sum()
+    assert float(total) == 2.0 * array.size
+    computed.synchronize()
+    assert prepared.elapsed_time(computed) > 0
+
+
+@pytest.mark.gpu
+def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
+    """Nor do its votes wait for what the device was given after it."""
+    model = load_checked(make_model_folder(tmp_path), CUDA)
+    with CopyStream(CUDA).beside():
+        case = Detector(model).prepare(scan(1))
+        case.arrival = mark(CUDA)
+    tiles = [(case, index) for index in range(2)]
+    settle(launch(tiles))  # Compiles what there is to compile.
+    case.votes.clear()
+    busy = torch.rand(8192, 8192, device=CUDA)
+    with no_waiting():
+        first = launch(tiles)
+        for _ in range(50):
+            busy = busy @ busy
+        behind = torch.cuda.current_stream().record_event()
+    assert settle(first) > 0
+    assert case.votes
+    behind.synchronize()
+
+
+@pytest.mark.gpu
+def test_numbers_are_fetched_before_what_comes_after_them() -> None:
+    busy = torch.rand(8192, 8192, device=CUDA)
+    torch.cuda.synchronize()
+    with no_waiting():
+        fetching = Fetching(torch.arange(3, 5, device=CUDA))
+        for _ in range(50):
+            busy = busy @ busy
+        behind = torch.cuda.current_stream().record_event()
+    assert fetching.wait() == [3, 4]
+    assert not behind.query()
+
+
+@pytest.mark.gpu
+def test_loop_on_cuda_finds_what_is_found_without_streams(tmp_path: Path) -> None:
+    load_toy(tmp_path)
+    model = load_checked(tmp_path / "toy", CUDA)
+    volumes = [scan(seed) for seed in (1, 2, 3)]
+
+    async def scenario() -> list[Detection]:
+        loop = DeviceLoop(BatchSizes(2), Metrics(), where=NamedDevice("cuda:0", CUDA))
+        loop.start()
+        try:
+            return await asyncio.gather(*[ask(loop, Detector(model), one) for one in volumes])
+        finally:
+            await loop.stop()
+
+    for volume, detection in zip(volumes, asyncio.run(scenario()), strict=True):
+        # The same scan prepared and run without any stream, on the same device.
+        assert_same_landmarks(detection, Detector(model).detect(volume))
+        assert detection.timing.network > 0
+        assert detection.timing.vote > 0

@@ -1,0 +1,132 @@
+"""A device that is given a batch before the one before is done."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from app.compute.device import HOST
+from app.model.loader import load_module
+from app.model.registry import LoadedModel
+from tests.support.device_loops import (
+    FAR,
+    ask,
+    assert_same_landmarks,
+    detector_with,
+    running,
+    scan,
+)
+from tests.support.model_folders import make_model_folder
+
+SMALL = (20, 20, 20)
+AHEAD = replace(HOST, ahead=True)
+
+
+class InSteps(nn.Module):
+    """A network each pass of which waits for leave, and some of which find no memory."""
+
+    def __init__(self, inner: nn.Module, short: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.inner = inner
+        self.leave = [threading.Event() for _ in range(9)]
+        self.begun = [threading.Event() for _ in range(9)]
+        self.tiles: list[int] = []
+        self.short = short
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        number = len(self.tiles)
+        self.tiles.append(len(tiles))
+        self.begun[number].set()
+        assert self.leave[number].wait(timeout=30)
+        if number in self.short:
+            raise torch.OutOfMemoryError("out of memory")
+        output: Tensor = self.inner(tiles)
+        return output
+
+
+@pytest.fixture
+def inner(model: LoadedModel, tmp_path: Path) -> nn.Module:
+    return load_module(make_model_folder(tmp_path), model.manifest)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
+    model: LoadedModel, inner: nn.Module, ahead: bool
+) -> None:
+    network = InSteps(inner)
+    detector = detector_with(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1, where=replace(HOST, ahead=ahead)) as loop:
+            prepared = asyncio.Event()
+            first = asyncio.create_task(ask(loop, detector, scan(1, SMALL)))
+            await asyncio.to_thread(network.begun[0].wait)
+            second = asyncio.create_task(
+                loop.detect(detector, scan(2, SMALL), deadline=FAR, on_prepared=prepared.set)
+            )
+            await prepared.wait()
+            network.leave[0].set()
+            await asyncio.to_thread(network.begun[1].wait)
+            await asyncio.wait([first], timeout=0.5 if ahead else 10)
+            assert first.done() is not ahead
+            network.leave[1].set()
+            for seed, task in ((1, first), (2, second)):
+                assert_same_landmarks(
+                    await task, detector_with(model, inner).detect(scan(seed, SMALL))
+                )
+
+    asyncio.run(scenario())
+
+
+def test_batch_that_found_no_memory_beside_another_is_tried_alone(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    """It was not too large, so batches stay as large as they are."""
+    network = InSteps(inner, short=frozenset({1}))
+    detector = detector_with(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=4, where=AHEAD) as loop:
+            first = asyncio.create_task(ask(loop, detector, scan(1, SMALL)))
+            await asyncio.to_thread(network.begun[0].wait)
+            prepared = asyncio.Semaphore(0)
+            others = [
+                asyncio.create_task(
+                    loop.detect(
+                        detector, scan(n, SMALL), deadline=FAR, on_prepared=prepared.release
+                    )
+                )
+                for n in (2, 3)
+            ]
+            for _ in others:
+                await prepared.acquire()
+            for leave in network.leave:
+                leave.set()
+            await asyncio.gather(first, *others)
+            assert network.tiles == [1, 2, 2]
+            assert loop.sizes.size(detector.lane(detector.prepare(scan(1, SMALL)))) == 4
+
+    asyncio.run(scenario())
+
+
+def test_scan_that_fails_in_one_batch_is_not_answered_for_by_the_next(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    """Its other tiles may be on the device already."""
+    network = InSteps(inner, short=frozenset({0}))
+    detector = detector_with(model, network)
+    for leave in network.leave:
+        leave.set()
+
+    async def scenario() -> None:
+        async with running(batch_size=1, where=AHEAD) as loop:
+            with pytest.raises(Exception, match="expected"):
+                await ask(loop, detector, scan(1, (30, 33, 70)))
+            found = await ask(loop, detector, scan(2, SMALL))
+            assert_same_landmarks(found, detector_with(model, inner).detect(scan(2, SMALL)))
+
+    asyncio.run(scenario())

@@ -1,0 +1,82 @@
+"""How many tiles go into a batch: measured on the batches that come."""
+
+import pytest
+
+from app.engine.batch_sizes import MOST_TILES, BatchSizes
+
+LANE = ("model", (8, 9, 10))
+
+
+def run(sizes: BatchSizes, seconds_of: dict[int, float], batches: int = 40) -> None:
+    """Let full batches come, which take as long as is said, and the first of each size longer."""
+    seen: set[int] = set()
+    for _ in range(batches):
+        size = sizes.size(LANE)
+        sizes.observe(LANE, size, seconds_of[size] * (1 if size in seen else 9))
+        seen.add(size)
+
+
+@pytest.mark.parametrize(
+    ("seconds_of", "chosen"),
+    [
+        ({1: 0.010, 2: 0.020}, 1),
+        ({1: 0.010, 2: 0.0192}, 1),
+        ({1: 0.010, 2: 0.012, 4: 0.016, 8: 0.031}, 4),
+        ({1: 0.010, 2: 0.012, 4: 0.026}, 2),
+        ({1: 0.030, 2: 0.040}, 2),
+        ({1: 0.031}, 1),
+    ],
+    ids=[
+        "batching gains nothing",
+        "gains too little",
+        "gains up to four",
+        "then costs",
+        "four would make others wait",
+        "two would",
+    ],
+)
+def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
+    seconds_of: dict[int, float], chosen: int
+) -> None:
+    sizes = BatchSizes()
+    run(sizes, seconds_of)
+    assert sizes.size(LANE) == sizes.largest == chosen
+    rows = sizes.timings("model")
+    assert [row.tiles for row in rows if row.chosen] == [chosen]
+    assert {row.tiles: row.seconds for row in rows} == seconds_of
+    assert sizes.timings("another model") == ()
+
+
+def test_sizes_end_where_memory_or_the_limit_does() -> None:
+    ideal = {2**power: 0.01 for power in range(12)}
+    limited = BatchSizes()
+    run(limited, ideal)
+    assert limited.size(LANE) == MOST_TILES
+    full = BatchSizes(room=lambda: 1.9)
+    run(full, ideal)
+    assert full.size(LANE) == 1
+
+
+def test_size_that_did_not_fit_is_never_tried_again() -> None:
+    sizes = BatchSizes()
+    run(sizes, {2**power: 0.01 for power in range(12)}, batches=9)
+    assert sizes.size(LANE) > 2
+    sizes.shrink(LANE, 2)
+    run(sizes, {2: 0.01})
+    assert sizes.size(LANE) == 2
+
+
+def test_fixed_size_is_kept_and_its_cost_measured() -> None:
+    sizes = BatchSizes(fixed=6)
+    assert not sizes.knows(LANE)
+    run(sizes, {6: 3.0})
+    assert sizes.size(LANE) == 6
+    assert sizes.knows(LANE)
+    assert sizes.cost(LANE) == pytest.approx(0.5, rel=0.1)
+
+
+def test_unknown_tile_is_taken_to_cost_what_others_do() -> None:
+    sizes = BatchSizes(fixed=1)
+    assert sizes.cost(LANE) > 0
+    sizes.observe(LANE, 1, 0.25)
+    assert sizes.cost("unknown") == pytest.approx(0.25)

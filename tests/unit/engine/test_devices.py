@@ -1,0 +1,288 @@
+"""Several devices: which of them answers, and what is left when one of them fails."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.compute.device import HOST, NamedDevice
+from app.engine.device_loop import JOIN_S
+from app.engine.devices import Devices, call_apart
+from app.engine.metrics import Metrics
+from app.errors import ModelRefused, NotReady
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import Volume
+from app.model.network import Network
+from app.model.registry import LoadedModel
+from tests.support.device_loops import CPU, FAR, Faulty, assert_same_landmarks, make_faulty, scan
+from tests.support.model_folders import TILE, make_model_folder
+from tests.support.services import MODEL, RAW, running, toy_models, toy_scan, toy_settings
+
+NAMES = ("cpu:0", "cpu:1")
+
+
+@pytest.fixture
+def networks(model: LoadedModel, tmp_path: Path) -> Iterator[list[Faulty]]:
+    """Make a network for each of two devices, which can be held."""
+    makers = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        makers.append(make_faulty(tmp_path / name, model))
+    yield [next(maker) for maker in makers]
+    for maker in makers:
+        next(maker, None)
+
+
+def spread(model: LoadedModel, networks: list[Faulty]) -> LoadedModel:
+    """Put a network of its own on each device."""
+    copies = {
+        place: replace(model, network=Network(model.manifest, module, CPU))
+        for place, module in enumerate(networks)
+    }
+    return replace(copies[0], copies=copies)
+
+
+class Running:
+    """Two devices on the host, whose self-checks fail where a test says so."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.unsound: set[int] = set()
+        self.checked: list[str] = []
+        self.lost = threading.Event()
+        named = tuple(NamedDevice(name, HOST.device) for name in NAMES)
+        self.devices = Devices(named, 2, self.metrics, self.check, self.lost.set)
+
+    def check(self, place: int) -> None:
+        self.checked.append(threading.current_thread().name)
+        if place in self.unsound:
+            raise RuntimeError("unsound")
+
+    async def __aenter__(self) -> "Running":
+        self.devices.start()
+        return self
+
+    async def __aexit__(self, *_reason: object) -> None:
+        await self.devices.stop()
+
+    def ask(self, model: LoadedModel, volume: Volume) -> "asyncio.Task[Any]":
+        """Ask for a scan in a task of its own."""
+        return asyncio.create_task(
+            self.devices.detect(
+                model, volume, deadline=FAR, frame=0, on_prepared=lambda: None, watch=None
+            )
+        )
+
+    async def end(self, place: int) -> None:
+        """End the thread of a device; a new one takes its place if the self-check passes."""
+
+        def die() -> None:
+            raise SystemExit
+
+        loop = self.devices._loops[place]  # noqa: SLF001 - no network is needed to end a thread
+        with pytest.raises(NotReady):
+            await asyncio.wrap_future(loop.submit(die))
+        while place in self.unsound and not loop.lost:  # noqa: ASYNC110 - only lets others run
+            await asyncio.sleep(0)
+
+
+async def until_entered(network: Faulty) -> None:
+    assert await asyncio.to_thread(network.entered.wait, JOIN_S)
+
+
+def test_two_scans_run_side_by_side(model: LoadedModel, networks: list[Faulty]) -> None:
+    spread_model = spread(model, networks)
+
+    async def scenario() -> list[Any]:
+        async with Running() as running:
+            for network in networks:
+                network.gate.clear()
+            asked = [running.ask(spread_model, scan(seed)) for seed in (1, 2)]
+            # Both are held in their forward passes at the same time.
+            for network in networks:
+                await until_entered(network)
+            for network in networks:
+                network.gate.set()
+            return await asyncio.gather(*asked)
+
+    for seed, detection in zip((1, 2), asyncio.run(scenario()), strict=True):
+        assert_same_landmarks(detection, Detector(model).detect(scan(seed)))
+    assert all(network.batches for network in networks)
+
+
+def test_identical_scan_in_flight_is_shared_across_devices(
+    model: LoadedModel, networks: list[Faulty]
+) -> None:
+    spread_model = spread(model, networks)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            networks[0].gate.clear()
+            first = running.ask(spread_model, scan(1))
+            await until_entered(networks[0])
+            # The other device is free, and yet not asked.
+            second = running.ask(spread_model, scan(1))
+            await asyncio.sleep(0)
+            networks[0].gate.set()
+            one, other = await asyncio.gather(first, second)
+            assert one is other
+            assert b"landmarkd_shared_total 1.0" in running.metrics.render()
+
+    asyncio.run(scenario())
+    assert networks[0].batches
+    assert not networks[1].batches
+
+
+def test_scan_goes_to_the_device_that_is_free_first(
+    model: LoadedModel, networks: list[Faulty]
+) -> None:
+    spread_model = spread(model, networks)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            networks[0].gate.clear()
+            held = running.ask(spread_model, scan(1, (60, 60, 90)))
+            await until_entered(networks[0])
+            for seed in (2, 3, 4):
+                await running.ask(spread_model, scan(seed))
+            networks[0].gate.set()
+            await held
+
+    asyncio.run(scenario())
+    assert len(networks[1].batches) >= 3
+
+
+def test_lost_device_leaves_the_other_answering(model: LoadedModel, networks: list[Faulty]) -> None:
+    spread_model = spread(model, networks)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            running.unsound = {0}
+            await running.end(0)
+            for seed in (1, 2):
+                await running.ask(spread_model, scan(seed))
+            devices = running.devices
+            assert devices.trouble is None
+            assert devices.complaint == "cpu:0: the device's thread has ended"
+            sound = [state.trouble is None for state in devices.states(spread_model)]
+            assert sound == [False, True]
+            assert devices.working == 1
+            assert not running.lost.is_set()
+
+    asyncio.run(scenario())
+    assert not networks[0].batches
+
+
+def test_process_is_told_only_when_all_devices_are_lost(model: LoadedModel) -> None:
+    async def scenario() -> None:
+        async with Running() as running:
+            running.unsound = {0, 1}
+            await running.end(0)
+            assert not running.lost.is_set()
+            await running.end(1)
+            assert running.lost.is_set()
+            assert running.devices.trouble is not None
+            with pytest.raises(NotReady, match="cpu:1: the device's thread has ended"):
+                await running.ask(model, scan(1))
+            with pytest.raises(NotReady, match="all are lost"):
+                running.devices.load(lambda _device: model)
+
+    asyncio.run(scenario())
+
+
+def test_dead_thread_is_replaced_on_its_own_device(model: LoadedModel) -> None:
+    async def scenario() -> None:
+        async with Running() as running:
+            await running.end(1)
+            # Answered by the new thread, once it has passed its self-check.
+            loop = running.devices._loops[1]  # noqa: SLF001 - that very device is meant
+            name = await asyncio.wrap_future(loop.submit(lambda: threading.current_thread().name))
+            assert name == "cpu:1"
+            assert running.checked == ["cpu:1"]
+            assert await running.ask(model, scan(1))
+
+    asyncio.run(scenario())
+
+
+def test_model_is_loaded_on_every_device_by_its_own_thread(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    threads: list[str] = []
+
+    def load_on(device: torch.device) -> LoadedModel:
+        threads.append(threading.current_thread().name)
+        return load_checked(folder, device)
+
+    async def scenario() -> LoadedModel:
+        async with Running() as running:
+            return await call_apart(lambda: running.devices.load(load_on))
+
+    loaded = asyncio.run(scenario())
+    assert sorted(threads) == list(NAMES)
+    assert loaded.on(0) is not loaded.on(1)
+    assert loaded.on(0).network is not loaded.on(1).network
+    assert loaded.on(1).digest == loaded.digest
+
+
+def test_model_that_one_device_refuses_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+
+    def load_on(device: torch.device) -> LoadedModel:
+        if threading.current_thread().name == "cpu:1":
+            raise ModelRefused("toy: selfcheck: no")
+        return load_checked(folder, device)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            with pytest.raises(ModelRefused, match=r"toy: selfcheck: no \(on cpu:1\)"):
+                await call_apart(lambda: running.devices.load(load_on))
+
+    asyncio.run(scenario())
+
+
+def test_batch_sizes_are_learned_on_each_device_by_itself(
+    model: LoadedModel, networks: list[Faulty]
+) -> None:
+    spread_model = spread(model, networks)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            networks[1].gate.clear()
+            for seed in (1, 2, 3):
+                await running.ask(spread_model, scan(seed))
+            one, other = running.devices.states(spread_model)
+            assert one.timings
+            assert not other.timings
+            assert running.devices.batch_sizes().keys() == set(NAMES)
+            assert running.devices.foresee_s((model.digest, TILE), 9) == 0.0  # as far as is known
+
+    asyncio.run(scenario())
+
+
+def test_reload_swaps_all_copies_at_once_and_only_if_all_pass(tmp_path: Path) -> None:
+    models = toy_models(tmp_path)
+    file = models / MODEL / "model.toml"
+    with running(toy_settings(models, device=",".join(NAMES))) as client:
+        engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+        portal = client.portal
+        assert portal is not None
+        old = engine.registry.get()
+        file.write_text(file.read_text().replace('"1.0.0"', '"1.1.0"'))
+        portal.call(engine.reload, MODEL)
+        new = engine.registry.get()
+        assert [copy.manifest.version for copy in new.copies.values()] == ["1.1.0"] * 2
+        assert old.on(1).manifest.version == "1.0.0"
+        (models / MODEL / "weights.safetensors").write_bytes(b"other")
+        with pytest.raises(ModelRefused, match=r"network.sha256: .* \(on cpu:0\)"):
+            portal.call(engine.reload, MODEL)
+        assert engine.registry.get() is new
+        shown = client.get(f"/v1/models/{MODEL}").json()["devices"]
+        assert [device["name"] for device in shown] == list(NAMES)
+        assert client.post("/v1/landmarks", content=toy_scan(), headers=RAW).status_code == 200
+        text = client.get("/metrics").text
+        assert all(f'landmarkd_batch_size{{device="{name}"}}' in text for name in NAMES)

@@ -1,0 +1,157 @@
+"""The same scan asked for several times at once: computed once, answered to all."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from app.engine.device_loop import DeviceLoop
+from app.errors import DeadlineExceeded, NetworkFailed
+from app.inference.detector import Detection, Detector
+from app.model.registry import LoadedModel
+from tests.support.device_loops import (
+    FAR,
+    POISON,
+    Faulty,
+    ask,
+    assert_same_landmarks,
+    detector_with,
+    running,
+    scan,
+)
+
+
+async def held(loop: DeviceLoop, faulty: Faulty, detector: Detector) -> "asyncio.Task[Detection]":
+    """Keep the device busy with another scan until the gate opens."""
+    faulty.gate.clear()
+    task = asyncio.create_task(ask(loop, detector, scan(9, (20, 20, 20))))
+    await asyncio.to_thread(faulty.entered.wait)
+    return task
+
+
+async def asked(*tasks: "asyncio.Task[Detection]") -> None:
+    """Let tasks run until they wait for the device."""
+    for _ in tasks:
+        await asyncio.sleep(0)
+
+
+def tiles_of(model: LoadedModel) -> int:
+    return len(Detector(model).prepare(scan(1)).plan)
+
+
+def test_identical_scans_in_flight_are_computed_once(model: LoadedModel, faulty: Faulty) -> None:
+    async def scenario() -> list[Detection]:
+        async with running(batch_size=4) as loop:
+            blocker = await held(loop, faulty, detector_with(model, faulty))
+            # Every request has a detector of its own; the model is what counts.
+            same = [
+                asyncio.create_task(ask(loop, detector_with(model, faulty), scan(1)))
+                for _ in range(5)
+            ]
+            await asked(*same)
+            faulty.gate.set()
+            await blocker
+            return await asyncio.gather(*same)
+
+    answers = asyncio.run(scenario())
+    assert sum(faulty.batches) == 1 + tiles_of(model)
+    for answer in answers:
+        assert_same_landmarks(answer, Detector(model).detect(scan(1)))
+
+
+def test_other_frames_and_other_models_are_other_questions(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    async def scenario() -> None:
+        async with running(batch_size=4) as loop:
+            blocker = await held(loop, faulty, detector_with(model, faulty))
+            other = detector_with(replace(model, digest="another"), faulty)
+            mine = detector_with(model, faulty)
+            tasks = [
+                asyncio.create_task(ask(loop, mine, scan(1))),
+                asyncio.create_task(loop.detect(mine, scan(1), deadline=FAR, frame=1)),
+                asyncio.create_task(ask(loop, other, scan(1))),
+            ]
+            await asked(*tasks)
+            faulty.gate.set()
+            await asyncio.gather(blocker, *tasks)
+
+    asyncio.run(scenario())
+    assert sum(faulty.batches) == 1 + 3 * tiles_of(model)
+
+
+def test_one_who_leaves_does_not_take_the_work_of_others_along(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    async def scenario() -> Detection:
+        async with running(batch_size=4) as loop:
+            detector = detector_with(model, faulty)
+            blocker = await held(loop, faulty, detector)
+            first, second = (asyncio.create_task(ask(loop, detector, scan(1))) for _ in range(2))
+            await asked(first, second)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert loop.depth > 0
+            faulty.gate.set()
+            await blocker
+            assert first.cancelled()
+            return await second
+
+    assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
+
+
+def test_one_who_is_late_does_not_take_the_work_of_others_along(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    async def scenario() -> Detection:
+        async with running(batch_size=4) as loop:
+            detector = detector_with(model, faulty)
+            blocker = await held(loop, faulty, detector)
+            patient = asyncio.create_task(ask(loop, detector, scan(1)))
+            await asked(patient)
+            soon = asyncio.get_running_loop().time() + 0.05
+            with pytest.raises(DeadlineExceeded):
+                await loop.detect(detector, scan(1), deadline=soon)
+            faulty.gate.set()
+            await blocker
+            return await patient
+
+    assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
+
+
+def test_last_one_who_leaves_takes_the_work_along(model: LoadedModel, faulty: Faulty) -> None:
+    async def scenario() -> None:
+        async with running(batch_size=4) as loop:
+            detector = detector_with(model, faulty)
+            blocker = await held(loop, faulty, detector)
+            both = [asyncio.create_task(ask(loop, detector, scan(1))) for _ in range(2)]
+            await asked(*both)
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            assert loop.depth == 0
+            faulty.gate.set()
+            await blocker
+
+    asyncio.run(scenario())
+    assert sum(faulty.batches) == 1
+
+
+def test_scan_that_fails_fails_for_all_who_asked_and_can_be_asked_again(
+    model: LoadedModel, faulty: Faulty
+) -> None:
+    async def scenario() -> None:
+        async with running(batch_size=4) as loop:
+            detector = detector_with(model, faulty)
+            blocker = await held(loop, faulty, detector)
+            bad = scan(1, peak=2 * POISON)
+            same = [asyncio.create_task(ask(loop, detector, bad)) for _ in range(3)]
+            await asked(*same)
+            faulty.gate.set()
+            await blocker
+            answers = await asyncio.gather(*same, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [NetworkFailed] * 3
+            with pytest.raises(NetworkFailed):
+                await ask(loop, detector, bad)
+
+    asyncio.run(scenario())

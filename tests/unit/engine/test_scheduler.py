@@ -1,0 +1,201 @@
+"""The batching policy, driven step by step without a device or a clock."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.scheduler import Batch, Scheduler
+
+
+def scheduler_of(size: int) -> Scheduler[str]:
+    return Scheduler[str](lambda _: size)
+
+
+def add(
+    scheduler: Scheduler[str],
+    name: str,
+    lane: str = "lane",
+    tiles: int = 1,
+    deadline: float | None = None,
+) -> None:
+    scheduler.hold(name, deadline)
+    scheduler.offer(name, lane, tiles)
+
+
+def drain(scheduler: Scheduler[str], now: float = 0.0) -> list[Batch[str]]:
+    batches = []
+    while (batch := scheduler.next_batch(now)) is not None:
+        batches.append(batch)
+    return batches
+
+
+def next_of(scheduler: Scheduler[str], now: float = 0.0) -> Batch[str]:
+    batch = scheduler.next_batch(now)
+    assert batch is not None
+    return batch
+
+
+def test_small_scan_passes_a_huge_one_after_one_batch() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "huge", tiles=100)
+    scheduler.next_batch(0.0)
+    add(scheduler, "small")
+    assert "small" in [next_of(scheduler).tiles[0][0] for _ in range(2)]
+
+
+def test_requests_share_a_batch_tile_by_tile() -> None:
+    scheduler = scheduler_of(4)
+    for name in ("a", "b", "c"):
+        add(scheduler, name, tiles=3)
+    assert next_of(scheduler).tiles == (("a", 0), ("b", 0), ("c", 0), ("a", 1))
+
+
+def test_leftover_slots_go_to_the_earliest_deadline() -> None:
+    scheduler = scheduler_of(4)
+    add(scheduler, "old", tiles=5)
+    add(scheduler, "urgent", tiles=5, deadline=9.0)
+    assert [request for request, _ in next_of(scheduler).tiles].count("urgent") == 3
+
+
+def test_leftover_slots_go_to_the_oldest_if_nothing_is_urgent() -> None:
+    scheduler = scheduler_of(3)
+    add(scheduler, "old", tiles=9)
+    add(scheduler, "new", tiles=9)
+    for _ in range(3):
+        assert [request for request, _ in next_of(scheduler).tiles].count("old") == 2
+
+
+def test_late_request_gives_its_slots_to_others() -> None:
+    scheduler = scheduler_of(2)
+    add(scheduler, "late", tiles=2, deadline=1.0)
+    add(scheduler, "fine", tiles=2)
+    assert next_of(scheduler, now=1.0).requests() == ("fine",)
+    assert scheduler.late(1.0) == ("late",)
+
+
+def test_request_is_late_wherever_its_tiles_are() -> None:
+    scheduler = scheduler_of(2)
+    scheduler.hold("not yet prepared", 1.0)
+    add(scheduler, "running", deadline=2.0)
+    scheduler.next_batch(0.0)
+    assert scheduler.next_deadline == 1.0
+    assert scheduler.late(2.0) == ("not yet prepared", "running")
+    scheduler.set_deadline("running", 3.0)
+    scheduler.remove("not yet prepared")
+    assert scheduler.next_deadline == 3.0
+    assert scheduler.late(2.0) == ()
+
+
+def test_lanes_never_mix_and_take_turns() -> None:
+    scheduler = scheduler_of(8)
+    add(scheduler, "a", "lane one", tiles=20)
+    add(scheduler, "b", "lane two", tiles=20)
+    lanes = [batch.lane for batch in drain(scheduler)]
+    assert lanes == ["lane one", "lane two"] * 3
+
+
+def test_lanes_share_the_device_by_their_requests() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "alone", "one", tiles=100)
+    for name in "abc":
+        add(scheduler, name, "three", tiles=100)
+    lanes = [next_of(scheduler).lane for _ in range(80)]
+    assert abs(lanes.count("one") - 20) <= 1
+
+
+def test_dear_tiles_wait_for_as_many_cheap_ones() -> None:
+    scheduler = Scheduler[str](lambda _: 1, lambda lane: 4.0 if lane == "dear" else 1.0)
+    add(scheduler, "d", "dear", tiles=100)
+    add(scheduler, "c", "cheap", tiles=100)
+    lanes = [next_of(scheduler).lane for _ in range(50)]
+    assert abs(lanes.count("dear") - 10) <= 1
+
+
+def test_lane_gains_nothing_by_having_been_empty() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "steady", "one", tiles=100)
+    for _ in range(30):
+        next_of(scheduler)
+    add(scheduler, "new", "two", tiles=100)
+    lanes = [next_of(scheduler).lane for _ in range(20)]
+    assert abs(lanes.count("two") - 10) <= 1
+
+
+def test_removed_request_leaves_no_tile_behind() -> None:
+    scheduler = scheduler_of(2)
+    add(scheduler, "gone", tiles=5)
+    add(scheduler, "stays", tiles=3)
+    scheduler.next_batch(0.0)
+    assert scheduler.remove("gone") == 4
+    assert {request for batch in drain(scheduler) for request, _ in batch.tiles} == {"stays"}
+    assert scheduler.waiting_tiles == 0
+    assert scheduler.remove("gone") == 0
+
+
+def test_whoever_leaves_a_prepared_batch_is_replaced_in_it() -> None:
+    scheduler = scheduler_of(3)
+    for name in ("gone", "late", "stays"):
+        add(scheduler, name, tiles=4, deadline=5.0 if name == "late" else None)
+    prepared = scheduler.prepare(0.0)
+    assert prepared is not None
+    assert prepared.requests() == ("gone", "late", "stays")
+    assert scheduler.prepare(0.0) is prepared
+    assert scheduler.remove("gone") == 4
+    assert next_of(scheduler, now=5.0).tiles == (("stays", 0), ("stays", 1), ("stays", 2))
+    scheduler.set_deadline("late", 9.0)
+    rest = [tile for batch in drain(scheduler, now=6.0) for tile in batch.tiles]
+    assert sorted(rest) == [("late", 0), ("late", 1), ("late", 2), ("late", 3), ("stays", 3)]
+
+
+def test_further_tiles_of_a_request_wait_their_turn_again() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "a")
+    add(scheduler, "b", tiles=2)
+    assert next_of(scheduler).tiles == (("a", 0),)
+    scheduler.offer("a", "another lane", 1)
+    assert {next_of(scheduler).lane for _ in range(3)} == {"lane", "another lane"}
+    assert scheduler.next_batch(0.0) is None
+    assert len(scheduler) == 2
+
+
+def test_backlog_is_what_the_waiting_tiles_cost() -> None:
+    scheduler = Scheduler[str](lambda _: 2, lambda lane: 0.5 if lane == "a" else 2.0)
+    add(scheduler, "x", "a", tiles=6)
+    add(scheduler, "y", "b", tiles=3)
+    assert scheduler.backlog == pytest.approx(9.0)
+    scheduler.prepare(0.0)
+    assert scheduler.backlog == pytest.approx(9.0)
+    scheduler.next_batch(0.0)
+    assert scheduler.backlog == pytest.approx(8.0)
+
+
+def test_request_without_tiles_or_held_twice_is_refused() -> None:
+    scheduler = scheduler_of(2)
+    with pytest.raises(ValueError, match="expected tiles"):
+        add(scheduler, "a", tiles=0)
+    with pytest.raises(ValueError, match="held: 'a'"):
+        scheduler.hold("a")
+    scheduler.offer("a", "lane", 1)
+    with pytest.raises(ValueError, match="got 1 after 1"):
+        scheduler.offer("a", "lane", 1)
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from(["x", "y"])), min_size=1, max_size=12),
+)
+def test_every_tile_runs_exactly_once_and_no_slot_is_wasted(
+    batch_size: int, requests: list[tuple[int, str]]
+) -> None:
+    scheduler = Scheduler[int](lambda _: batch_size)
+    for name, (tiles, lane) in enumerate(requests):
+        scheduler.hold(name)
+        scheduler.offer(name, lane, tiles)
+    seen: list[tuple[int, int]] = []
+    while (batch := scheduler.next_batch(0.0)) is not None:
+        assert {requests[request][1] for request, _ in batch.tiles} == {batch.lane}
+        lane_left = sum(t for t, lane in requests if lane == batch.lane)
+        lane_left -= sum(1 for request, _ in seen if requests[request][1] == batch.lane)
+        assert len(batch.tiles) == min(batch_size, lane_left)
+        seen.extend(batch.tiles)
+    assert sorted(seen) == [(n, t) for n, (tiles, _) in enumerate(requests) for t in range(tiles)]

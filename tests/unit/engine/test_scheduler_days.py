@@ -1,0 +1,178 @@
+"""Long random days of the scheduler, checked after every event against plain bookkeeping."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from app.engine.scheduler import Batch, Scheduler
+
+EVENTS = 4000
+MOST_REQUESTS = 12
+LANES = {"cheap": (4, 1.0), "dear": (2, 5.0), "single": (1, 2.0)}
+"""Batch size and cost of a tile."""
+
+
+@dataclass
+class Asked:
+    """What a request is known to have, kept apart from the scheduler."""
+
+    lane: str
+    tiles: int
+    deadline: float
+    stages: int
+    run: Counter[int] = field(default_factory=Counter)
+    waited: int = 0
+    passed: int = 0
+
+
+class Day:
+    """A scheduler, everything that happens to it, and what must be true of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.scheduler = Scheduler[int](lambda n: LANES[str(n)][0], lambda n: LANES[str(n)][1])
+        self.now = 0.0
+        self.open: dict[int, Asked] = {}
+        self.finished = self.names = 0
+        self.prepared: set[tuple[int, int]] = set()
+
+    def arrive(self) -> None:
+        if len(self.open) == MOST_REQUESTS:
+            return
+        name, self.names = self.names, self.names + 1
+        deadline = self.now + self.random.choice([3.0, 30.0, 300.0])
+        lane, tiles = self.random.choice(list(LANES)), self.random.choice([1, 1, 2, 7, 40])
+        self.open[name] = Asked(lane, tiles, deadline, stages=self.random.choice([1, 1, 2]))
+        self.scheduler.hold(name, deadline)
+        self.scheduler.offer(name, lane, tiles)
+
+    def leave(self) -> None:
+        """A client goes, or a request fails."""
+        if self.open:
+            name = self.random.choice(list(self.open))
+            gone = self.open.pop(name)
+            assert self.scheduler.remove(name) == gone.tiles - gone.run.total()
+
+    def tick(self) -> None:
+        self.now += self.random.random()
+        late = self.scheduler.late(self.now)
+        assert set(late) == {n for n, asked in self.open.items() if self.now >= asked.deadline}
+        for name in late:
+            if self.random.random() < 0.3:
+                # Somebody else waits for the same answer.
+                self.open[name].deadline = self.now + 5.0
+                self.scheduler.set_deadline(name, self.now + 5.0)
+            else:
+                self.scheduler.remove(name)
+                del self.open[name]
+
+    def look_ahead(self) -> None:
+        self.scheduler.prepare(self.now)
+
+    def run(self) -> None:
+        batch = self.scheduler.next_batch(self.now)
+        active = {n: a for n, a in self.open.items() if self.now < a.deadline}
+        waiting = {n: a for n, a in active.items() if a.run.total() < a.tiles}
+        if batch is None:
+            assert not waiting, "nothing runs though tiles wait"
+            return
+        self.check(batch, waiting)
+        for name, tile in batch.tiles:
+            asked = self.open[name]
+            assert asked.run[tile] == 0, "a tile runs twice"
+            asked.run[tile] = 1
+        served = set(batch.requests())
+        for name, asked in waiting.items():
+            asked.waited = 0 if name in served else asked.waited + 1
+            asked.passed = 0 if name in served else asked.passed + (batch.lane == asked.lane)
+            assert asked.waited <= bound(), f"{name} starves"
+            assert asked.passed < MOST_REQUESTS, f"{name} was passed twice by the same request"
+        for name in served:
+            self.maybe_finish(name)
+
+    def check(self, batch: Batch[int], waiting: dict[int, Asked]) -> None:
+        lane = [n for n, asked in waiting.items() if asked.lane == batch.lane]
+        left = sum(waiting[n].tiles - waiting[n].run.total() for n in lane)
+        assert set(batch.requests()) <= set(lane), "cancelled, late, or of another lane"
+        assert len(batch.tiles) == min(LANES[str(batch.lane)][0], left), "an empty slot"
+        assert len(set(batch.tiles)) == len(batch.tiles)
+
+    def maybe_finish(self, name: int) -> None:
+        asked = self.open[name]
+        if asked.run.total() < asked.tiles:
+            return
+        assert sorted(asked.run) == list(range(asked.tiles)), "a tile is lost"
+        asked.stages -= 1
+        if asked.stages:
+            asked.run, asked.tiles, asked.lane = Counter(), 1, "single"
+            self.scheduler.offer(name, "single", 1)
+        else:
+            del self.open[name]
+            assert self.scheduler.remove(name) == 0
+            self.finished += 1
+
+
+def bound() -> int:
+    """Most batches that a request with waiting tiles can see go by before it is served.
+
+    Its own lane serves it within one batch per competitor. Between two batches of its lane, charged
+    at most size x cost, every other lane is charged at least cost / requests per batch and so gets
+    at most 1 + that ratio; the sum over lanes is taken at its worst.
+    """
+    size = max(size * cost for size, cost in LANES.values())
+    cheapest = min(cost for _, cost in LANES.values()) / MOST_REQUESTS
+    return MOST_REQUESTS * (1 + int((len(LANES) - 1) * (1 + size / cheapest)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_tile_is_lost_doubled_or_starved_in_a_long_day(seed: int) -> None:
+    day = Day(seed)
+    events = [day.arrive] * 4 + [day.run] * 8 + [day.leave, day.tick, day.tick, day.look_ahead]
+    for _ in range(EVENTS):
+        day.random.choice(events)()
+        assert len(day.scheduler) == len(day.open) <= MOST_REQUESTS
+        assert day.scheduler.waiting_tiles == sum(
+            asked.tiles - asked.run.total() for asked in day.open.values()
+        )
+    assert day.finished > EVENTS / 20
+    while day.open:
+        day.run()
+        day.tick()
+    assert day.scheduler.waiting_tiles == 0
+    assert day.scheduler.next_batch(day.now) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int) -> None:
+    rng = random.Random(seed)
+    scheduler = Scheduler[str](lambda n: LANES[str(n)][0], lambda n: LANES[str(n)][1])
+    requests = {lane: rng.randint(1, 6) for lane in LANES}
+    for lane, count in requests.items():
+        for number in range(count):
+            scheduler.hold(f"{lane} {number}")
+            scheduler.offer(f"{lane} {number}", lane, 10_000)
+    given = dict.fromkeys(LANES, 0.0)
+    for _ in range(2000):
+        batch = scheduler.next_batch(0.0)
+        assert batch is not None
+        lane = str(batch.lane)
+        given[lane] += len(batch.tiles) * LANES[lane][1] / requests[lane]
+        # The bound of start-time fair queueing: a largest batch of each of the two.
+        most = [size * cost / requests[lane] for lane, (size, cost) in LANES.items()]
+        assert max(given.values()) - min(given.values()) <= 2 * max(most)
+
+
+@pytest.mark.parametrize("competitors", [1, 5])
+def test_one_tile_passes_huge_scans_after_one_batch_per_competitor(competitors: int) -> None:
+    scheduler = Scheduler[str](lambda _: 1)
+    for number in range(competitors):
+        scheduler.hold(f"huge {number}")
+        scheduler.offer(f"huge {number}", "lane", 1000)
+    for _ in range(50):
+        scheduler.next_batch(0.0)
+    scheduler.hold("small")
+    scheduler.offer("small", "lane", 1)
+    batches = [scheduler.next_batch(0.0) for _ in range(competitors + 1)]
+    assert any(batch and batch.requests() == ("small",) for batch in batches)

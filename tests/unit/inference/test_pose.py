@@ -1,0 +1,174 @@
+"""Landmarks found roughly -> pose -> Grid."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+from app.geometry import Affine, Points, transform, translation
+from app.inference.pose import (
+    SIDES,
+    Pose,
+    find_pose,
+    make_posed_grid,
+    sample_at,
+    smooth_for,
+    turn_grid,
+)
+from app.io.volume import Volume
+from app.model.manifest import InputSpec, IntensitySpec
+from app.preprocessing.grid import Grid
+from app.preprocessing.resampling import resample
+from app.voting.constellation import Shape
+from app.voting.landmarks import Landmark, Status
+from tests.unit.preprocessing.test_grid import oblique_affine
+
+SPEC = InputSpec(
+    orientation="RAS",
+    spacing_mm=(1.5, 1.5, 1.5),
+    tile_shape=(24, 16, 20),
+    intensity=IntensitySpec(method="window", lower=0.0, upper=1.0),
+)
+CPU = torch.device("cpu")
+
+
+def landmark(
+    place: Points | None, status: Status = "detected", confidence: float = 0.9, name: str = "a"
+) -> Landmark:
+    """Make a landmark that lies somewhere."""
+    return Landmark(
+        name=name,
+        description="",
+        status=status,
+        ijk=place,
+        ras_mm=place,
+        confidence=confidence,
+        mass=0.8,
+        coherence=0.9,
+        spread_mm=0.1,
+        region95_mm=0.3,
+        disagreement_mm=0.1,
+        expected_ras_mm=None,
+        candidates=(),
+    )
+
+
+def indices(shape: Sequence[int]) -> Points:
+    """List the index of every voxel."""
+    return np.stack(np.meshgrid(*[np.arange(float(n)) for n in shape], indexing="ij"), axis=-1)
+
+
+def make_pose(seed: int, scale: float = 0.9) -> Pose:
+    """Make a pose around the middle of a scan of ``blob_scan``."""
+    turn = Rotation.random(random_state=np.random.default_rng(seed)).as_matrix()
+    to_world = np.eye(4)
+    to_world[:3, :3] = scale * turn
+    to_world[:3, 3] = transform(oblique_affine(3), np.array([20.0, 22.0, 18.0]))
+    return Pose(to_world, scale)
+
+
+def blob_scan(place: Points, affine: Affine) -> Volume:
+    """Make a scan of one Gaussian blob, 2.5 mm wide, at a place in mm."""
+    shape = (41, 47, 38)
+    index = indices(shape)
+    away = np.linalg.norm(transform(affine, index) - place, axis=-1)
+    return Volume(np.exp(-0.5 * (away / 2.5) ** 2).astype(np.float32), affine, 0, "", ())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_posed_grid_shows_a_place_where_its_affine_says(seed: int) -> None:
+    """Scans with oblique axes and anisotropic spacing; the subject at nine tenths of its size."""
+    pose = make_pose(seed)
+    place = transform(pose.to_world, np.array([2.0, -1.0, 1.5]))
+    volume = blob_scan(place, oblique_affine(3))
+    grid = make_posed_grid(volume, pose, SPEC, (0.0, 1.0), CPU)
+    assert tuple(grid.voxels.shape) == SPEC.tile_shape
+    np.testing.assert_allclose(grid.spacing_mm, [1.35] * 3)
+    weight = grid.voxels.numpy().astype(float)
+    index = indices(weight.shape)
+    middle = (weight[..., None] * index).sum((0, 1, 2)) / weight.sum()
+    np.testing.assert_allclose(
+        middle, np.array([2.0, -1.0, 1.5]) / 1.5 + (11.5, 7.5, 9.5), atol=0.1
+    )
+    np.testing.assert_allclose(transform(grid.to_world, middle), place, atol=0.15)
+    in_scan = transform(np.linalg.inv(volume.affine), place)
+    np.testing.assert_allclose(transform(grid.to_volume, middle), in_scan, atol=0.15)
+
+
+def test_a_window_makes_its_bounds_zero_and_one() -> None:
+    """Values of the scan, not of the part that is seen."""
+    pose = make_pose(1)
+    volume = blob_scan(pose.to_world[:3, 3], oblique_affine(3))
+    grid = make_posed_grid(volume, pose, SPEC, (0.25, 0.5), CPU)
+    assert float(grid.voxels.min()) == 0.0
+    assert float(grid.voxels.max()) > 0.95
+
+
+def test_only_the_part_of_a_scan_that_is_seen_is_read_and_that_changes_nothing() -> None:
+    """Against the whole scan, smoothed and sampled; outside of it is 0."""
+    pose = make_pose(2)
+    random = np.random.default_rng(5)
+    affine = oblique_affine(3)
+    voxels = random.random((60, 70, 50)).astype(np.float32)
+    grid = make_posed_grid(Volume(voxels, affine, 0, "", ()), pose, SPEC, (0.0, 1.0), CPU)
+    smooth = smooth_for(torch.from_numpy(voxels), 1.35, affine)
+    index = indices(grid.voxels.shape)
+    where = torch.from_numpy(transform(grid.to_volume, index)).float()
+    np.testing.assert_allclose(grid.voxels.numpy(), sample_at(smooth, where).numpy(), atol=2e-4)
+    far = Pose(pose.to_world + np.pad([[1e4]] * 3, ((0, 1), (3, 0))), pose.scale)
+    seen = make_posed_grid(Volume(voxels, affine, 0, "", ()), far, SPEC, (0.0, 1.0), CPU)
+    assert not seen.voxels.any()
+
+
+def test_smoothing_is_that_of_resampling() -> None:
+    """At the places of a grid along the same axes, both read the same values."""
+    values = torch.from_numpy(np.random.default_rng(1).random((30, 34, 38)).astype(np.float32))
+    coarse, old_from_new = resample(values, [2.0, 2.0, 2.0])
+    smooth = smooth_for(values, 2.0, np.eye(4))
+    index = indices(coarse.shape)
+    where = torch.from_numpy(transform(old_from_new, index)).float()
+    np.testing.assert_allclose(sample_at(smooth, where).numpy(), coarse.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("side", range(len(SIDES)))
+def test_a_grid_seen_from_another_side_is_the_same_grid(side: int) -> None:
+    """Every voxel keeps its value and its place, and the turn is no mirror image."""
+    voxels = torch.arange(3.0 * 4 * 5).reshape(3, 4, 5)
+    grid = Grid(voxels, translation((1.0, 0, 2)), oblique_affine(2), (0.5, 0.75, 1.25))
+    turned = turn_grid(grid, side)
+    order = turned.voxels.flatten().argsort().numpy()
+    index = indices(turned.voxels.shape).reshape(-1, 3)[order]
+    old = indices((3, 4, 5)).reshape(-1, 3)
+    np.testing.assert_allclose(transform(turned.to_world, index), transform(grid.to_world, old))
+    np.testing.assert_allclose(transform(turned.to_volume, index), transform(grid.to_volume, old))
+    turn = np.linalg.inv(grid.to_world) @ turned.to_world
+    assert np.linalg.det(turn) == pytest.approx(1.0)
+    assert not np.allclose(turn[:3, :3], np.eye(3))
+    places = [grid.spacing_mm[axis] for axis in np.abs(turn[:3, :3]).argmax(axis=0)]
+    assert list(turned.spacing_mm) == places
+
+
+def test_the_pose_is_that_of_the_landmarks_that_agree() -> None:
+    """Two of nine lie elsewhere, one was not found."""
+    random = np.random.default_rng(3)
+    mean = random.uniform(-9, 9, (9, 3))
+    pose = make_pose(7, scale=1.1)
+    places = transform(pose.to_world, mean)
+    places[2] += 15.0
+    places[5] -= 12.0
+    found = [landmark(place) for place in places]
+    found[8] = landmark(None, status="not_found", confidence=0.0)
+    fit = find_pose(found, Shape(mean, tolerance_mm=1.0))
+    assert fit is not None
+    np.testing.assert_allclose(fit.to_world, pose.to_world, atol=1e-6)
+    assert fit.scale == pytest.approx(1.1)
+
+
+def test_too_few_landmarks_show_no_pose() -> None:
+    """Three fit anything."""
+    mean = np.random.default_rng(3).uniform(-9, 9, (9, 3))
+    nowhere = landmark(None, status="not_found", confidence=0.0)
+    found = [landmark(place) for place in mean[:3]] + [nowhere] * 6
+    assert find_pose(found, Shape(mean, tolerance_mm=1.0)) is None

@@ -1,0 +1,187 @@
+"""The second model of a model: how its answers are taken, trained and loaded."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from scipy.spatial.transform import Rotation
+
+from app.errors import BadParameter, ModelRefused
+from app.geometry import transform, translation
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.inference.pose import Pose
+from app.inference.refinement import SAME_POSE, SecondLook, is_believed, is_worth_a_turn, merge
+from app.io.volume import read_volume
+from app.model.files import update_hashes
+from app.training import train_refine
+from app.training.train_refine import turned_as, upright
+from tests.support.training_data import landmarkd
+from tests.unit.inference.test_pose import landmark
+from tests.unit.training.test_train import NAMES, write_specimen
+
+HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
+SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
+
+
+def test_the_second_network_answers_where_both_mean_one_place() -> None:
+    """With the first one's names."""
+    (answer,) = merge([landmark(HERE, name="tip")], [landmark(NEAR, name="x")], 1.0)
+    assert (answer.name, answer.status) == ("tip", "detected")
+    assert answer.ras_mm is NEAR
+    (found,) = merge([landmark(None, "not_found", 0.0)], [landmark(NEAR)], 1.0)
+    assert found.status == "detected"
+
+
+def test_what_the_second_network_does_not_find_is_told_with_low_confidence() -> None:
+    """It looked closer; what neither finds is missing."""
+    gone = landmark(None, "not_found", 0.1)
+    (answer,) = merge([landmark(HERE, confidence=0.9)], [gone], 1.0)
+    assert (answer.status, answer.confidence) == ("low_confidence", 0.45)
+    assert answer.ras_mm is HERE
+    assert answer.region95_mm is None
+    (missing,) = merge([landmark(None, "not_found", 0.2)], [gone], 1.0)
+    assert (missing.status, missing.ras_mm) == ("not_found", None)
+
+
+def test_what_the_second_network_detects_is_believed() -> None:
+    """It sees more, and its own constellation agrees."""
+    (answer,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    assert (answer.status, answer.confidence) == ("detected", 0.6)
+    assert answer.ras_mm is FAR
+
+
+def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
+    """Further apart than the tolerance, and the second network is in doubt."""
+    doubtful = landmark(FAR, "low_confidence", confidence=0.6)
+    (first,) = merge([landmark(HERE, confidence=0.9)], [doubtful], 1.0)
+    assert (first.status, first.confidence) == ("low_confidence", 0.45)
+    assert first.ras_mm is HERE
+    (second,) = merge([landmark(HERE, confidence=0.5)], [doubtful], 1.0)
+    assert (second.status, second.confidence) == ("low_confidence", 0.3)
+    assert second.ras_mm is FAR
+
+
+def test_what_the_second_network_sees_outside_the_scan_is_out_of_field() -> None:
+    """Whatever the first one says; its place in the scan would be a wrong one."""
+    outside = landmark(None, "out_of_field", confidence=0.7)
+    for before in (landmark(None, "not_found", 0.0), landmark(HERE, confidence=0.9)):
+        (answer,) = merge([before], [outside], 1.0)
+        assert (answer.status, answer.ras_mm) == ("out_of_field", None)
+
+
+def test_another_side_is_worth_a_look_if_something_was_seen_and_nothing_is_believed() -> None:
+    some = [landmark(HERE, "low_confidence")] * 4
+    blank = [replace(mark, mass=0.0) for mark in some]
+    assert not is_believed(some)
+    assert is_believed([*some, landmark(HERE)])
+    assert is_worth_a_turn(some)
+    assert not is_worth_a_turn(blank + some[:3])
+
+
+def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
+    """Its longest extent comes first; distances and handedness stay."""
+    mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
+    mean -= mean.mean(axis=0)
+    turned = upright(mean)
+    spread = turned.std(axis=0)
+    assert spread[0] > spread[1] > spread[2]
+    np.testing.assert_allclose(turned @ turned.T, mean @ mean.T, atol=1e-9)
+    assert np.linalg.det(turned[:3]) == pytest.approx(np.linalg.det(mean[:3]))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_specimen(folder, name, seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a first and a second network for two steps each."""
+    model = tmp_path_factory.mktemp("models") / "mine"
+    files = (data / "scans", data / "landmarks")
+    landmarkd("train", *files, "-o", model, *SMALL)
+    landmarkd("refine", model, *files, "--validate", "two", "--spacing", "1.0", *SMALL)
+    return model
+
+
+def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: Path) -> None:
+    """Weights of two steps find nothing, but everything is there."""
+    model = load_checked(folder, torch.device("cpu"))
+    assert model.refine is not None
+    assert [mark.name for mark in model.refine.manifest.landmarks] == list(NAMES)
+    assert model.refine.manifest.input.tile_shape != "whole"
+    mean = model.refine.shape
+    assert mean is not None
+    np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
+    scan = next((data / "scans").glob("one*")).read_bytes()
+    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+
+
+def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Principal axes may come out the other way round for other specimens."""
+    turned = np.diag([-1.0, -1.0, 1.0])
+    monkeypatch.setattr(train_refine, "upright", lambda mean: upright(mean) @ turned)
+    shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
+    words = (data / "scans", data / "landmarks", "--spacing", "1.0", *SMALL, "--validate", "two")
+    landmarkd("refine", tmp_path / "mine", *words, "--start", folder / "refine")
+    before, after = (
+        load_file(model / "refine" / "shape.safetensors")["mean"]
+        for model in (folder, tmp_path / "mine")
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> None:
+    mean = load_file(folder / "refine" / "shape.safetensors")["mean"].astype(np.float64)
+    other = Rotation.from_rotvec([0.4, -2.0, 0.9]).apply(mean)
+    names = (*NAMES[1:], NAMES[0])
+    moved = np.roll(other, -1, axis=0)
+    np.testing.assert_allclose(
+        turned_as(moved, names, folder / "refine"), np.roll(mean, -1, axis=0), atol=1e-6
+    )
+    assert turned_as(other, NAMES, folder) is other
+    assert turned_as(other, [f"another {name}" for name in NAMES], folder / "refine") is other
+    with pytest.raises(BadParameter, match="--start: expected a model, got: "):
+        turned_as(other, NAMES, folder / "nothing")
+
+
+def test_a_second_look_asks_for_another_if_it_shows_another_pose(folder: Path) -> None:
+    """Not for the same one, up to what it has learned to bear, nor where it shows none."""
+    model = load_checked(folder, torch.device("cpu")).refine
+    assert model is not None
+    assert model.shape is not None
+    second = SecondLook(model, tolerance_mm=1.0)
+    pose = Pose(translation((3.0, -2.0, 40.0)), 1.0)
+    radius = model.manifest.voting.radius_mm
+    for off, again in ((0.9, False), (1.1, True)):
+        moved = translation((0.0, off * SAME_POSE * radius, 0.0)) @ pose.to_world
+        found = [landmark(place) for place in transform(moved, model.shape)]
+        better = second.better_pose(found, pose)
+        assert (better is not None) == again
+        if better is not None:
+            np.testing.assert_allclose(better.to_world, moved, atol=1e-6)
+    assert second.better_pose([landmark(None, "not_found", 0.0)] * len(NAMES), pose) is None
+
+
+def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
+    folder: Path,
+) -> None:
+    """The first folder's model.toml vouches for the second's."""
+    inner = folder / "refine" / "model.toml"
+    inner.write_text(inner.read_text() + "\n# changed\n")
+    with pytest.raises(ModelRefused, match=re.escape("refine.sha256")):
+        load_checked(folder, torch.device("cpu"))
+    outer = folder / "model.toml"
+    outer.write_text(update_hashes(folder, outer.read_text()))
+    assert load_checked(folder, torch.device("cpu")).refine is not None

@@ -1,0 +1,209 @@
+"""Formats: what each writer says can be read back, missing landmarks included."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.responses import build_answer, timing_of
+from app.errors import UnknownFormat
+from app.inference.detector import Detection, StageTimes, VolumeInfo
+from app.io import schemas
+from app.io.formats import FORMATS, choose_format, write_json
+from app.io.point_files import markups_json
+from app.io.schemas import LandmarksAnswer, ModelRef
+from app.io.slicer import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
+from app.voting import landmarks
+from app.voting.landmarks import Candidate, Landmark
+from tests.support.slicer_markups import MarkupsFile
+
+Positions = dict[str, tuple[float, ...] | None]
+"""Label -> position in mm, LPS."""
+TOLERANCE_MM = 1e-3
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=9)
+coordinates = st.floats(-500, 500)
+places = st.none() | st.tuples(coordinates, coordinates, coordinates)
+
+
+def landmark_at(name: str, place: tuple[float, float, float] | None) -> Landmark:
+    """Make a landmark at a place in mm, RAS, or a missing one."""
+    ras_mm = None if place is None else np.array(place)
+    return Landmark(
+        name=name,
+        description='left, "upper"',
+        status="not_found" if place is None else "detected",
+        ijk=None if ras_mm is None else ras_mm / 2,
+        ras_mm=ras_mm,
+        confidence=0.75,
+        mass=1.5,
+        coherence=math.nan,
+        spread_mm=None,
+        region95_mm=0.6,
+        disagreement_mm=math.inf,
+        expected_ras_mm=None,
+        candidates=(Candidate(np.ones(3), np.array([1.0, 2.0, 3.0]), 0.5),),
+    )
+
+
+def answer_of(
+    found: dict[str, tuple[float, float, float] | None], candidates: bool = False
+) -> LandmarksAnswer:
+    detection = Detection(
+        VolumeInfo((5, 4, 3), (2.0, 1.0, 3.0), "LPS", np.diag([-2.0, -1.0, 3.0, 1.0]), "ab" * 32),
+        tuple(landmark_at(name, place) for name, place in found.items()),
+        ("a warning",),
+        1,
+        StageTimes(decode=1.0),
+    )
+    return build_answer(
+        detection,
+        model=ModelRef(name="toy", version="1", digest="cd" * 32),
+        request_id="r",
+        timing=timing_of(detection, receive_ms=0.5, total_ms=9.0),
+        candidates=candidates,
+    )
+
+
+def read_json(content: bytes) -> Positions:
+    found = LandmarksAnswer.model_validate_json(content).landmarks
+    return {landmark.name: landmark.lps_mm for landmark in found}
+
+
+def read_mrk_json(content: bytes) -> Positions:
+    (markup,) = json.loads(content)["markups"]
+    assert markup["coordinateSystem"] == "LPS"
+    positions: Positions = {}
+    for point in markup["controlPoints"]:
+        assert (point["positionStatus"] == "defined") == ("position" in point)
+        positions[point["label"]] = tuple(point["position"]) if "position" in point else None
+    return positions
+
+
+def read_fcsv(content: bytes) -> Positions:
+    version, system, columns, *rows = content.decode().split("\n")
+    assert version == "# Markups fiducial file version = 4.11"
+    assert system == "# CoordinateSystem = LPS"
+    assert columns.startswith("# columns = id,x,y,z,")
+    return {
+        row[11]: tuple(map(float, row[1:4])) if row[14] == "2" else None
+        for row in csv.reader(io.StringIO("\n".join(rows)))
+    }
+
+
+def read_table(content: bytes, separator: str) -> Positions:
+    rows = csv.DictReader(io.StringIO(content.decode()), delimiter=separator)
+    return {
+        row["label"]: tuple(float(row[axis]) for axis in "lps") if row["defined"] == "1" else None
+        for row in rows
+    }
+
+
+def read_long(content: bytes) -> Positions:
+    rows = csv.DictReader(io.StringIO(content.decode()))
+    return {
+        row["label"]: tuple(float(row[axis]) for axis in "lps") if row["l"] else None
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        (write_json, read_json),
+        (write_mrk_json, read_mrk_json),
+        (write_fcsv, read_fcsv),
+        (write_csv, lambda content: read_table(content, ",")),
+        (write_tsv, lambda content: read_table(content, "\t")),
+        (write_long, read_long),
+    ],
+    ids=["json", "mrk.json", "fcsv", "csv", "tsv", "long"],
+)
+@given(found=st.dictionaries(names, places, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_round_trip_keeps_every_place_and_every_absence(
+    write: Callable[[LandmarksAnswer], bytes],
+    read: Callable[[bytes], Positions],
+    found: dict[str, tuple[float, float, float] | None],
+) -> None:
+    back = read(write(answer_of(found)))
+    assert list(back) == list(found)
+    for name, place in found.items():
+        got = back[name]
+        if place is None:
+            assert got is None
+        else:
+            expected = (-place[0], -place[1], place[2])
+            assert got == pytest.approx(expected, abs=TOLERANCE_MM)
+
+
+def test_number_that_is_not_finite_becomes_null() -> None:
+    (landmark,) = answer_of({"a": (1.0, 2.0, 3.0)}).landmarks
+    assert landmark.coherence is None
+    assert landmark.disagreement_mm is None
+    assert landmark.lps_mm == (-1.0, -2.0, 3.0)
+
+
+def test_candidates_are_null_unless_asked_for() -> None:
+    assert answer_of({"a": None}).landmarks[0].candidates is None
+    (candidate,) = answer_of({"a": None}, candidates=True).landmarks[0].candidates or []
+    assert candidate.ras_mm == (1.0, 2.0, 3.0)
+    assert candidate.lps_mm == (-1.0, -2.0, 3.0)
+
+
+def test_markups_are_as_the_schema_of_slicer_wants_them() -> None:
+    found = answer_of({"a": (1.0, -2.5, 3.0), "b": None})
+    for text in (
+        write_mrk_json(found).decode(),
+        markups_json(["a", "b"], np.array([[1.0, -2.5, 3.0], [np.nan] * 3])),
+    ):
+        (markup,) = MarkupsFile.model_validate_json(text).markups
+        assert [point.position for point in markup.control_points] == [[-1.0, 2.5, 3.0], None]
+        assert (markup.type, markup.coordinate_system) == ("Fiducial", "LPS")
+
+
+def test_confidence_is_a_measurement_of_the_markups() -> None:
+    (markup,) = json.loads(write_mrk_json(answer_of({"a": (1.0, 2.0, 3.0), "b": None})))["markups"]
+    (measurement,) = markup["measurements"]
+    assert (measurement["name"], measurement["controlPointValues"]) == ("confidence", [0.75, 0.75])
+
+
+def test_same_answer_gives_the_same_bytes() -> None:
+    for form in FORMATS:
+        assert form.write(answer_of({"a": None})) == form.write(answer_of({"a": None}))
+
+
+@pytest.mark.parametrize(
+    ("accept", "name"),
+    [
+        (None, "json"),
+        ("*/*", "json"),
+        ("text/csv", "csv"),
+        ("text/*", "csv"),
+        ("application/json;q=0.1, text/tab-separated-values", "tsv"),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", "json"),
+        ("application/json;q=0, */*;q=0.5", "mrk.json"),
+        ("TEXT/CSV;q=oops, application/json", "json"),
+    ],
+)
+def test_accept_header_is_ranked_by_quality(accept: str | None, name: str) -> None:
+    assert choose_format(None, accept).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "accept"),
+    [("png", None), (None, "image/png"), (None, "*/*;q=0"), (None, "text/event-stream")],
+)
+def test_format_that_nobody_writes_is_refused(name: str | None, accept: str | None) -> None:
+    with pytest.raises(UnknownFormat, match="expected"):
+        choose_format(name, accept)
+
+
+def test_wire_knows_the_same_statuses_as_the_landmarks() -> None:
+    assert schemas.Status == landmarks.Status

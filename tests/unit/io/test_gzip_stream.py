@@ -1,0 +1,100 @@
+"""FileStream: gzip or plain, truncated, corrupt, padded, in several members."""
+
+import gzip
+
+import pytest
+from blake3 import blake3
+
+from app.errors import BrokenVolume
+from app.io.gzip_stream import PIECE_BYTES, FileStream
+
+PLAIN = bytes(range(256)) * 20_000
+"""5 MB: several pieces, the last one short."""
+
+
+def drain(stream: FileStream) -> bytes:
+    parts = []
+    while part := stream.read(PIECE_BYTES - 3):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PLAIN,
+        gzip.compress(PLAIN),
+        gzip.compress(PLAIN[:100]) + gzip.compress(b"") + gzip.compress(PLAIN[100:]),
+        gzip.compress(PLAIN[:9]) + bytes(7) + gzip.compress(PLAIN[9:]) + bytes(5000),
+    ],
+    ids=["plain", "gzip", "several members", "zero padding between and after members"],
+)
+def test_stream_gives_every_byte_once_and_hashes_it(body: bytes) -> None:
+    stream = FileStream(body)
+    assert drain(stream) == PLAIN
+    assert stream.position == len(PLAIN)
+    assert stream.most_bytes >= len(PLAIN)
+    assert stream.hexdigest() == blake3(PLAIN).hexdigest()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_body_is_read_from_memory_of_any_kind(
+    kind: type[bytes | bytearray | memoryview], zipped: bool
+) -> None:
+    body = gzip.compress(PLAIN) if zipped else PLAIN
+    assert drain(FileStream(kind(body))) == PLAIN
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_skipped_bytes_are_counted_and_hashed(zipped: bool) -> None:
+    stream = FileStream(gzip.compress(PLAIN) if zipped else PLAIN)
+    stream.skip(PIECE_BYTES + 5)
+    target = bytearray(1000)
+    stream.fill(memoryview(target))
+    assert bytes(target) == PLAIN[PIECE_BYTES + 5 :][:1000]
+    stream.skip(len(PLAIN) - stream.position)
+    assert stream.hexdigest() == blake3(PLAIN).hexdigest()
+
+
+@pytest.mark.parametrize("kept", [2, 5, 10, 18, 3000, -9, -8, -1])
+def test_truncated_gzip_is_told_as_such(kept: int) -> None:
+    with pytest.raises(BrokenVolume, match="truncated"):
+        drain(FileStream(gzip.compress(PLAIN)[:kept]))
+
+
+@pytest.mark.parametrize(
+    "at", [2, 40, -8, -4], ids=["method", "deflate codes", "checksum", "length"]
+)
+def test_corrupt_gzip_is_told_as_such(at: int) -> None:
+    body = bytearray(gzip.compress(PLAIN))
+    body[at] ^= 0xFF
+    with pytest.raises(BrokenVolume, match="corrupt"):
+        drain(FileStream(bytes(body)))
+
+
+def test_bytes_after_the_last_member_that_are_no_member_are_corrupt() -> None:
+    with pytest.raises(BrokenVolume, match="corrupt"):
+        drain(FileStream(gzip.compress(PLAIN) + b"<html>not found</html>"))
+
+
+def test_gzip_header_with_an_absurdly_long_name_is_refused() -> None:
+    body = gzip.compress(PLAIN)
+    named = body[:3] + b"\x08" + body[4:10] + b"n" * 600_000 + b"\0" + body[10:]
+    with pytest.raises(BrokenVolume, match="corrupt"):
+        drain(FileStream(named))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_filling_past_the_end_says_where_the_file_ends(zipped: bool) -> None:
+    stream = FileStream(gzip.compress(PLAIN) if zipped else PLAIN)
+    stream.skip(1000)
+    with pytest.raises(BrokenVolume, match=r"expected .* bytes at byte .*, got .*truncated"):
+        stream.fill(memoryview(bytearray(len(PLAIN))))
+
+
+def test_no_byte_inflates_to_more_than_the_bound_says() -> None:
+    zeros = bytes(50 << 20)
+    body = gzip.compress(zeros, 9)
+    assert len(zeros) / len(body) > 1000
+    assert FileStream(body).most_bytes >= len(zeros)

@@ -1,0 +1,253 @@
+"""Modules: allow-listed architectures with exactly their weights, or nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.errors import ModelRefused
+from app.model.files import update_hashes
+from app.model.loader import find_architecture, load_module
+from app.model.manifest import read_manifest
+from app.model.selfcheck import write_selfcheck
+from tests.support.model_folders import (
+    TILE,
+    build_network,
+    exported,
+    make_model_folder,
+    make_program_folder,
+    manifest_table,
+    put_program,
+)
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return load_module(folder, read_manifest(folder))
+
+
+def refusal_of(folder: Path) -> str:
+    with pytest.raises(ModelRefused) as refusal:
+        load(folder)
+    message = str(refusal.value)
+    assert str(folder.parent) not in message
+    return message
+
+
+def put_weights(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, folder / "weights.safetensors")
+    write_hash(folder)
+
+
+def write_hash(folder: Path) -> None:
+    path = folder / "model.toml"
+    path.write_text(update_hashes(folder, path.read_text()))
+
+
+DYNUNET = {
+    "architecture": "monai.networks.nets:DynUNet",
+    "output_stride": 2,
+    "arguments": {
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": 12,
+        "kernel_size": [3, 3, 3],
+        "strides": [2, 2, 2],
+        "upsample_kernel_size": [2, 2],
+        "filters": [4, 6, 8],
+        "norm_name": ["INSTANCE", {"affine": True}],
+    },
+}
+BASIC_UNET = {
+    "architecture": "monai.networks.nets.basic_unet:BasicUNet",
+    "arguments": {
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": 12,
+        "features": [2, 2, 2, 2, 2, 2],
+        "norm": ["GROUP", {"num_groups": 1}],
+    },
+}
+
+
+@pytest.mark.parametrize("network", [{}, DYNUNET, BASIC_UNET])
+def test_architecture_loads_with_its_weights(tmp_path: Path, network: dict[str, object]) -> None:
+    folder = make_model_folder(tmp_path, network=network, checked=False)
+    write_hash(folder)
+    module = load(folder)
+    table = manifest_table()
+    table["network"] |= network
+    tiles = torch.rand(2, 1, *TILE)
+    torch.testing.assert_close(module(tiles), build_network(table)(tiles))
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("os:system", "expected a module of monai.networks.nets, got os"),
+        ("monai.networks.netsx:UNet", "expected a module of monai.networks.nets"),
+        ("monai.networks.nets.nothing:UNet", "expected an installed module"),
+        ("monai.networks.nets:Sequential", "expected a network of monai.networks.nets"),
+        ("monai.networks.nets.unet:Convolution", "expected a network of monai.networks.nets.unet"),
+        ("monai.networks.nets:resnet50", "expected a network of monai.networks.nets"),
+        ("monai.networks.nets:sys", "expected a network of monai.networks.nets"),
+    ],
+)
+def test_architecture_outside_the_list_is_refused(architecture: str, message: str) -> None:
+    with pytest.raises(ModelRefused, match=rf"toy: network.architecture: {message}"):
+        find_architecture("toy", architecture)
+
+
+def test_argument_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(text.replace("strides = ", "stride = "))
+    message = refusal_of(folder)
+    assert message.startswith("toy: network.arguments: TypeError: ")
+    assert "'stride'" in message
+
+
+def test_argument_that_would_fetch_weights_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text()
+    for extra, key in (
+        ('pretrained_url = "https://example.org/x.pth"', "pretrained_url"),
+        ("encoder = {pretrained = true}", "encoder.pretrained"),
+        ('checkpoint = "x.pth"', "checkpoint"),
+    ):
+        (folder / "model.toml").write_text(text.replace("strides = ", f"{extra}, strides = "))
+        assert f"network.arguments.{key}: expected nothing to fetch" in refusal_of(folder)
+
+
+def test_default_that_would_fetch_weights_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text().replace("nets:UNet", "nets:ResNetFeatures")
+    (folder / "model.toml").write_text(text)
+    assert "network.arguments.pretrained: expected nothing to fetch, got True" in refusal_of(folder)
+
+
+def test_other_bytes_than_hashed_are_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").write_bytes(b"other")
+    message = refusal_of(folder)
+    assert message.startswith("toy: network.sha256: expected ")
+    assert "weights.safetensors has d9298a10d1b0735837dc4bd85dac641b0f3cef27" in message
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").unlink()
+    assert refusal_of(folder) == (
+        "toy: network.weights: expected a file 'weights.safetensors', found none"
+    )
+
+
+def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    torch.save({"weight": torch.zeros(2)}, folder / "weights.safetensors")
+    write_hash(folder)
+    assert "toy: network.weights: not safetensors: " in refusal_of(folder)
+
+
+def test_missing_extra_and_misshapen_weights_are_named(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    weights = load_file(folder / "weights.safetensors")
+    names = sorted(name for name in weights if name.endswith("conv.weight"))
+    weights["extra"] = weights.pop(names[0])
+    weights[names[1]] = weights[names[1]][:1].clone()
+    put_weights(folder, weights)
+    message = refusal_of(folder)
+    assert f"expected 1 more tensors: {names[0]}; " in message
+    assert "got 1 tensors that the architecture lacks: extra; " in message
+    assert f"{names[1]}: expected [" in message
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    weights = load_file(folder / "weights.safetensors")
+    put_weights(folder, {name: tensor.half() for name, tensor in weights.items()})
+    for name, tensor in load(folder).state_dict().items():
+        torch.testing.assert_close(tensor, weights[name].half().float())
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_program_loads(tmp_path: Path, script: bool) -> None:
+    folder = make_program_folder(tmp_path, script=script)
+    tiles = torch.rand(3, 1, *TILE)
+    expected = build_network(manifest_table())(tiles)
+    torch.testing.assert_close(load(folder)(tiles), expected)
+
+
+def test_program_with_other_bytes_than_hashed_is_refused(tmp_path: Path) -> None:
+    folder = make_program_folder(tmp_path)
+    (folder / "network.pt2").write_bytes(b"other")
+    assert "toy: network.sha256: expected " in refusal_of(folder)
+
+
+def test_program_for_one_size_of_batch_is_refused(tmp_path: Path) -> None:
+    folder = make_program_folder(tmp_path)
+    put_program(folder, exported(build_network(manifest_table()), dynamic=False))
+    assert refusal_of(folder) == (
+        "toy: network.program: network.pt2: expected an input of shape (any, 1, 32, 24, 40), "
+        "got (2, 1, 32, 24, 40); export it with these dimensions dynamic"
+    )
+
+
+def test_program_for_other_tiles_is_refused(tmp_path: Path) -> None:
+    folder = make_program_folder(tmp_path)
+    text = (folder / "model.toml").read_text().replace("[32, 24, 40]", '"whole"')
+    (folder / "model.toml").write_text(text)
+    assert "expected an input of shape (any, 1, any, any, any), got (any, 1, 32" in refusal_of(
+        folder
+    )
+
+
+def test_broken_program_is_refused(tmp_path: Path) -> None:
+    folder = make_program_folder(tmp_path)
+    put_program(folder, b"not a program")
+    assert refusal_of(folder) == (
+        "toy: network.program: network.pt2: expected a zip archive as torch writes it, "
+        "got something else"
+    )
+
+
+def test_program_of_unknown_kind_is_refused(tmp_path: Path) -> None:
+    folder = make_program_folder(tmp_path)
+    (folder / "network.pt2").rename(folder / "network.pkl")
+    text = (folder / "model.toml").read_text().replace("network.pt2", "network.pkl")
+    (folder / "model.toml").write_text(text)
+    with pytest.raises(ModelRefused, match=r"expected a name ending in .pt2 or .pt"):
+        write_selfcheck(folder)
+
+
+def test_weights_stored_under_all_their_names_are_taken_too(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, network=DYNUNET, checked=False)
+    stored = load_file(folder / "weights.safetensors")
+    everything = build_network({"network": DYNUNET}).state_dict()
+    assert len(stored) < len(everything)
+    put_weights(folder, {name: tensor.clone() for name, tensor in everything.items()})
+    load(folder)
+
+
+def test_missing_name_of_shared_weights_is_named(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, network=DYNUNET, checked=False)
+    stored = load_file(folder / "weights.safetensors")
+    stored.pop(next(name for name in stored if "bottleneck.conv1" in name or "next_layer" in name))
+    put_weights(folder, stored)
+    assert "toy: network.weights: expected 2 more tensors: " in refusal_of(folder)
+
+
+def test_example_in_the_readme_works(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "models" / "README.md").read_text()
+    python, toml = (
+        readme.partition(f"```{language}\n")[2].partition("```")[0]
+        for language in ("python", "toml")
+    )
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "model.toml").write_text(toml.replace("[64, 64, 48]", "[32, 32, 48]"))
+    exec(python.replace("models/my-model", str(folder)), {})  # noqa: S102 - it is our own text
+    manifest = write_selfcheck(folder)
+    assert [landmark.mirror for landmark in manifest.landmarks] == ["right", "left"]

@@ -1,0 +1,220 @@
+"""The registry: good folders serve, bad ones say why, and a reload never leaves a gap."""
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.model.registry import LoadedModel, Registry, load_model, scan_models
+from app.model.selfcheck import write_selfcheck
+from tests.support.model_folders import make_model_folder, shape_of
+
+CPU = torch.device("cpu")
+load = partial(load_model, device=CPU)
+SHAPE = {"mean": "shape.safetensors", "tolerance_mm": 1.0}
+
+
+def test_every_folder_is_scanned_but_hidden_ones(tmp_path: Path) -> None:
+    for name in ("b", "a", "__pycache__", ".git"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "train.py").touch()
+    assert [folder.name for folder in scan_models(tmp_path)] == ["a", "b"]
+
+
+def test_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="expected a folder of models, 'nowhere' is none"):
+        scan_models(tmp_path / "nowhere")
+
+
+def test_model_is_loaded_with_its_card_and_shape(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, shape=SHAPE)
+    (folder / "README.md").write_text("# A toy\n")
+    model = load(folder)
+    assert model.card == "# A toy\n"
+    assert model.shape is not None
+    np.testing.assert_array_equal(model.shape, shape_of(3))
+    assert len(model.digest) == 64
+    assert model.network.device == CPU
+
+
+def test_model_needs_neither_card_nor_shape(tmp_path: Path) -> None:
+    model = load(make_model_folder(tmp_path))
+    assert model.card == ""
+    assert model.shape is None
+
+
+def test_digest_changes_with_the_manifest(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    before = load(folder).digest
+    assert load(folder).digest == before
+    text = (folder / "model.toml").read_text().replace("threshold = 0.3", "threshold = 0.4")
+    (folder / "model.toml").write_text(text)
+    assert load(folder).digest != before
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"mean": shape_of(4)}, r"shape.mean: expected floats of shape \(3, 3\), got .* \(4, 3\)"),
+        ({"mean": np.zeros((3, 3), np.int64)}, r"expected floats .* got int64"),
+        ({"points": shape_of(3)}, r"shape.mean: expected a tensor 'mean', got \['points'\]"),
+        ({"mean": np.full((3, 3), np.inf)}, "shape.mean: expected finite positions"),
+    ],
+)
+def test_wrong_shape_is_refused(
+    tmp_path: Path, tensors: dict[str, np.ndarray], message: str
+) -> None:
+    folder = make_model_folder(tmp_path, shape=SHAPE)
+    save_file(tensors, folder / "shape.safetensors")
+    write_selfcheck(folder)
+    with pytest.raises(ModelRefused, match=message):
+        load(folder)
+
+
+def test_shape_with_another_hash_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, shape=SHAPE)
+    save_file({"mean": shape_of(3) + 1}, folder / "shape.safetensors")
+    with pytest.raises(ModelRefused, match=r"shape.sha256: expected \w+, shape.safetensors has"):
+        load(folder)
+
+
+def test_phantom_check_is_given_the_loaded_model(tmp_path: Path) -> None:
+    selfcheck = {"input": "phantom:5", "tolerance_mm": 0.5, "expected": None}
+    folder = make_model_folder(tmp_path, selfcheck=selfcheck)
+    given: list[tuple[str, int]] = []
+
+    def detect(model: LoadedModel, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        given.append((model.manifest.name, seed))
+        return shape_of(3), shape_of(3)
+
+    load(folder, detect=detect)
+    assert given == [("toy", 5)]
+
+
+def test_card_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "README.md").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelRefused, match=r"toy: README.md: expected UTF-8"):
+        load(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file_is_refused_without_its_path(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").chmod(0)
+    with pytest.raises(ModelRefused) as refusal:
+        load(folder)
+    assert str(refusal.value) == "toy: expected files to read, got Permission denied"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path, load)
+
+
+def test_refused_folder_stops_no_other(tmp_path: Path, registry: Registry) -> None:
+    make_model_folder(tmp_path, "good")
+    bad = make_model_folder(tmp_path, "bad")
+    (bad / "weights.safetensors").write_bytes(b"other")
+    (tmp_path / "empty").mkdir()
+    registry.load_all()
+    assert list(registry.models) == ["good"]
+    assert registry.refusals["bad"].startswith("bad: network.sha256: expected ")
+    assert (
+        registry.refusals["empty"] == "empty: model.toml: expected a file 'model.toml', found none"
+    )
+
+
+def test_only_model_is_the_default(tmp_path: Path, registry: Registry) -> None:
+    make_model_folder(tmp_path, "one")
+    registry.load_all()
+    assert registry.get().manifest.name == "one"
+    assert registry.get("one") is registry.get()
+
+
+def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Registry) -> None:
+    make_model_folder(tmp_path, "one")
+    make_model_folder(tmp_path, "two")
+    registry.load_all()
+    with pytest.raises(BadParameter, match="expected one of one, two; got none"):
+        registry.get()
+    with pytest.raises(UnknownModel, match="expected one of one, two; got 'three'"):
+        registry.get("three")
+    default = Registry(tmp_path, load, default="two")
+    default.load_all()
+    assert default.get().manifest.name == "two"
+
+
+def test_empty_registry_says_that_none_is_loaded(registry: Registry) -> None:
+    registry.load_all()
+    with pytest.raises(UnknownModel, match="got a service that has none"):
+        registry.get()
+
+
+def test_reload_swaps_in_the_new_model(tmp_path: Path, registry: Registry) -> None:
+    folder = make_model_folder(tmp_path)
+    registry.load_all()
+    old = registry.get("toy")
+    text = (folder / "model.toml").read_text().replace('"1.0.0"', '"1.1.0"')
+    (folder / "model.toml").write_text(text)
+    assert registry.reload("toy") is registry.get("toy")
+    assert registry.get("toy").manifest.version == "1.1.0"
+    assert old.manifest.version == "1.0.0"
+
+
+def test_refused_reload_leaves_the_old_model_serving(tmp_path: Path, registry: Registry) -> None:
+    folder = make_model_folder(tmp_path)
+    registry.load_all()
+    old = registry.get("toy")
+    good = (folder / "weights.safetensors").read_bytes()
+    (folder / "weights.safetensors").write_bytes(b"other")
+    with pytest.raises(ModelRefused, match=r"network.sha256"):
+        registry.reload("toy")
+    assert registry.get("toy") is old
+    assert "network.sha256" in registry.refusals["toy"]
+    (folder / "weights.safetensors").write_bytes(good)
+    registry.reload("toy")
+    assert not registry.refusals
+
+
+def test_reload_finds_new_folders_and_none_outside(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    make_model_folder(tmp_path, "outside")
+    registry = Registry(root, load)
+    registry.load_all()
+    for name in ("outside", "../outside", "."):
+        with pytest.raises(UnknownModel, match="expected a model folder"):
+            registry.reload(name)
+    make_model_folder(root, "new")
+    assert registry.reload("new") is registry.get("new")
+
+
+def test_model_is_built_before_it_is_swapped(tmp_path: Path) -> None:
+    make_model_folder(tmp_path)
+    building, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    def slowly(folder: Path) -> LoadedModel:
+        building.set()
+        assert go_on.wait(60)
+        return load(folder)
+
+    registry = Registry(tmp_path, slowly)
+    registry.load_all()
+    old = registry.get()
+    building.clear()
+    go_on.clear()
+    thread = threading.Thread(target=registry.reload, args=("toy",))
+    thread.start()
+    assert building.wait(60)
+    assert registry.get() is old
+    go_on.set()
+    thread.join()
+    assert registry.get() is not old

@@ -1,0 +1,230 @@
+"""Self-checks: a model that answers otherwise than when its folder was made does not serve."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from app.errors import ModelRefused
+from app.model.loader import load_module
+from app.model.manifest import Manifest, read_manifest
+from app.model.network import Network
+from app.model.selfcheck import check, check_points, make_noise, noise_shape, write_selfcheck
+from tests.support.model_folders import build_network, make_model_folder, manifest_table
+
+CPU = torch.device("cpu")
+
+
+class Changed(nn.Module):
+    """Answers something else than the network it holds."""
+
+    def __init__(self, network: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.network = network
+        self.factor = factor
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        answer: Tensor = self.network(tiles)
+        return answer * self.factor
+
+
+class Raises(nn.Module):
+    """Raises an error of several lines."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        raise ValueError(f"no good\n{tiles}")
+
+
+def check_changed(folder: Path, factor: float) -> None:
+    manifest = read_manifest(folder)
+    check(folder, manifest, Network(manifest, Changed(load_module(folder, manifest), factor), CPU))
+
+
+def check_folder(folder: Path, dtype: torch.dtype = torch.float32, batch: int = 1) -> None:
+    manifest = read_manifest(folder)
+    network = Network(manifest, load_module(folder, manifest), CPU, dtype)
+    check(folder, manifest, network, batch=batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_unchanged_model_passes(tmp_path: Path, dtype: torch.dtype, batch: int) -> None:
+    check_folder(make_model_folder(tmp_path), dtype, batch)
+
+
+def test_differences_within_tolerance_pass(tmp_path: Path) -> None:
+    check_changed(make_model_folder(tmp_path), 1.01)
+
+
+@pytest.mark.parametrize("factor", [1.03, 0.0, float("nan")])
+def test_other_answers_are_refused(tmp_path: Path, factor: float) -> None:
+    folder = make_model_folder(tmp_path)
+    with pytest.raises(ModelRefused, match=r"toy: selfcheck: expected scores within 0.02 .* got "):
+        check_changed(folder, factor)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('activation = "sigmoid"', 'activation = "sigmoid"\noffset_order = "landmark"'),
+        ('activation = "sigmoid"', 'activation = "sigmoid"\noffset_unit = "mm"'),
+    ],
+)
+def test_output_read_otherwise_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(text.replace(old, new))
+    with pytest.raises(ModelRefused, match="selfcheck: expected offsets within"):
+        check_folder(folder)
+
+
+def test_number_of_channels_is_checked(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    with (folder / "model.toml").open("a") as file:
+        file.write('[[landmarks]]\nname = "one too many"\n')
+    with pytest.raises(ModelRefused, match="4 scores and 12 offsets for tiles of"):
+        check_folder(folder)
+
+
+def test_network_that_raises_is_refused_without_a_trace(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    manifest = read_manifest(folder)
+    with pytest.raises(ModelRefused) as refusal:
+        check(folder, manifest, Network(manifest, Raises(), CPU))
+    assert str(refusal.value) == (
+        "toy: network: expected an answer to a tile of [32, 24, 40], got ValueError: no good"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": torch.zeros(5)}, r"expected scores of 2048 torch.float32, got \[5\]"),
+        ({"other": torch.zeros(5)}, "got .*'other'"),
+        (
+            {"field_shape": torch.tensor([3, 9, 9, 9])},
+            r"scores of shape \[3, 9, 9, 9\], got \[3, 32",
+        ),
+        (
+            {"scores_index": torch.full((2048,), -(10**9))},
+            "expected scores_index inside 92160 scores",
+        ),
+    ],
+)
+def test_expected_file_is_validated(
+    tmp_path: Path, change: dict[str, Tensor], message: str
+) -> None:
+    folder = make_model_folder(tmp_path)
+    stored = load_file(folder / "selfcheck.safetensors")
+    save_file({**stored, **change}, folder / "selfcheck.safetensors")
+    with pytest.raises(ModelRefused, match=message):
+        check_folder(folder)
+
+
+def test_missing_expected_file_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "selfcheck.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"selfcheck.expected: expected a file"):
+        check_folder(folder)
+
+
+def test_writing_keeps_comments_and_order(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, shape={"mean": "shape.safetensors", "tolerance_mm": 1.0})
+    written = (folder / "model.toml").read_text()
+    hashes = [line for line in written.splitlines() if line.startswith("sha256 = ")]
+    assert len(hashes) == 2
+    other = "0" * 64
+    blank = written.replace(hashes[0], f'sha256 = "{other}"  # keep me').replace(
+        hashes[1] + "\n", ""
+    )
+    (folder / "model.toml").write_text(blank)
+    (folder / "selfcheck.safetensors").unlink()
+    manifest = write_selfcheck(folder)
+    rewritten = (folder / "model.toml").read_text()
+    assert rewritten.replace("  # keep me", "") == written.replace(
+        f"tolerance_mm = 1.0\n{hashes[1]}", f"{hashes[1]}\ntolerance_mm = 1.0"
+    )
+    assert "  # keep me" in rewritten
+    assert manifest == read_manifest(folder)
+    check_folder(folder)
+
+
+def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, checked=False)
+    text = (folder / "model.toml").read_text().replace('name = "2"', 'name = "1"')
+    (folder / "model.toml").write_text(text)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ModelRefused, match="every landmark name once"):
+        write_selfcheck(folder)
+    assert (folder / "model.toml").read_text() == text
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_noise_of_whole_models_is_rounded_up_to_their_step() -> None:
+    table = manifest_table()
+    table["input"] |= {"tile_shape": "whole", "divisor": 16}
+    manifest = Manifest.model_validate(table)
+    assert noise_shape(manifest.input, manifest.tile_step) == (48, 48, 64)
+
+
+def test_noise_depends_on_the_seed_alone() -> None:
+    manifest = Manifest.model_validate(manifest_table())
+    noise = make_noise(manifest, 7)
+    assert noise.shape == (1, 32, 24, 40)
+    torch.testing.assert_close(noise[0, 0, 0, :2], torch.tensor([0.62509547, 0.89721350]))
+    torch.testing.assert_close(noise, make_noise(manifest, 7))
+    assert not torch.equal(noise, make_noise(manifest, 8))
+
+
+def test_noise_for_zscore_has_mean_0_and_variance_1() -> None:
+    table = manifest_table()
+    table["input"]["intensity"] = {"method": "zscore"}
+    noise = make_noise(Manifest.model_validate(table), 7)
+    assert abs(float(noise.mean())) < 0.01
+    assert float(noise.var()) == pytest.approx(1.0, abs=0.01)
+
+
+def phantom_manifest() -> Manifest:
+    table = manifest_table()
+    table["selfcheck"] = {"input": "phantom:7", "tolerance_mm": 0.5}
+    return Manifest.model_validate(table)
+
+
+TRUTH = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [np.nan] * 3])
+
+
+def test_landmarks_within_tolerance_pass() -> None:
+    check_points(phantom_manifest(), TRUTH + np.array([0.3, 0.0, -0.3]), TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("row", "point", "message"),
+    [
+        (0, [1.0, 2.0, 3.6], "landmark '1': expected within 0.5 mm, got 0.6 mm"),
+        (1, [np.nan] * 3, "landmark '2': expected present, got absent"),
+        (2, [0.0, 0.0, 0.0], "landmark '3': expected absent, got present"),
+    ],
+)
+def test_landmark_found_otherwise_is_refused(row: int, point: list[float], message: str) -> None:
+    found = TRUTH.copy()
+    found[row] = point
+    with pytest.raises(ModelRefused, match=message):
+        check_points(phantom_manifest(), found, TRUTH)
+
+
+def test_phantom_is_made_from_the_seed(tmp_path: Path) -> None:
+    manifest = phantom_manifest()
+    network = Network(manifest, build_network(manifest_table()), CPU)
+    seeds: list[int] = []
+
+    def detect(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        seeds.append(seed)
+        return TRUTH, TRUTH
+
+    check(tmp_path, manifest, network, detect)
+    assert seeds == [7]
+    with pytest.raises(ModelRefused, match="expected a detector to run phantoms with"):
+        check(tmp_path, manifest, network)

@@ -1,0 +1,168 @@
+"""The model grid: axes, spacing, intensities, and the float64 way back."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.transform import Rotation
+
+from app.geometry import Affine, spacing_of, transform
+from app.io.volume import Volume
+from app.model.manifest import InputSpec, IntensitySpec
+from app.preprocessing.grid import make_grid, normalise, orient
+from app.preprocessing.resampling import resample
+
+CPU = torch.device("cpu")
+PLAIN = IntensitySpec(method="none")
+
+
+def make_volume(voxels: np.ndarray, affine: Affine) -> Volume:
+    return Volume(voxels=voxels, affine=affine, masked=0, digest="", warnings=())
+
+
+def make_spec(
+    spacing: tuple[float, float, float], orientation: str = "RAS", intensity: IntensitySpec = PLAIN
+) -> InputSpec:
+    return InputSpec(
+        orientation=orientation,
+        spacing_mm=spacing,
+        tile_shape="whole",
+        intensity=intensity,
+    )
+
+
+def oblique_affine(seed: int, *, left_handed: bool = False, shear: float = 0.0) -> Affine:
+    rng = np.random.default_rng(seed)
+    affine = np.eye(4)
+    affine[:3, :3] = Rotation.random(random_state=seed).as_matrix() @ np.diag(
+        rng.uniform(0.3, 3, 3)
+    )
+    affine[:3, :3] = affine[:3, :3] @ (np.eye(3) + shear * np.triu(rng.uniform(-1, 1, (3, 3)), 1))
+    if left_handed:
+        affine[:3, 0] *= -1
+    affine[:3, 3] = rng.uniform(-200, 200, 3)
+    return affine
+
+
+def all_axis_orders() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    flips = [tuple(a for a in range(3) if bits[a]) for bits in product((0, 1), repeat=3)]
+    return [(order, flip) for order in permutations(range(3)) for flip in flips]
+
+
+def reorder(volume: Volume, order: tuple[int, ...], flip: tuple[int, ...]) -> Volume:
+    """Store the same scan with other array axes."""
+    shape = np.asarray(volume.voxels.shape)[list(order)]
+    old_from_new = np.zeros((4, 4))
+    old_from_new[3, 3] = 1
+    for new, old in enumerate(order):
+        old_from_new[old, new] = -1 if new in flip else 1
+        old_from_new[old, 3] = shape[new] - 1 if new in flip else 0
+    voxels = np.flip(volume.voxels.transpose(order), flip)
+    return make_volume(voxels, volume.affine @ old_from_new)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    left_handed=st.booleans(),
+    shear=st.sampled_from([0.0, 0.4]),
+    orientation=st.sampled_from(["RAS", "LPS", "PIR", "SAL"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_point_comes_back_through_any_affine(
+    seed: int, left_handed: bool, shear: float, orientation: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(5, 30, 3))
+    volume = make_volume(
+        np.zeros(shape, dtype=np.int16), oblique_affine(seed, left_handed=left_handed, shear=shear)
+    )
+    grid = make_grid(volume, make_spec((1.1, 0.7, 1.9), orientation), CPU)
+    world = transform(volume.affine, rng.uniform(0, 20, (50, 3)))
+    in_grid = transform(np.linalg.inv(grid.to_world), world)
+    np.testing.assert_allclose(transform(grid.to_world, in_grid), world, atol=1e-6)
+    through_array = transform(volume.affine, transform(grid.to_volume, in_grid))
+    np.testing.assert_allclose(through_array, world, atol=1e-6)
+
+
+def test_all_axis_orders_give_the_same_grid() -> None:
+    rng = np.random.default_rng(3)
+    original = make_volume(rng.normal(size=(21, 17, 26)).astype(np.float32), oblique_affine(5))
+    spec = make_spec((1.3, 1.7, 0.9), intensity=IntensitySpec(method="zscore"))
+    expected = make_grid(original, spec, CPU)
+    for order, flip in all_axis_orders():
+        grid = make_grid(reorder(original, order, flip), spec, CPU)
+        torch.testing.assert_close(grid.voxels, expected.voxels, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(grid.to_world, expected.to_world, atol=1e-9)
+
+
+def test_grid_axes_point_where_the_model_wants() -> None:
+    volume = make_volume(np.zeros((4, 5, 6)), np.diag([-1.0, -1.0, 1.0, 1.0]))
+    grid = make_grid(volume, make_spec((1, 1, 1), "PIR"), CPU)
+    directions = grid.to_world[:3, :3]
+    np.testing.assert_allclose(directions, [[0, 0, 1], [-1, 0, 0], [0, -1, 0]], atol=1e-12)
+    np.testing.assert_allclose(spacing_of(grid.to_world), 1)
+
+
+def test_orient_copies_nothing() -> None:
+    array = np.zeros((4, 5, 6))
+    view, _ = orient(array, np.diag([-1.0, 2.0, 3.0, 1.0]), "SPL")
+    assert view.shape == (6, 5, 4)
+    assert np.shares_memory(view, array)
+
+
+def test_resampling_keeps_a_linear_ramp_in_place() -> None:
+    i, j, k = np.meshgrid(np.arange(31.0), np.arange(24.0), np.arange(18.0), indexing="ij")
+    ramp = torch.from_numpy(2 * i - 3 * j + 0.5 * k)
+    step = np.array([1.6, 0.7, 2.4])
+    coarse, old_from_new = resample(ramp, step)
+    index = np.stack(np.meshgrid(*[np.arange(n) for n in coarse.shape], indexing="ij"), axis=-1)
+    place = transform(old_from_new, index.astype(np.float64))
+    expected = place @ [2, -3, 0.5]
+    inner = (slice(4, -4), slice(8, -8), slice(3, -3))
+    np.testing.assert_allclose(coarse.numpy()[inner], expected[inner], atol=1e-4)
+
+
+def test_shrinking_removes_what_the_coarse_grid_cannot_hold() -> None:
+    stripes = torch.from_numpy((np.arange(64) % 2).astype(np.float32))[:, None, None].expand(
+        64, 3, 5
+    )
+    coarse, _ = resample(stripes, [4.0, 1.0, 1.0])
+    assert (coarse[2:-2] - 0.5).abs().max() < 0.01
+
+
+def test_centre_of_a_blob_survives_resampling() -> None:
+    middle = np.array([12.3, 9.8, 14.1])
+    index = np.stack(np.meshgrid(*[np.arange(n) for n in (25, 21, 29)], indexing="ij"), axis=-1)
+    blob = np.exp(-0.5 * ((index - middle) ** 2).sum(-1) / 2.5**2)
+    coarse, old_from_new = resample(torch.from_numpy(blob), [1.5, 1.2, 0.8])
+    place = np.stack(np.meshgrid(*[np.arange(n) for n in coarse.shape], indexing="ij"), axis=-1)
+    weights = coarse.numpy()
+    found = (place * weights[..., None]).sum((0, 1, 2)) / weights.sum()
+    np.testing.assert_allclose(transform(old_from_new, found), middle, atol=0.02)
+
+
+def test_constant_volume_is_normalised_to_zeros() -> None:
+    values = torch.full((3, 4, 5), 7.0)
+    for method in ("percentile", "zscore"):
+        lower, upper = (1.0, 99.0) if method == "percentile" else (0.0, 1.0)
+        spec = IntensitySpec(method=method, lower=lower, upper=upper)
+        assert normalise(values, spec).abs().max() == 0
+
+
+def test_percentile_and_window_clip_to_the_unit_interval() -> None:
+    values = torch.arange(1001.0).reshape(7, 11, 13)
+    by_percentile = normalise(values, IntensitySpec(method="percentile", lower=10, upper=90))
+    by_window = normalise(values, IntensitySpec(method="window", lower=100, upper=900))
+    torch.testing.assert_close(by_percentile, by_window)
+    assert float(by_window.min()) == 0.0
+    assert float(by_window.max()) == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float64"])
+def test_every_stored_type_reaches_the_device(dtype: str) -> None:
+    voxels = np.arange(60, dtype=dtype).reshape(3, 4, 5)
+    grid = make_grid(make_volume(voxels, np.eye(4)), make_spec((1, 1, 1)), CPU)
+    np.testing.assert_array_equal(grid.voxels.numpy(), voxels.astype(np.float32))

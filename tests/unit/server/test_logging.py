@@ -1,0 +1,66 @@
+"""Logs: one JSON object a line, and nothing in it that may identify a patient."""
+
+import json
+import logging
+
+import pytest
+
+from app.server.logging import (
+    JsonFormatter,
+    RequestRecord,
+    TextFormatter,
+    describe_exception,
+    log_request,
+)
+
+
+def line_of(formatter: logging.Formatter, error: BaseException | None = None) -> str:
+    record = logging.makeLogRecord({"name": "app.x", "msg": "hello", "levelname": "INFO"})
+    vars(record).update({"model": "toy", "tiles": 3})
+    if error is not None:
+        record.exc_info = (type(error), error, error.__traceback__)
+    return formatter.format(record)
+
+
+def raised() -> BaseException:
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    return caught.value
+
+
+def fail() -> None:
+    try:
+        int("Jane Doe")
+    except ValueError as error:
+        raise RuntimeError("Jane Doe again") from error
+
+
+def test_line_is_a_json_object_with_its_fields() -> None:
+    line = json.loads(line_of(JsonFormatter()))
+    assert (line["message"], line["level"], line["logger"]) == ("hello", "info", "app.x")
+    assert (line["model"], line["tiles"]) == ("toy", 3)
+    assert line["time"].endswith("Z")
+
+
+def test_line_for_a_terminal_is_one_line() -> None:
+    line = line_of(TextFormatter(), raised())
+    assert "\n" not in line
+    assert "hello model=toy tiles=3" in line
+
+
+def test_exception_leaves_types_and_functions_but_no_message() -> None:
+    line = line_of(JsonFormatter(), raised())
+    assert "Jane" not in line
+    said = describe_exception(raised())
+    assert said["error"] == "RuntimeError < ValueError"
+    assert "fail" in str(said["where"])
+    assert "/" not in str(said["where"])
+
+
+def test_request_is_one_line_without_what_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    log_request(RequestRecord("id", "GET", "/v1/models", 503, "not-ready", 1.23456))
+    (line,) = caplog.records
+    said = json.loads(JsonFormatter().format(line))
+    assert (said["request_id"], said["status"], said["ms"]) == ("id", 503, 1.235)
+    assert said["level"] == "warning"
+    assert "model" not in said

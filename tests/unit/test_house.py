@@ -1,0 +1,54 @@
+"""The rules of the house that no other tool checks."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.settings import PREFIX, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(path for top in ("app", "tests") for path in (ROOT / top).rglob("*.py"))
+MODULE_LINES = 300
+FUNCTION_LINES = 50
+README_LINES = 15
+# Folders that exist on one machine only; a container's own /opt/venv is none.
+PRIVATE = re.compile(r"/(?:work|home|root|Users)/|/op[t]/(?!venv\b)")
+# What the image and the Compose file decide themselves.
+FIXED_IN_CONTAINERS = {"host", "port", "models_dir", "device"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MODULE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            assert node.end_lineno - node.lineno + 1 <= FUNCTION_LINES, node.name
+
+
+def test_readme_shows_its_first_command_by_line_15() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert any("make run" in line for line in lines[:README_LINES])
+
+
+def test_no_committed_text_names_a_place_on_one_machine() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("expected a git checkout, which knows the committed files")
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, names.split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            found = PRIVATE.search(path.read_bytes().decode("utf-8", errors="replace"))
+            assert found is None, f"{name}: {found and found.group()}"
+
+
+def test_compose_passes_every_setting_on() -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    named = set(re.findall(rf"^ +{PREFIX}(\w+):$", text, flags=re.MULTILINE))
+    expected = {name.upper() for name in Settings.model_fields.keys() - FIXED_IN_CONTAINERS}
+    assert named == expected

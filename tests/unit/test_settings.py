@@ -1,0 +1,102 @@
+"""Settings: every knob is bounded, documented, and read from the environment."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import PREFIX, Settings, open_to_strangers, settings_table, unknown_variables
+
+README = Path(__file__).parents[2] / "README.md"
+HASH = hashlib.sha256(b"a key").hexdigest()
+NAMES = [PREFIX + name.upper() for name in Settings.model_fields]
+SCANS_OF_THE_TESTS = "LANDMARKD_DATA"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_is_in_the_readme(name: str) -> None:
+    assert f"`{name}`" in README.read_text(encoding="utf-8")
+
+
+def test_readme_shows_the_table_as_the_settings_write_it() -> None:
+    assert settings_table() in README.read_text(encoding="utf-8")
+
+
+def test_readme_names_no_setting_that_does_not_exist() -> None:
+    words = README.read_text(encoding="utf-8").replace("=", " ").replace("`", " ").split()
+    named = {word for word in words if word.startswith(PREFIX) and word != PREFIX}
+    assert named <= {*NAMES, SCANS_OF_THE_TESTS}
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANDMARKD_PORT", "9000")
+    monkeypatch.setenv("LANDMARKD_MAX_BODY_BYTES", "10MiB")
+    monkeypatch.setenv("LANDMARKD_API_KEYS", f"{HASH}, {HASH.upper()}")
+    settings = Settings()
+    assert settings.port == 9000
+    assert settings.max_body_bytes == 10 << 20
+    assert settings.api_keys == (HASH, HASH)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "70000"),
+        ("MAX_BODY_BYTES", "0"),
+        ("DEVICE", "gpu"),
+        ("DEVICE", "cpu,auto"),
+        ("DEVICE", "cuda:0,"),
+        ("PRECISION", "int8"),
+        ("TIMEOUT_S", "601"),
+        ("BODY_TIMEOUT_S", "0"),
+        ("LOG_LEVEL", "loud"),
+    ],
+)
+def test_value_out_of_bounds_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+@pytest.mark.parametrize("name", ["API_KEYS", "ADMIN_KEY_HASH"])
+def test_key_set_in_clear_is_refused_without_being_shown(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX + name, "my-secret")
+    with pytest.raises(ValidationError) as caught:
+        Settings()
+    assert "my-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["auto", "all", "cuda:1", "cuda:0,cuda:1", "cpu:0, cpu:1"])
+def test_device_may_be_one_or_several(value: str) -> None:
+    assert Settings(device=value).device == value
+
+
+def test_misspelt_variable_is_found() -> None:
+    environment = {"LANDMARKD_PROT": "1", "LANDMARKD_PORT": "1", "HOME": "/"}
+    assert unknown_variables(environment) == ("LANDMARKD_PROT",)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "expected"),
+    [
+        ("127.0.0.1", (), False),
+        ("::1", (), False),
+        ("localhost", (), False),
+        ("0.0.0.0", (), True),  # noqa: S104 - that it is open is the point
+        ("scans.example", (), True),
+        ("0.0.0.0", (HASH,), False),  # noqa: S104
+    ],
+)
+def test_public_address_without_keys_is_open_to_strangers(
+    host: str, keys: tuple[str, ...], expected: bool
+) -> None:
+    assert open_to_strangers(Settings(host=host, api_keys=keys)) is expected

@@ -1,0 +1,185 @@
+"""Each fault of training data, made for real in files, is found and called by its name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from app.geometry import transform
+from app.training.data.check_data import Checked, check_data
+from app.training.data.landmark_files import read_landmarks
+from tests.support.training_data import (
+    NAMES,
+    SHAPE,
+    make_affine,
+    middle_of,
+    points_of,
+    write_data,
+    write_points,
+    write_scan,
+)
+
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "data")
+
+
+def check(data: Path) -> Checked:
+    return check_data(data / "scans", data / "landmarks")
+
+
+def moved(data: Path, name: str, move: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Write the points of a scan as a table of another frame would have them."""
+    points = read_landmarks(data / "landmarks" / f"{name}.mrk.json")
+    (data / "landmarks" / f"{name}.mrk.json").unlink()
+    rows = [f"{label},{','.join(map(str, move(point)))}" for label, point in points.items()]
+    (data / "landmarks" / f"{name}.csv").write_text("\n".join(["name,x,y,z", *rows]))
+
+
+def test_sound_data_have_nothing_to_be_said_of(data: Path) -> None:
+    checked = check(data)
+    assert checked.findings == ()
+    assert checked.names == NAMES
+    assert checked.may_train(strict=True)
+    assert checked.summary() == "6 scans with 6 landmarks: 0 errors, 0 warnings"
+
+
+def truncate(data: Path) -> None:
+    content = (data / "scans" / "s2.nii.gz").read_bytes()
+    (data / "scans" / "s2.nii.gz").write_bytes(content[: len(content) // 2])
+
+
+def no_scan(data: Path) -> None:
+    (data / "scans" / "s2.nii.gz").write_bytes(b"something else")
+
+
+def constant(data: Path) -> None:
+    image = nib.Nifti1Image(np.full(SHAPE, 7, np.int16), make_affine(2))
+    image.to_filename(data / "scans" / "s2.nii.gz")
+
+
+def singular(data: Path) -> None:
+    image = nib.Nifti1Image(np.zeros(SHAPE, np.int16), None)
+    affine = make_affine(2)
+    affine[:3, 1] = affine[:3, 0]
+    image.header["sform_code"] = 1
+    image.header["srow_x"], image.header["srow_y"], image.header["srow_z"] = affine[:3]
+    image.to_filename(data / "scans" / "s2.nii.gz")
+
+
+def bad_json(data: Path) -> None:
+    (data / "landmarks" / "s2.mrk.json").write_text('{"markups": [')
+
+
+def other_json(data: Path) -> None:
+    (data / "landmarks" / "s2.mrk.json").write_text('{"points": []}')
+
+
+def no_points(data: Path) -> None:
+    markup = {"coordinateSystem": "LPS", "controlPoints": []}
+    (data / "landmarks" / "s2.mrk.json").write_text(json.dumps({"markups": [markup]}))
+
+
+def other_columns(data: Path) -> None:
+    (data / "landmarks" / "s2.mrk.json").unlink()
+    (data / "landmarks" / "s2.csv").write_text("Name,X,Y,Z\nnasion,1,2,3\n")
+
+
+def no_landmark_file(data: Path) -> None:
+    (data / "landmarks" / "s2.mrk.json").rename(data / "landmarks" / "S 2.mrk.json")
+
+
+def two_landmark_files(data: Path) -> None:
+    (data / "landmarks" / "s2.csv").write_text("name,x,y,z\nnasion,1,2,3\n")
+
+
+def flipped(data: Path) -> None:
+    moved(data, "s2", lambda point: point * (-1, -1, 1))
+
+
+def flipped_markups(data: Path) -> None:
+    path = data / "landmarks" / "s2.mrk.json"
+    text = json.loads(path.read_text())
+    for point in text["markups"][0]["controlPoints"]:
+        point["position"] = (np.array(point["position"]) * (-1, -1, 1)).tolist()
+    path.write_text(json.dumps(text))
+
+
+def indices(data: Path) -> None:
+    moved(data, "s2", lambda point: transform(np.linalg.inv(make_affine(2)), point))
+
+
+def metres(data: Path) -> None:
+    moved(data, "s2", lambda point: point / 1000)
+
+
+def one_outside(data: Path) -> None:
+    points = points_of(2)
+    points["base"] = points["base"] + (500.0, 0, 0)
+    write_points(data, "s2", points)
+
+
+def other_case(data: Path) -> None:
+    points = points_of(2)
+    write_points(data, "s2", {label.replace(" ", "_").title(): p for label, p in points.items()})
+
+
+def at_the_origin(data: Path) -> None:
+    affine = make_affine(2)
+    affine[:3, 3] -= middle_of(affine)
+    write_scan(data / "scans" / "s2.nii.gz", 2, affine)
+    shift = middle_of(make_affine(2))
+    points = {label: point - shift for label, point in points_of(2).items()}
+    write_points(data, "s2", points | {"nasion": np.zeros(3), "base": np.zeros(3)})
+
+
+def scan_twice(data: Path) -> None:
+    image = nib.Nifti1Image.from_filename(data / "scans" / "s2.nii.gz")
+    image.header["descrip"] = b"saved again"
+    image.to_filename(data / "scans" / "again.nii")
+    write_points(data, "again", points_of(2))
+
+
+def points_twice(data: Path) -> None:
+    write_scan(data / "scans" / "other.nii.gz", 17, make_affine(2))
+    write_points(data, "other", points_of(2))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "where", "what"),
+    [
+        (truncate, "s2.nii.gz", "expected a whole gzip stream"),
+        (no_scan, "s2.nii.gz", "expected a NIfTI file"),
+        (constant, "s2", "all voxels have the same value"),
+        (singular, "s2.nii.gz", "expected three independent axes"),
+        (bad_json, "s2.mrk.json", "cannot be read"),
+        (other_json, "s2.mrk.json", "cannot be read: KeyError: 'markups'"),
+        (no_points, "s2.mrk.json", "expected landmarks, got none"),
+        (other_columns, "s2.csv", "name,x,y,z, got Name,X,Y,Z"),
+        (no_landmark_file, "s2.nii.gz", "found none; is it S 2.mrk.json?"),
+        (two_landmark_files, "s2", "several files have this name"),
+        (flipped, "s2", "they look like LPS written as RAS"),
+        (flipped_markups, "s2", "they look like RAS written as LPS"),
+        (indices, "s2", "they look like voxel indices (i, j, k)"),
+        (metres, "s2", "they look like metres"),
+        (one_outside, "s2", "1 of 6 points outside the scan: by up to"),
+        (other_case, "s2", "'Tip_Left' is another spelling of 'tip left', which 5 files have"),
+        (at_the_origin, "s2", "nasion, base lie at one place, (0, 0, 0) mm"),
+        (scan_twice, "again, s2", "one scan under several names"),
+        (points_twice, "other, s2", "different scans hold the same coordinates"),
+    ],
+)
+def test_fault_that_stops_a_training_is_named(
+    data: Path, spoil: Spoil, where: str, what: str
+) -> None:
+    spoil(data)
+    checked = check(data)
+    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    assert any(what in error.what and error.where == where for error in errors), errors
+    assert not checked.may_train(strict=False)

@@ -1,0 +1,191 @@
+"""What may be wrong with training data, but need not be, is a warning that says why."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from app.geometry import scaling
+from app.training.data.check_data import check_data
+from app.training.data.issues import Finding, listed, table_of
+from app.training.data.robust_shape import fit_to
+from tests.support.training_data import (
+    NAMES,
+    make_affine,
+    middle_of,
+    points_of,
+    write_data,
+    write_points,
+    write_scan,
+)
+from tests.unit.training.test_check_data import Spoil, check, moved, scan_twice
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "data")
+
+
+def lone_landmarks(data: Path) -> None:
+    write_points(data, "s9", points_of(9))
+
+
+def other_file(data: Path) -> None:
+    (data / "scans" / "s9.nrrd").write_bytes(b"NRRD")
+
+
+def swapped(data: Path) -> None:
+    points = points_of(2)
+    points["lambda"], points["base"] = points["base"], points["lambda"]
+    write_points(data, "s2", points)
+
+
+def sides_exchanged(data: Path) -> None:
+    points = points_of(2)
+    points["tip left"], points["tip right"] = points["tip right"], points["tip left"]
+    write_points(data, "s2", points)
+
+
+def misplaced(data: Path) -> None:
+    points = points_of(2)
+    points["lambda"] = points["lambda"] + (0, 4.0, 0)
+    write_points(data, "s2", points)
+
+
+def misspelt(data: Path) -> None:
+    points = points_of(2)
+    points["nasoin"] = points.pop("nasion")
+    write_points(data, "s2", points)
+
+
+def in_one_file(data: Path) -> None:
+    points = points_of(2)
+    write_points(data, "s2", points | {"chin": points["base"] + (1, 1, 1)})
+
+
+def left_handed(data: Path) -> None:
+    affine = make_affine(2)
+    affine[:3] = affine[:3] @ np.array(
+        [[-1, 0, 0, 27], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=np.float64
+    )
+    write_scan(data / "scans" / "s2.nii.gz", 2, affine)
+
+
+def thick_slices(data: Path) -> None:
+    affine = make_affine(2) @ scaling([1, 1, 4])
+    affine[:3, 3] += middle_of(make_affine(2)) - middle_of(affine)
+    write_scan(data / "scans" / "s2.nii.gz", 2, affine)
+
+
+def no_unit(data: Path) -> None:
+    write_scan(data / "scans" / "s2.nii.gz", 2, make_affine(2), unit="unknown")
+
+
+def other_size(data: Path) -> None:
+    middle = middle_of(make_affine(2))
+    points = {label: middle + 0.1 * (point - middle) for label, point in points_of(2).items()}
+    write_points(data, "s2", points)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lone_landmarks, "no scan has this name"),
+        (other_file, "not used"),
+        (swapped, "landmarks lambda and base look swapped"),
+        (sides_exchanged, "landmarks tip left and tip right look swapped"),
+        (misplaced, "let them be expected: lambda (3."),
+        (misspelt, "'nasoin' may be a misspelt 'nasion', which 5 files have"),
+        (in_one_file, "landmark 'chin' is in 1 of 6 files"),
+        (left_handed, "left-handed, those of the others are not"),
+        (thick_slices, "times as long as wide, those of the others are not"),
+        (other_size, "times as far apart as in the other scans"),
+    ],
+)
+def test_doubt_is_a_warning_that_only_strictness_stops_at(
+    data: Path, spoil: Spoil, what: str
+) -> None:
+    spoil(data)
+    checked = check(data)
+    assert [finding for finding in checked.findings if finding.severity == "error"] == []
+    warnings = [finding for finding in checked.findings if finding.severity == "warning"]
+    assert len(warnings) == 1, warnings
+    assert what in warnings[0].what
+    assert checked.may_train(strict=False)
+    assert not checked.may_train(strict=True)
+
+
+def test_unknown_unit_is_worth_a_note_where_points_in_mm_lie_inside(data: Path) -> None:
+    no_unit(data)
+    (finding,) = check(data).findings
+    assert finding.severity == "note"
+    assert "does not name its unit of length" in finding.what
+
+
+def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_poses(
+    tmp_path: Path,
+) -> None:
+    """Where LPS taken for RAS leaves all points inside."""
+    data = tmp_path
+    (data / "scans").mkdir()
+    (data / "landmarks").mkdir()
+    for seed in range(6):
+        affine = np.eye(4)
+        affine[:3, 3] = (-13.5, -16.5, -14.5)
+        write_scan(data / "scans" / f"s{seed}.nii.gz", seed, affine)
+        middle = middle_of(make_affine(seed))
+        turn = (-1, -1, 1) if seed == 2 else (1, 1, 1)
+        points = {label: (point - middle) * turn for label, point in points_of(seed).items()}
+        write_points(data, f"s{seed}", points)
+    (finding,) = check(data).findings
+    assert (finding.severity, finding.where) == ("warning", "s2")
+    assert "LPS and RAS may be mixed up" in finding.what
+
+
+def test_all_faults_of_all_files_are_told_at_once(data: Path) -> None:
+    for spoil in (swapped, scan_twice, lone_landmarks):
+        spoil(data)
+    moved(data, "s3", lambda point: point * (-1, -1, 1))
+    moved(data, "s4", lambda point: point * (-1, -1, 1))
+    truncated = (data / "scans" / "s5.nii.gz").read_bytes()[:100]
+    (data / "scans" / "s5.nii.gz").write_bytes(truncated)
+    found = {finding.where for finding in check(data).findings}
+    assert found >= {"s3", "s4", "s5.nii.gz", "again, s2", "s9.mrk.json"}
+
+
+def test_scans_and_landmarks_may_share_a_folder(data: Path) -> None:
+    for path in (data / "landmarks").iterdir():
+        path.rename(data / "scans" / path.name)
+    assert check_data(data / "scans", data / "scans").findings == ()
+
+
+def test_landmarks_that_lie_anyhow_are_not_judged_by_their_shape(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=8)
+    rng = np.random.default_rng(3)
+    for seed in range(8):
+        middle = middle_of(make_affine(seed))
+        points = {label: middle + rng.uniform(-7, 7, 3) for label in NAMES}
+        write_points(data, f"s{seed}", points)
+    checked = check(data)
+    assert checked.typical is not None
+    assert checked.typical.loose
+    assert checked.findings == ()
+
+
+def test_typical_constellation_is_not_moved_by_a_wrong_file(data: Path) -> None:
+    before = check(data).typical
+    swapped(data)
+    after = check(data).typical
+    assert before is not None
+    assert after is not None
+    both = np.stack([before.shape, after.shape])
+    (fit,) = fit_to(both[1:], both[0])[0].apply(both[1:])
+    assert_allclose(fit, both[0], atol=0.5)
+
+
+def test_what_is_said_of_many_files_is_one_row() -> None:
+    same = [Finding("note", f"s{seed}", "is so") for seed in range(9)]
+    table = table_of([*same, Finding("error", "x", "is wrong [here]")])
+    assert table.row_count == 2
+    assert listed([finding.where for finding in same]) == "s0, s1, s2 and 6 more"

@@ -1,0 +1,154 @@
+"""``landmarkd evaluate``: the phantom model on phantoms it never saw."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from app.training.evaluate.plots import Case, plot_case, plot_confidence, plot_errors, plot_success
+from app.training.evaluate.tables import HEADINGS
+from app.training.tools.make_phantoms import make_phantoms
+from tests.support.outcomes import outcome
+from tests.unit.training.test_synthetic_crops import slope
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "phantom"
+MARKS = 6
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phantoms")
+    make_phantoms(folder, count=2, seed=5003)
+    return folder
+
+
+def evaluate(data: Path, *words: object) -> Result:
+    where = ["--scans", data / "scans", "--landmarks", data / "landmarks", "--device", "cpu"]
+    return CliRunner().invoke(app, ["evaluate", *map(str, [MODEL, *where, *words])])
+
+
+@pytest.fixture(scope="module")
+def report(phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluate both phantoms, and a scan that is none."""
+    data = tmp_path_factory.mktemp("data")
+    shutil.copytree(phantoms, data, dirs_exist_ok=True)
+    (data / "scans" / "broken.nii").write_bytes(b"no scan at all")
+    shutil.copy(
+        data / "landmarks" / "phantom-5003.mrk.json", data / "landmarks" / "broken.mrk.json"
+    )
+    strange = data / "landmarks" / "phantom-5003.mrk.json"
+    strange.write_text(strange.read_text().replace('"ring"', '"wedding ring"'))
+    result = evaluate(data, "-o", data / "report")
+    (data / "stdout").write_text(result.stdout)
+    (data / "stderr").write_text(result.stderr)
+    assert result.exit_code == 1, result.output
+    return data
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_landmark_of_every_scan_is_a_line(report: Path) -> None:
+    rows = read(report / "report" / "errors.csv")
+    assert len(rows) == 2 * MARKS
+    for row in rows:
+        places = np.array([row[f"{which}_{axis}"] for which in ("true", "found") for axis in "xyz"])
+        if row["error_mm"]:
+            true, found = places.astype(float).reshape(2, 3)
+            assert float(row["error_mm"]) == pytest.approx(np.linalg.norm(found - true), abs=2e-4)
+            assert float(row["error_mm"]) < 2
+        elif not row["present"]:
+            assert not any(places[:3])
+
+
+def test_the_summary_counts_what_the_lines_say(report: Path) -> None:
+    rows = read(report / "report" / "errors.csv")
+    summary = read(report / "report" / "summary.csv")
+    assert [row["of"] for row in summary] == ["all", *["landmark"] * MARKS, *["scan"] * 2]
+    errors = [float(row["error_mm"]) for row in rows if row["error_mm"]]
+    assert float(summary[0]["mean_mm"]) == pytest.approx(np.mean(errors), abs=1e-3)
+    assert set(HEADINGS) < set(summary[0])
+    present = sum(row["present"] == "True" for row in rows)
+    assert int(summary[0]["present"]) == present
+    assert int(summary[0]["unknown"]) == len(rows) - present > 0
+    assert int(summary[0]["absent"]) == 0
+
+
+def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
+    report: Path, tmp_path: Path
+) -> None:
+    """The ring of one phantom has another name, which is no reason to call its ring invented."""
+    told = (report / "stdout").read_text()
+    page = (report / "report" / "report.html").read_text()
+    unknown = int(read(report / "report" / "summary.csv")[0]["unknown"])
+    for text in (" ".join(told.split()), page):
+        assert f"Landmarks without a place in their files: {unknown}." in text
+    (ring,) = (
+        row
+        for row in read(report / "report" / "errors.csv")
+        if (row["scan"], row["landmark"]) == ("phantom-5003", "ring")
+    )
+    assert (ring["present"], ring["status"]) == ("", "detected")
+    words = ("--only", "phantom-5003", "--missing", "absent", "-o", tmp_path)
+    result = evaluate(report, *words)
+    assert "a place in their files" not in result.stdout
+    (row,) = (row for row in read(tmp_path / "summary.csv") if row["name"] == "ring")
+    assert (row["absent"], row["invented"], row["unknown"]) == ("1", "1", "0")
+
+
+def test_the_page_needs_no_other_file(report: Path) -> None:
+    page = (report / "report" / "report.html").read_text()
+    sources = re.findall(r'src="([^"]{0,30})', page)
+    assert len(sources) == 3 + 6
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert "http" not in page
+    assert "<h1>phantom 1.1.0</h1>" in page
+
+
+def test_the_tables_are_printed(report: Path) -> None:
+    text = (report / "stdout").read_text()
+    for word in ("mean", "p95", "≤0.25", "dumbbell", "phantom-5004", "out_of_field"):
+        assert word in text.replace("\n", "")
+
+
+def test_a_scan_that_cannot_be_read_is_named_at_the_end(report: Path) -> None:
+    last = (report / "stderr").read_text().strip().splitlines()[-1]
+    assert last.startswith("broken: expected a NIfTI file")
+
+
+def test_landmarks_that_the_model_does_not_know_are_named(report: Path) -> None:
+    assert (
+        "does not know these landmarks of the files: wedding ring"
+        in (report / "stderr").read_text()
+    )
+
+
+def test_only_the_named_scans_are_used(phantoms: Path) -> None:
+    result = evaluate(phantoms, "--only", "phantom-5004")
+    assert result.exit_code == 0, result.output
+    assert "5004" in result.stdout
+    assert "5003" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"), [(["--only", "nobody"], "nobody"), (["--scans", "nowhere"], "a folder")]
+)
+def test_scans_that_are_not_there_are_named(phantoms: Path, words: list[str], reason: str) -> None:
+    result = evaluate(phantoms, *words)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_plots_bear_scans_without_errors_and_points_at_the_border() -> None:
+    missed = [outcome(status="not_found"), outcome(present=False)]
+    for plot in (plot_errors, plot_success, plot_confidence):
+        assert plot(missed).startswith("<?xml")
+    volume = slope((5, 9, 7))
+    assert "<image" in plot_case(Case(outcome(30.0), volume))

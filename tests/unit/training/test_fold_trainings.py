@@ -1,0 +1,264 @@
+"""Trainings of folds: whom they learn from, how they go on, and what is refused."""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.errors import BadParameter, StartupError
+from app.inference.load import load_checked
+from app.training import train_first, train_refine
+from app.training.data.folds import read_folds
+from app.training.evaluate.outcome_files import OUTCOMES
+from app.training.evaluate.outcomes import Pair
+from app.training.fit.checkpoint import CHECKPOINT
+from app.training.train_command import INTERRUPTED
+from tests.support.training_data import landmarkd
+from tests.unit.training.test_crossvalidate import read
+from tests.unit.training.test_resume import interrupt_after
+from tests.unit.training.test_train import SMALL, write_specimen
+
+TILES = (*SMALL, "--tile", 16, "--spacing", 1.5, "--folds", 3)
+FINER = (*SMALL, "--spacing", 1.0, "--folds", 3)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for seed, name in enumerate(("one", "two", "three")):
+        write_specimen(tmp_path, name, seed)
+    return tmp_path
+
+
+def train(data: Path, *words: object) -> str:
+    return landmarkd(
+        "train", data / "scans", data / "landmarks", "-o", data / "mine", *TILES, *words
+    )
+
+
+def refine(data: Path, *words: object) -> str:
+    return landmarkd("refine", data / "mine", data / "scans", data / "landmarks", *FINER, *words)
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Take down whom each training reads to learn from, and an empty line as it begins."""
+    names: list[str] = []
+
+    def watch(module: ModuleType) -> None:
+        load_specimen, train = module.load_specimen, module.train
+
+        def load(pair: Pair, *rest: object) -> object:
+            names.append(pair[0])
+            return load_specimen(pair, *rest)
+
+        def begin(*rest: object) -> object:
+            names.append("")
+            return train(*rest)
+
+        monkeypatch.setattr(module, "load_specimen", load)
+        monkeypatch.setattr(module, "train", begin)
+
+    watch(train_first)
+    watch(train_refine)
+    return names
+
+
+def trainings(learned: list[str]) -> list[set[str]]:
+    """Say whom each training learned from."""
+    return [set(part.split()) for part in " ".join(learned).split("  ") if part.strip()]
+
+
+def test_no_fold_reads_its_own_scans_to_learn_from_nor_does_its_second_network(
+    data: Path, learned: list[str]
+) -> None:
+    train(data)
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    everybody = {"one", "two", "three"}
+    expected = [everybody - set(fold) for fold in folds.members] + [everybody]
+    assert trainings(learned) == expected
+    learned.clear()
+    told = refine(data)
+    assert trainings(learned) == expected
+    assert "fold 3 of 3" in told
+    for number in (1, 2, 3):
+        model = load_checked(folds.folder(data / "mine", number), torch.device("cpu"))
+        assert model.refine is not None
+    assert load_checked(data / "mine", torch.device("cpu")).refine is not None
+    card = (data / "mine" / "README.md").read_text()
+    assert "of 3 models of one network" in card
+    assert "of 3 pairs of networks" in card
+    assert len(read(data / "mine" / "folds" / "refine" / "errors.csv")) == 15
+    learned.clear()
+    assert "fold 3 of 3: is done" in refine(data)
+    assert trainings(learned) == [everybody]
+    words = ("--scans", data / "scans", "--landmarks", data / "landmarks", "--folds")
+    result = CliRunner().invoke(app, [str(word) for word in ("calibrate", data / "mine", *words)])
+    assert "expected at least 19 errors" in result.output
+
+
+def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_path: Path) -> None:
+    """To the last bit; the others do."""
+    weights = []
+    for name, seed in (("plain", 2), ("other", 7)):
+        for number, scan in enumerate(("one", "two")):
+            write_specimen(tmp_path / name, scan, number)
+        write_specimen(tmp_path / name, "three", seed)
+        train(tmp_path / name, "--steps", 2)
+        folds = read_folds(tmp_path / name / "mine")
+        assert folds is not None
+        weights.append(
+            {
+                fold: load_file(
+                    folds.folder(tmp_path / name / "mine", number) / "weights.safetensors"
+                )
+                for number, (fold,) in enumerate(folds.members, start=1)
+            }
+        )
+    for fold, before in weights[0].items():
+        same = all(torch.equal(before[key], weights[1][fold][key]) for key in before)
+        assert same == (fold == "three")
+
+
+def test_an_interrupted_cross_validation_goes_on_in_its_fold(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done is not done again, and the outcome is that of one that was not interrupted."""
+    words = ("train", data / "scans", data / "landmarks", *TILES, "--steps", 3)
+    landmarkd(*words, "-o", data / "plain")
+    with monkeypatch.context() as patch:
+        interrupt_after(5, patch)
+        command = [str(word) for word in (*words, "-o", data / "mine")]
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == INTERRUPTED
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    first, second, third = (folds.folder(data / "mine", number) for number in (1, 2, 3))
+    assert (first / OUTCOMES).exists()
+    assert (second / CHECKPOINT).exists()
+    assert not (second / OUTCOMES).exists()
+    assert not third.exists()
+    assert not (data / "mine" / CHECKPOINT).exists()
+    changed = (first / "weights.safetensors").stat().st_mtime_ns
+    told = landmarkd(*command)
+    assert "fold 1 of 3: is done" in told
+    assert "going on from step 2 of 3" in told
+    assert (first / "weights.safetensors").stat().st_mtime_ns == changed
+    for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
+        plain, mine = (
+            load_file(data / name / inner / "weights.safetensors") for name in ("plain", "mine")
+        )
+        assert all(torch.equal(plain[key], mine[key]) for key in plain)
+    for name in ("errors.csv", "summary.csv", "spread.csv"):
+        texts = [(data / model / "folds" / name).read_text() for model in ("plain", "mine")]
+        assert texts[0] == texts[1]
+
+
+def test_folds_of_another_training_are_refused_before_anything_is_trained(data: Path) -> None:
+    train(data)
+    with pytest.raises(StartupError, match="steps: expected 1, got 2"):
+        train(data, "--steps", 2)
+    (data / "mine" / CHECKPOINT).unlink()
+    with pytest.raises(StartupError, match=r"fold-1 holds .* or delete \S*/mine/folds$"):
+        train(data, "--steps", 2)
+    with pytest.raises(StartupError, match=r"than were asked for \(2 of seed 1\)"):
+        train(data, "--folds", 2)
+    with pytest.raises(BadParameter, match="--folds: expected 3, as the first network has, got 2"):
+        refine(data, "--folds", 2)
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    (folds.folder(data / "mine", 2) / OUTCOMES).unlink()
+    with pytest.raises(BadParameter, match="expected all folds of the first network to be done"):
+        refine(data)
+
+
+def test_scans_that_are_only_learned_from_are_so_in_every_fold(
+    data: Path, learned: list[str]
+) -> None:
+    """But for those of a subject that the fold leaves out."""
+    words = ("--subject", "^(o|t)", "--train-only", "two", "--folds", 2)
+    told = re.sub(r"[│\s]+", " ", train(data, *words))
+    assert "1 more is only learned from" in told
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    left = {"one": {"two", "three"}, "three": {"one"}}
+    everybody = {"one", "two", "three"}
+    expected = [left[fold] for (fold,) in folds.members] + [everybody]
+    assert trainings(learned) == expected
+    assert {row["scan"] for row in read(data / "mine" / "folds" / "errors.csv")} == {"one", "three"}
+    card = " ".join((data / "mine" / "README.md").read_text().split())
+    assert "1/2 of the 2 scans and on 1 more that are never judged by" in card
+    learned.clear()
+    refine(data, "--folds", 2)
+    assert trainings(learned) == expected
+
+
+def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
+    words = (data / "scans", data / "landmarks", *SMALL, "--spacing", 1.5)
+    landmarkd("train", *words, "-o", data / "mine", "--validate", "none")
+    with pytest.raises(BadParameter, match="expected a first network with folds, found none"):
+        refine(data)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--folds", 1), "expected 2 to 3, as there are 3 subjects, got 1"),
+        (("--folds", 4), "expected 2 to 3, as there are 3 subjects, got 4"),
+        (("--fold", 4), "--fold: expected one of 1 to 3, got 4"),
+        (("--validate", "one"), "holds out every scan in turn: expected no --validate"),
+        (("--subject", "x"), "--subject: expected x in the name of every scan, got one"),
+        (("--train-only", "x"), "--train-only: expected names of scans, found none named x"),
+        (("--train-only", "one"), "expected 2 to 2, as there are 2 subjects, got 3"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(
+    data: Path, words: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(BadParameter, match=message):
+        train(data, *words)
+    assert not (data / "mine").exists()
+
+
+def test_a_check_says_the_folds_and_trains_none(data: Path) -> None:
+    told = " ".join(train(data, "--check").split())
+    assert "│ --folds │ 3 │ each left out once" in told
+    assert not (data / "mine").exists()
+
+
+def test_folds_do_not_start_from_weights_that_have_seen_their_scans(data: Path) -> None:
+    """But each from the same fold of a model that has the same folds."""
+    words = (data / "scans", data / "landmarks", *TILES[:-2])
+    landmarkd("train", *words, "-o", data / "seen", "--validate", "none")
+    with pytest.raises(BadParameter, match="has learned from one, three, two"):
+        train(data, "--start", data / "seen")
+    train(data)
+    start = ("--folds", 3, "--start", data / "mine", "--rate", 0)
+    landmarkd("train", *words, "-o", data / "more", *start)
+    for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
+        before, after = (
+            load_file(data / name / inner / "weights.safetensors") for name in ("mine", "more")
+        )
+        assert all(torch.equal(before[key], after[key]) for key in before)
+    (data / "mine" / "folds" / "fold-2" / OUTCOMES).unlink()
+    with pytest.raises(BadParameter, match=r"expected folds that are done, \S*fold-2 are not"):
+        landmarkd("train", *words, "-o", data / "third", *start)
+
+
+def test_folds_can_be_done_one_by_one(data: Path) -> None:
+    """Perhaps by several processes; the command without --fold puts them together."""
+    for number in (2, 3):
+        train(data, "--fold", number)
+        assert not (data / "mine" / CHECKPOINT).exists()
+    train(data, "--fold", 1)
+    with pytest.raises(BadParameter, match="expected a first network of all scans, too"):
+        refine(data, "--fold", 1)
+    told = train(data)
+    for number in (1, 2, 3):
+        assert f"fold {number} of 3: is done" in told
+    assert len(read(data / "mine" / "folds" / "errors.csv")) == 15

@@ -1,0 +1,70 @@
+"""Landmark files that imaging tools write, read into RAS mm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.training.data.landmark_files import landmark_stem, read_landmarks
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def markup(system: str, points: list[Any]) -> str:
+    return json.dumps({"markups": [{"coordinateSystem": system, "controlPoints": points}]})
+
+
+@pytest.mark.parametrize(("system", "expected"), [("LPS", [-1, -2, 3]), ("RAS", [1, 2, 3])])
+def test_markups_are_read_in_their_own_frame(
+    tmp_path: Path, system: str, expected: list[float]
+) -> None:
+    path = write(tmp_path / "a.mrk.json", markup(system, [{"label": "n", "position": [1, 2, 3]}]))
+    np.testing.assert_array_equal(read_landmarks(path)["n"], expected)
+
+
+def test_undefined_point_is_left_out(tmp_path: Path) -> None:
+    points = [{"label": "a", "positionStatus": "undefined"}, {"label": "b", "position": [1, 2, 3]}]
+    path = write(tmp_path / "a.mrk.json", markup("LPS", points))
+    assert list(read_landmarks(path)) == ["b"]
+
+
+def test_fiducial_list_is_read_with_old_and_new_frame_names(tmp_path: Path) -> None:
+    row = "id_1,1.5,2,3,0,0,0,1,1,1,0,nasion,,,"
+    for system, expected in (("LPS", -1.5), ("1", -1.5), ("RAS", 1.5), ("0", 1.5)):
+        text = f"# Markups fiducial file version = 4.11\n# CoordinateSystem = {system}\n{row}\n"
+        point = read_landmarks(write(tmp_path / "a.fcsv", text))["nasion"]
+        assert point[0] == expected
+
+
+def test_tables_are_read_by_their_column_names(tmp_path: Path) -> None:
+    lps = write(tmp_path / "a.csv", "label,l,p,s,defined\nn,1,2,3,1\nm,0,0,0,0\n")
+    ras = write(tmp_path / "b.tsv", "name\tx\ty\tz\nn\t-1\t-2\t3\n")
+    assert list(read_landmarks(lps)) == ["n"]
+    np.testing.assert_array_equal(read_landmarks(lps)["n"], read_landmarks(ras)["n"])
+
+
+def test_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,2,3\nn,1,2,4\n")
+    with pytest.raises(ValueError, match="'n' twice"):
+        read_landmarks(path)
+
+
+def test_coordinate_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,nan,3\n")
+    with pytest.raises(ValueError, match="finite"):
+        read_landmarks(path)
+
+
+def test_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.mrk\.json, .* got a\.vtk"):
+        read_landmarks(write(tmp_path / "a.vtk", ""))
+
+
+def test_stem_names_the_scan() -> None:
+    assert landmark_stem(Path("x/skull_1.v2.mrk.json")) == "skull_1.v2"
+    assert landmark_stem(Path("skull.csv")) == "skull"

@@ -1,0 +1,160 @@
+"""A training that was interrupted goes on where it was, with what it was begun with."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.errors import StartupError
+from app.inference.load import load_checked
+from app.training.fit.checkpoint import CHECKPOINT, read_record
+from app.training.fit.history import CURVES, Moment, draw_curves, read_history, write_history
+from app.training.fit.loop import stoppable
+from app.training.train_command import INTERRUPTED
+from tests.support.training_data import landmarkd
+from tests.unit.training.test_train import TILES, run, write_specimen
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_specimen(folder, name, seed)
+    return folder
+
+
+def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    run(data, folder, "--steps", 1)
+    manifest = folder / "model.toml"
+    described = manifest.read_text().replace('description = ""', 'description = "bones"')
+    manifest.write_text(described)
+    first = (folder / "weights.safetensors").read_bytes()
+    assert "all 1 steps are done" in run(data, folder, "--steps", 1)
+    assert (folder / "weights.safetensors").read_bytes() == first
+    assert load_checked(folder, torch.device("cpu")).manifest.description == "bones"
+
+
+def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C during a step."""
+    done = []
+    from app.training.fit import loop as train  # noqa: PLC0415
+
+    real = train.take_step
+
+    def take_step(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        done.append(1)
+        if len(done) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train, "take_step", take_step)
+
+
+def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the whole history in one table."""
+    plain, broken = tmp_path / "plain", tmp_path / "broken"
+    run(data, plain, "--steps", 5)
+    words = ("train", data / "scans", data / "landmarks", "-o", broken, *TILES, "--steps", 5)
+    command = [str(word) for word in words]
+    with monkeypatch.context() as patch:
+        interrupt_after(2, patch)
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == INTERRUPTED
+    assert "the same command goes on from here" in " ".join(result.output.split())
+    assert "going on from step 2 of 5" in landmarkd(*command)
+    assert [moment.step for moment in read_history(broken, 5)] == [2, 5]
+    weights = [load_file(folder / "weights.safetensors") for folder in (plain, broken)]
+    for name, tensor in weights[0].items():
+        assert torch.equal(weights[1][name], tensor), name
+
+
+def test_what_was_chosen_stays_chosen(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open options of a training that goes on are those it was begun with."""
+    folder = tmp_path / "mine"
+    words = (
+        "train",
+        data / "scans",
+        data / "landmarks",
+        "-o",
+        folder,
+        "--filters",
+        "4,4,8",
+        "--tile",
+        16,
+    )
+    with monkeypatch.context() as patch:
+        interrupt_after(1, patch)
+        chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--device", "cpu")
+        rule = ("--intensity", "zscore")
+        CliRunner().invoke(app, [str(word) for word in (*words, *chosen, *rule)])
+    before = read_record(folder)
+    landmarkd(*words, "--steps", 2, "--device", "cpu")
+    assert before is not None
+    assert read_record(folder) == before
+    assert before["held_out"] == ["two"]
+
+
+def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    run(data, folder, "--steps", 1, "--validate", "two")
+    message = r"steps: expected 1, got 2.*delete .*checkpoint\.pt"
+    with pytest.raises(StartupError, match=message):
+        run(data, folder, "--steps", 2)
+    with pytest.raises(StartupError, match="held_out: expected the same, got it without two"):
+        run(data, folder, "--steps", 1, "--validate", "none")
+    (folder / CHECKPOINT).unlink()
+    run(data, folder, "--steps", 2)
+
+
+def test_second_interrupt_does_not_wait() -> None:
+    """Whoever presses Ctrl-C twice means it."""
+    # What a shell starts in the background is born deaf to it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with stoppable() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(timeout=10)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_history_of_steps_that_are_done_again_is_forgotten(tmp_path: Path) -> None:
+    moments = [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.5, 0.25, 18.5, 0.75, 1.5, 3)]
+    write_history(tmp_path, moments)
+    assert read_history(tmp_path, 100) == moments
+    assert read_history(tmp_path, 99) == moments[:1]
+    assert read_history(tmp_path / "other", 99) == []
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_curves_need_no_screen(tmp_path: Path, measured: bool) -> None:
+    error = (0.75, 1.5, 3) if measured else (None, None, None)
+    assert draw_curves(
+        tmp_path, [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.0, 0.5, 9.0, *error)], ""
+    )
+    assert (tmp_path / CURVES).stat().st_size > 5000
+
+
+def test_without_matplotlib_the_table_is_there_and_the_picture_is_not(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None among the modules is one that cannot be imported."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "needs matplotlib: pip install 'landmarkd[train]'" in run(data, tmp_path / "mine")
+    assert not (tmp_path / "mine" / CURVES).exists()
+    assert len(read_history(tmp_path / "mine", 1)) == 1

@@ -1,0 +1,238 @@
+"""The training command, from folders of files to a folder that serves."""
+
+import csv
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from app.errors import BadParameter, LandmarkdError, StartupError
+from app.geometry import transform
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import read_volume
+from app.training.data.check_data import check_data
+from app.training.data.split import choose, split
+from app.training.fit.history import CURVES, TABLE
+from tests.support.training_data import (
+    landmarkd,
+    make_affine,
+    middle_of,
+    points_of,
+    write_data,
+    write_points,
+)
+from tests.unit.preprocessing.test_grid import oblique_affine
+
+NAMES = ("a", "b", "c", "d", "e")
+SHAPE = (38, 44, 34)
+SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
+TILES = (*SMALL, "--tile", 16, "--spacing", 1.5, "--validate", "none")
+
+
+def write_specimen(folder: Path, name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    affine = oblique_affine(seed)
+    affine[:3, :3] /= np.abs(np.linalg.det(affine[:3, :3])) ** (1 / 3)
+    index = rng.uniform(8, 26, (len(NAMES), 3))
+    voxels = rng.normal(size=SHAPE).astype(np.float32)
+    for size, (i, j, k) in enumerate(index.astype(int), start=1):
+        voxels[i - 2 : i + 2, j - 2 : j + 2, k - 2 : k + 2] += 10 * size
+    (folder / "scans").mkdir(parents=True, exist_ok=True)
+    (folder / "landmarks").mkdir(exist_ok=True)
+    nib.Nifti1Image(voxels, affine).to_filename(folder / "scans" / f"{name}.nii.gz")
+    rows = ["name,x,y,z"]
+    for label, point in zip(NAMES, transform(affine, index), strict=True):
+        rows.append(f"{label},{','.join(str(mm) for mm in point)}")
+    (folder / "landmarks" / f"{name}.csv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_specimen(folder, name, seed)
+    return folder
+
+
+def run(data: Path, output: Path, *words: object) -> str:
+    """Train; gives what was said."""
+    return landmarkd("train", data / "scans", data / "landmarks", "-o", output, *TILES, *words)
+
+
+@pytest.mark.parametrize("kind", [("--tile", "whole"), ("--tile", 16)])
+def test_training_writes_a_folder_that_serves(
+    data: Path, tmp_path: Path, kind: tuple[object, ...]
+) -> None:
+    folder = tmp_path / "mine"
+    told = run(data, folder, "--steps", 2, "--validate", "two", *kind)
+    model = load_checked(folder, torch.device("cpu"))
+    assert [mark.name for mark in model.manifest.landmarks] == list(NAMES)
+    assert (model.shape is None) == (16 in kind)
+    scan = (data / "scans" / "one.nii.gz").read_bytes()
+    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+    assert "step 2:" in told
+
+
+def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    run(data, folder, "--steps", 2, "--validate", "two")
+    rows = list(csv.DictReader((folder / TABLE).read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["2"]
+    assert float(rows[0]["score_loss"]) > 0
+    assert rows[0]["missed"] == "5"
+    assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("window:-5,30.5", ("window", -5.0, 30.5)),
+        ("percentile:0.02,99.99", ("percentile", 0.02, 99.99)),
+        ("zscore", ("zscore", 0.0, 1.0)),
+    ],
+)
+def test_voxel_values_are_scaled_as_asked_for_in_training_and_service(
+    data: Path, tmp_path: Path, rule: str, told: tuple[str, float, float]
+) -> None:
+    run(data, tmp_path / "mine", "--intensity", rule)
+    spec = load_checked(tmp_path / "mine", torch.device("cpu")).manifest.input.intensity
+    assert (spec.method, spec.lower, spec.upper) == told
+
+
+def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "first", "--steps", 1)
+    run(data, tmp_path / "second", "--steps", 1, "--start", tmp_path / "first")
+    assert load_checked(tmp_path / "second", torch.device("cpu")).manifest.name == "second"
+
+
+def test_weights_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "first", "--steps", 1)
+    with pytest.raises(BadParameter, match="--start: expected weights that fit"):
+        run(data, tmp_path / "second", "--start", tmp_path / "first", "--filters", "8,8,16")
+
+
+def test_nothing_is_trained_on_wrong_data(tmp_path: Path) -> None:
+    other = tmp_path / "data"
+    write_specimen(other, "one", 1)
+    path = other / "landmarks" / "one.csv"
+    path.write_text(path.read_text() + "f,5000,0,0\n")
+    with pytest.raises(StartupError, match="because of the data: 1 scan with 6 landmarks: 1 error"):
+        run(other, tmp_path / "mine", "--steps", 1)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_warnings_stop_a_training_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    other = tmp_path / "data"
+    for seed in range(2):
+        write_specimen(other, f"s{seed}", seed)
+    (other / "scans" / "notes.txt").write_text("mine")
+    with pytest.raises(StartupError, match="0 errors, 1 warning"):
+        run(other, tmp_path / "mine", "--check", "--strict")
+    assert "not used" in run(other, tmp_path / "mine", "--check")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="none named four; there are one, three, two"):
+        run(data, tmp_path / "mine", "--validate", "four")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--filters", "4,8"), "at least 3 multiples of 4, got"),
+        (("--filters", "4,4,6"), "at least 3 multiples of 4, got"),
+        (("--filters", "4,x"), "expected numbers such as"),
+        (("--tile", "some"), "expected whole or a number of voxels, got some"),
+        (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
+        (("--validate", "one,two,three"), "expected scans to be left to learn from"),
+        (
+            ("--validate", "one", "--train-only", "two,one"),
+            "expected none that are in --train-only",
+        ),
+        (("--train-only", "four"), "--train-only: expected names of scans, found none named four"),
+        (("--device", "abacus"), "expected a device of auto, cpu"),
+        (("--intensity", "loud"), "expected percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or"),
+        (("--intensity", "window:5"), "zscore or none, got window:5"),
+        (("--intensity", "window:5,1"), "zscore or none, got window:5,1"),
+        (("--intensity", "percentile:1,200"), "zscore or none, got percentile:1,200"),
+        (("--intensity", "zscore:0,1"), "zscore or none, got zscore:0,1"),
+    ],
+)
+def test_option_that_makes_no_training_is_refused(
+    data: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(LandmarkdError, match=message):
+        run(data, tmp_path / "mine", *words)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_to_write_is_needed_unless_data_are_only_checked(data: Path) -> None:
+    folders = (data / "scans", data / "landmarks")
+    with pytest.raises(BadParameter, match="expected -o FOLDER"):
+        landmarkd("train", *folders)
+    told = landmarkd("train", *folders, "--check")
+    assert "3 scans with 5 landmarks: 0 errors, 0 warnings" in told
+    for option in ("--spacing", "--radius", "--tile", "--batch", "--validate"):
+        assert option in told
+
+
+@pytest.mark.parametrize("tile", ["16", "whole"])
+def test_a_single_landmark_is_enough(tmp_path: Path, tile: str) -> None:
+    data = write_data(tmp_path / "data", count=3)
+    for seed in range(3):
+        write_points(data, f"s{seed}", {"nasion": points_of(seed)["nasion"]})
+    run(data, tmp_path / "mine", "--tile", tile)
+    assert load_checked(tmp_path / "mine", torch.device("cpu")).shape is None
+    with pytest.raises(BadParameter, match="--mirror: expected at least 4 landmarks"):
+        run(data, tmp_path / "other", "--mirror")
+    with pytest.raises(BadParameter, match="expected at least 4 landmarks"):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
+
+
+def test_data_decide_what_is_left_open(tmp_path: Path) -> None:
+    """Small constellations in large scans are looked for in tiles, others in the whole scan."""
+    data = write_data(tmp_path / "data")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", "--check").split())
+    assert "│ whole │" in told
+    assert "1 mm │ that of the scans" in told
+    for seed in range(6):
+        middle = middle_of(make_affine(seed))
+        points = {mark: middle + (at - middle) / 8 for mark, at in points_of(seed).items()}
+        write_points(data, f"s{seed}", points)
+    finer = ("--spacing", "0.2", "--check")
+    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
+    assert "│ --tile │ 64 │ the scans are 2.7 times as long" in told
+
+
+def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=11)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    chosen = choose(specimens)
+    assert chosen == choose(specimens[::-1])
+    assert len(chosen) == 2
+    # A scan more changes at most one of them.
+    assert len({*chosen} - {*choose(specimens[:-1])}) <= 1
+    assert choose(specimens[:1]) == ()
+    assert len(choose(specimens[:2])) == 1
+
+
+def test_scans_to_learn_from_only_are_never_held_out(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=5)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    (first,) = choose(specimens)
+    (other,) = split(specimens, None, train_only=(first,)).held_out
+    assert other.name != first
+    everybody = [facts.name for facts in specimens]
+    assert split(specimens, None, train_only=everybody).held_out == ()
+
+
+def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=2)
+    (before,) = choose(check_data(data / "scans", data / "landmarks").specimens)
+    seed = int(before[1:])
+    write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
+    assert choose(check_data(data / "scans", data / "landmarks").specimens) != (before,)

@@ -1,0 +1,177 @@
+"""``--start``: a new network that answers as the model does whose weights it starts from."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch import Tensor
+
+from app.errors import BadParameter
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import read_volume
+from app.model.loader import load_module
+from app.model.manifest import read_manifest
+from app.model.network import Network
+from app.phantom import make_phantom, scan_bytes
+from app.training.data.landmark_files import read_landmarks
+from app.training.fit.warm_start import by_landmark, take_over
+from app.training.recipe import Recipe, build_network, head_of
+from app.training.tools.make_phantoms import make_phantoms
+from app.voting.landmarks import Landmark
+from tests.support.model_folders import make_model_folder
+from tests.support.training_data import landmarkd, write_points
+
+PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
+LIKE_PHANTOM = Recipe(2.0, 8.0, (48, 48, 48), "tiles", filters=(16, 32, 64))
+WORDS = (
+    "--spacing", 2, "--radius", 8, "--tile", 48, "--filters", "16,32,64", "--batch", 1,
+    "--missing", "absent", "--intensity", "percentile:0.02,99.99", "--device", "cpu",
+    "--steps", 1, "--rate", 0, "--validate", "none",
+)  # fmt: skip
+KNOWN = tuple(mark.name for mark in read_manifest(PHANTOM).landmarks)
+SHUFFLED = tuple(KNOWN[index] for index in (3, 0, 5, 1, 4, 2))
+TILE = (1, 1, 32, 24, 40)
+
+
+def train_from(start: Path, folder: Path, renamed: dict[str, str]) -> str:
+    """Train a step of rate 0 on phantoms whose landmarks are renamed, and stand in that order."""
+    make_phantoms(folder, count=1, seed=5003)
+    (path,) = (folder / "landmarks").iterdir()
+    points = read_landmarks(path)
+    new = {name: points[old] for old, name in renamed.items() if old in points}
+    path.unlink()
+    write_points(folder, "phantom-5003", new)
+    where = (folder / "scans", folder / "landmarks", "-o", folder / "mine")
+    return landmarkd("train", *where, *WORDS, "--start", start)
+
+
+def answers(folder: Path) -> dict[str, Landmark]:
+    model = load_checked(folder, torch.device("cpu"))
+    found = Detector(model).detect(read_volume(scan_bytes(make_phantom(5004)))).landmarks
+    return {mark.name: mark for mark in found}
+
+
+def predict(network: torch.nn.Module) -> Tensor:
+    """Give scores and offsets by landmark, (4, landmarks, i, j, k)."""
+    torch.manual_seed(5)
+    with torch.inference_mode():
+        output: Tensor = network.eval()(torch.randn(TILE))[0]
+    by_mark: Tensor = output.unflatten(0, (4, -1))
+    return by_mark
+
+
+def test_landmarks_in_another_order_are_found_where_the_model_finds_them(tmp_path: Path) -> None:
+    told = train_from(PHANTOM, tmp_path, {name: name for name in SHUFFLED})
+    assert "--start" not in told
+    before, after = answers(PHANTOM), answers(tmp_path / "mine")
+    assert list(after) != list(before) == list(KNOWN)
+    assert before.keys() == after.keys()
+    assert sum(mark.status == "detected" for mark in before.values()) >= 4
+    for name, mark in before.items():
+        place = after[name].ras_mm
+        assert (place is None) == (mark.ras_mm is None)
+        if place is not None and mark.ras_mm is not None:
+            assert_allclose(place, mark.ras_mm, atol=0.02)
+        assert after[name].mass == pytest.approx(mark.mass, abs=0.01)
+
+
+@pytest.mark.parametrize("names", [KNOWN, SHUFFLED])
+def test_weights_of_the_same_names_are_the_same_to_the_last_bit(names: Sequence[str]) -> None:
+    network = build_network(LIKE_PHANTOM, len(names))
+    assert take_over(network, names, PHANTOM) == ""
+    theirs = load_module(PHANTOM, read_manifest(PHANTOM))
+    order = [KNOWN.index(name) for name in names]
+    for (key, mine), (_, old) in zip(
+        network.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert mine.requires_grad
+        if mine.shape[0] == 4 * len(names):
+            assert torch.equal(mine.unflatten(0, (4, -1)), old.unflatten(0, (4, -1))[:, order])
+        else:
+            assert torch.equal(mine, old), key
+
+
+def test_new_landmarks_are_learned_anew_and_others_taken_over(tmp_path: Path) -> None:
+    names = ("chin", KNOWN[4], KNOWN[1])
+    network = build_network(LIKE_PHANTOM, len(names))
+    head = head_of(network)
+    assert head is not None
+    fresh = head.weight.detach().clone().unflatten(0, (4, -1))[:, 0]
+    told = take_over(network, names, PHANTOM)
+    gone = ", ".join(name for name in KNOWN if name not in names)
+    assert told == (
+        f"--start {PHANTOM}: takes over {KNOWN[4]}, {KNOWN[1]}; learns anew chin; leaves out {gone}"
+    )
+    theirs = predict(load_module(PHANTOM, read_manifest(PHANTOM)))
+    mine = predict(network)
+    assert_allclose(mine[:, 1:], theirs[:, [4, 1]], atol=1e-5)
+    assert torch.equal(head.weight.detach().unflatten(0, (4, -1))[:, 0], fresh)
+    told = train_from(PHANTOM, tmp_path, {KNOWN[0]: "chin", **{name: name for name in KNOWN[1:]}})
+    assert "learns anew chin; leaves out" in told
+
+
+def test_a_model_of_other_landmarks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match=r"expected a model of the same landmarks.*got one of"):
+        train_from(PHANTOM, tmp_path, {name: f"my {name}" for name in KNOWN})
+    assert not (tmp_path / "mine" / "weights.safetensors").exists()
+
+
+def test_a_model_of_another_network_is_refused(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    network = build_network(LIKE_PHANTOM, 3)
+    with pytest.raises(BadParameter, match="weights that fit, of a DynUNet, got a UNet"):
+        take_over(network, ["3", "1", "2"], folder)
+    (folder / "weights.safetensors").unlink()
+    with pytest.raises(BadParameter, match=r"weights that fit, got: toy: network\.weights"):
+        take_over(network, ["3", "1", "2"], folder)
+
+
+def test_a_network_whose_last_layer_has_other_channels_than_its_landmarks_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "phantom"
+    shutil.copytree(PHANTOM, folder)
+    path = folder / "model.toml"
+    rest, _, last = path.read_text().rpartition("[[landmarks]]")
+    path.write_text(rest + "".join(last.partition("[selfcheck]")[1:]))
+    network = build_network(LIKE_PHANTOM, 6)
+    with pytest.raises(BadParameter, match="of 20 channels, as 5 landmarks have, got one of 24"):
+        take_over(network, KNOWN, folder)
+
+
+@pytest.mark.parametrize("order", ["axis", "landmark"])
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("unit", ["voxel", "mm"])
+def test_channels_mean_the_same_in_every_layout(
+    tmp_path: Path, order: str, activation: str, unit: str
+) -> None:
+    """As the service reads them."""
+    network = {"offset_order": order, "activation": activation, "offset_unit": unit}
+    manifest = read_manifest(make_model_folder(tmp_path, checked=False, network=network))
+    output = torch.randn(sum(manifest.channels), 8, 6, 10)
+    reader = Network(manifest, Fixed(output), torch.device("cpu"))
+    (field,) = reader.predict(torch.zeros(1, 1, 8, 6, 10))
+    rows = by_landmark(output, manifest)
+    scale = torch.tensor(field.offset_scale).view(3, 1, 1, 1, 1)
+    assert_allclose(rows[1:], field.offsets * scale, rtol=1e-5)
+    scores = field.scores
+    if field.background:
+        pairs = torch.stack([scores[:1].expand_as(scores[1:]), scores[1:]])
+        assert_allclose(rows[0].sigmoid(), pairs.softmax(0)[1], atol=1e-6)
+    else:
+        assert torch.equal(rows[0], scores)
+
+
+class Fixed(torch.nn.Module):
+    """A network that always answers the same."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return self.output[None].expand(len(tiles), -1, -1, -1, -1)

@@ -1,0 +1,176 @@
+"""Arrays: every layout becomes the same field, and what does not fit is named."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from app.errors import BadArrays, TooLarge
+from app.voting.arrays import Layout, cast_votes, check_affine, check_values, make_field
+from app.voting.votes import filter_votes, vote_rows
+from tests.support.synthetic import random_field
+from tests.support.vote_archives import (
+    LANDMARKS,
+    OBLIQUE,
+    SAMPLE,
+    SHAPE,
+    laid_out,
+    make_output,
+    p1_rows,
+    same_field,
+)
+
+ACTIVATIONS = ("none", "sigmoid", "softmax")
+PROBS = np.full((*SHAPE, LANDMARKS + 1), 0.5, dtype=np.float32)
+OFFSETS = np.zeros((*SHAPE, 3 * LANDMARKS), dtype=np.float32)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("order", ["axis", "landmark"])
+@pytest.mark.parametrize("channels", ["first", "last"])
+def test_every_layout_becomes_the_same_field_without_a_copy(
+    channels: str, order: str, activation: str
+) -> None:
+    output = make_output(activation)
+    arrays = laid_out(output, channels, order)
+    layout = Layout(channels=channels, order=order)  # type: ignore[arg-type]
+    field = make_field(**arrays, layout=layout)
+    assert same_field(field, output)
+    for view, name in ((field.offsets, "offsets"), (field.scores, next(iter(arrays)))):
+        assert view.untyped_storage().data_ptr() == arrays[name].ctypes.data
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_rows_are_those_of_a_plain_loop_in_its_order(activation: str) -> None:
+    output = make_output(activation)
+    field = make_field(**laid_out(output, "last", "axis"))  # type: ignore[arg-type]
+    rows = vote_rows(filter_votes(field, 0.3), SAMPLE).numpy()
+    expected = p1_rows(output, 0.3, SAMPLE)
+    assert len(rows) > 50
+    assert np.array_equal(rows[:, [0, 2, 3, 4]], expected[:, [0, 2, 3, 4]])
+    assert rows[:, 1] == pytest.approx(expected[:, 1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        PROBS.astype(">f4"),
+        np.flip(PROBS, axis=1),
+        np.asfortranarray(PROBS),
+        np.broadcast_to(np.float32(0.5), PROBS.shape),
+        np.frombuffer(PROBS.tobytes(), dtype=np.float32).reshape(PROBS.shape),
+        torch.from_numpy(PROBS).bfloat16(),
+    ],
+    ids=["big-endian", "reversed", "fortran", "broadcast", "read-only", "bfloat16"],
+)
+def test_any_memory_is_read(odd: NDArray[np.generic] | torch.Tensor) -> None:
+    field = make_field(probs=odd, offsets=OFFSETS)
+    assert torch.equal(field.scores.float(), torch.full((LANDMARKS + 1, *SHAPE), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "layout", "words"),
+    [
+        ({"probs": None}, {}, "'probs' and 'scores': expected one of them, got none"),
+        ({"scores": PROBS}, {}, "'probs' and 'scores': expected one of them, got both"),
+        ({"offsets": None}, {}, "'offsets': expected an array, got NoneType"),
+        ({"probs": PROBS[0]}, {}, r"'probs': expected four axes \(i, j, k, channels\)"),
+        ({"probs": PROBS[:0]}, {}, "'probs': expected four axes .* none empty"),
+        ({"probs": PROBS.astype(np.int32)}, {}, "'probs': expected float16.* got int32"),
+        ({"probs": PROBS.astype(complex)}, {}, "'probs': expected float16.* got complex128"),
+        ({"probs": PROBS.astype(object)}, {}, "'probs': expected float16.* got object"),
+        ({"offsets": torch.zeros(OFFSETS.shape, dtype=torch.int8)}, {}, "'offsets': .* got int8"),
+        ({"offsets": OFFSETS[..., :8]}, {}, "'offsets': expected 3 channels per .*, got 8"),
+        ({"offsets": OFFSETS[:4]}, {}, r"'offsets': expected the voxels \[5, 7, 6\] of 'probs'"),
+        ({"probs": PROBS[..., :2]}, {}, "'probs': expected 3 or 4 channels .* 9; got 2"),
+        ({}, {"background": False}, "'probs': expected 3 channels .* got 4"),
+        ({"probs": PROBS[..., 1:]}, {"background": True}, "'probs': expected 4 channels .* got 3"),
+        ({}, {"channels": "first"}, "'offsets': expected 3 channels per landmark, got 5"),
+        (
+            {"probs": None, "scores": PROBS[..., 1:]},
+            {"activation": "softmax"},
+            "'scores': expected 4 channels, the background",
+        ),
+    ],
+)
+def test_array_that_does_not_fit_is_named(
+    arrays: dict[str, object], layout: dict[str, object], words: str
+) -> None:
+    given = {"probs": PROBS, "offsets": OFFSETS} | arrays
+    with pytest.raises(BadArrays, match=words):
+        make_field(**given, layout=Layout(**layout))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("probs", float("nan"), "got NaN"),
+        ("probs", 1.5, "'probs': expected probabilities from 0 to 1, got 0.5 to 1.5"),
+        ("probs", -0.01, "got -0.01"),
+        ("probs", float("inf"), "'probs'"),
+        ("scores", float("nan"), "'scores': expected finite float32 numbers, got NaN"),
+        ("scores", float("-inf"), "'scores': .* got -inf to 0.5"),
+    ],
+)
+def test_one_bad_value_is_found_wherever_it_is(
+    name: str, value: float, words: str, dtype: torch.dtype
+) -> None:
+    array = torch.from_numpy(PROBS).to(dtype)
+    array[3, 2, 4, 1] = value
+    probs, scores = (array, None) if name == "probs" else (None, array)
+    field = make_field(offsets=OFFSETS, probs=probs, scores=scores)
+    with pytest.raises(BadArrays, match=words):
+        check_values(field)
+
+
+def test_values_that_rounding_explains_pass() -> None:
+    for value in (1 + 1e-6, -1e-6):
+        check_values(make_field(probs=np.full_like(PROBS, value), offsets=OFFSETS * np.nan))
+    check_values(make_field(scores=np.full_like(PROBS, -3e38), offsets=OFFSETS))
+
+
+@pytest.mark.parametrize(
+    ("affine", "words"),
+    [
+        (np.eye(3), r"expected shape \[4, 4\], got \[3, 3\]"),
+        (np.eye(4) * 1j, "expected real numbers, got complex128"),
+        (np.full((4, 4), np.nan), "got nan"),
+        (np.diag([1.0, 1.0, 1e30, 1.0]), "expected numbers up to 10000 mm, got 1e"),
+        (np.ones((4, 4)), "expected 0 0 0 1 as last row"),
+        (np.diag([1.0, 0.0, 1.0, 1.0]), "expected a spacing .* got 1 x 0 x 1"),
+        (np.eye(4)[[0, 0, 2, 3]] + np.diag([0, 0, 1, 0]), "spacing|singular"),
+        (OBLIQUE[[0, 0, 1, 3]], "three independent axes, got a singular matrix"),
+    ],
+)
+def test_bad_affine_is_named(affine: NDArray[np.float64], words: str) -> None:
+    with pytest.raises(BadArrays, match=f"array 'affine': .*({words})"):
+        check_affine(affine)
+
+
+def test_good_affine_is_read_in_any_type() -> None:
+    assert np.array_equal(check_affine(OBLIQUE), OBLIQUE)
+    assert np.array_equal(check_affine(torch.eye(4, dtype=torch.bfloat16)), np.eye(4))
+    assert np.array_equal(check_affine(np.eye(4, dtype=np.int8)), np.eye(4))
+
+
+@pytest.mark.parametrize("block", [1, 50, 150, 1 << 20])
+def test_votes_in_blocks_are_the_votes(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.voting.arrays.BLOCK", block)
+    field = random_field((5, 7, 6), landmarks=3)
+    whole = filter_votes(field, 0.3)
+    calls: list[None] = []
+    votes = cast_votes(field, 0.3, most=len(whole), go_on=lambda: calls.append(None))
+    assert calls
+    for name in ("landmark", "source", "position", "probability", "weight"):
+        assert torch.equal(getattr(votes, name), getattr(whole, name))
+
+
+def test_more_votes_than_allowed_are_refused_before_all_are_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.voting.arrays.BLOCK", 100)
+    calls: list[None] = []
+    with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
+        cast_votes(random_field((50, 7, 6), 3), 0.0, most=20, go_on=lambda: calls.append(None))
+    assert len(calls) == 1

@@ -1,0 +1,82 @@
+"""Votes -> sums of modes on CUDA: the kernels and what calls them."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from app.voting import modes
+from app.voting.peaks import lay_cells
+from app.voting.readout import Readout
+from app.voting.votes import Votes, concat_votes, empty_votes
+from tests.support.synthetic import ball_votes, shuffled
+
+pytest.importorskip("triton")
+
+from app.voting.cuda.modes import ModeFinder
+
+SHAPE = (24, 20, 28)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=4.0, smooth_mm=0.5)
+Sums = tuple[NDArray[np.float64], ...]
+
+
+def some_votes() -> Votes:
+    """Make two modes of one landmark, one of another, none of a third."""
+    return concat_votes(
+        [
+            ball_votes((8.3, 7.1, 9.6), SHAPE, 3.0, noise=0.8),
+            ball_votes((17.0, 14.0, 20.0), SHAPE, 2.0, seed=1),
+            ball_votes((12.4, 9.9, 13.3), SHAPE, 3.0, landmark=1, noise=1.5, seed=2),
+        ]
+    )
+
+
+def found_by_kernels(votes: Votes, device: torch.device) -> Sums:
+    """Find the sums of modes on a device."""
+    there = Votes(*(getattr(votes, name).to(device) for name in Votes.__slots__))
+    return tuple(part.numpy() for part in ModeFinder(there, READOUT, 3, lay_cells(READOUT)).find())
+
+
+def found_on_the_host(votes: Votes, monkeypatch: pytest.MonkeyPatch) -> Sums:
+    """Take what ``app.voting.modes`` describes."""
+    taken: list[Sums] = []
+    describe = modes._describe  # noqa: SLF001 - where both ways meet
+
+    def take(
+        sums: NDArray[np.float64],
+        centres: NDArray[np.float64],
+        total: NDArray[np.float64],
+        readout: Readout,
+    ) -> modes.Modes:
+        taken.append((centres, sums, total))
+        return describe(sums, centres, total, readout)
+
+    monkeypatch.setattr(modes, "_describe", take)
+    modes.find_modes(votes, READOUT, 3)
+    return taken[0]
+
+
+def test_centres_and_sums_are_those_of_the_host(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    votes = some_votes()
+    expected = found_on_the_host(votes, monkeypatch)
+    ours = found_by_kernels(votes, device)
+    assert np.isfinite(expected[0][:, 0, 0]).sum() == 2
+    for mine, theirs in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(np.isnan(mine), np.isnan(theirs))
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_order_of_votes_changes_no_bit(device: torch.device) -> None:
+    expected = found_by_kernels(some_votes(), device)
+    again = found_by_kernels(shuffled(some_votes(), 3), device)
+    for mine, theirs in zip(again, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_no_votes_have_no_modes(device: torch.device) -> None:
+    centres, sums, total = found_by_kernels(empty_votes(torch.device("cpu")), device)
+    assert np.isnan(centres).all()
+    assert not sums.any()
+    assert not total.any()

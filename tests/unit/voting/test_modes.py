@@ -1,0 +1,216 @@
+"""Votes -> Modes."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.voting.heatmaps import aggregate
+from app.voting.modes import Modes, find_modes
+from app.voting.peaks import cells_of_edge
+from app.voting.readout import Readout
+from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes
+from tests.support import oracle
+from tests.support.synthetic import ball_votes, moved, random_field, shuffled, votes_at
+
+SHAPE = (48, 44, 52)
+READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0, smooth_mm=1.0)
+
+
+def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
+    """Go from votes to modes, in cells of the default size or a given one."""
+    cells = None if cell is None else cells_of_edge((cell, cell, cell), readout)
+    return find_modes(votes, readout, 4, cells)
+
+
+def assert_same_bits(modes: Modes, expected: Modes) -> None:
+    """Compare everything, exactly."""
+    for name in Modes.__slots__:
+        np.testing.assert_array_equal(getattr(modes, name), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.parametrize("cell", [None, 1])
+@pytest.mark.parametrize(
+    ("outliers", "second", "bar"), [(0.0, 0.0, 0.03), (0.2, 0.0, 0.04), (0.0, 0.3, 0.40)]
+)
+def test_sub_voxel_accuracy_holds_its_bar(
+    outliers: float, second: float, bar: float, cell: int | None
+) -> None:
+    """R = 10, sigma 1: mean error in voxels, clean, with outliers, with a second mode (V8)."""
+    random = np.random.default_rng(8)
+    errors = []
+    for trial in range(16):
+        centre = np.array([24, 22, 26]) + random.uniform(-4, 4, 3)
+        votes = ball_votes(centre.tolist(), SHAPE, 10.0, seed=trial)
+        stray = random.random(len(votes))
+        position = votes.position.numpy().copy()
+        wild = stray < outliers
+        position[wild] = random.uniform(0, SHAPE, (wild.sum(), 3))
+        away = random.standard_normal(3)
+        position[stray < second] += 14 * away / np.linalg.norm(away)
+        modes = modes_of(
+            Votes(
+                votes.landmark,
+                votes.source,
+                torch.from_numpy(position),
+                votes.probability,
+                votes.weight,
+            ),
+            cell=cell,
+        )
+        errors.append(np.linalg.norm(modes.position[0, 0] - centre))
+    assert np.mean(errors) <= bar
+
+
+def test_a_mode_is_the_fixed_point_of_the_oracles_mean_shift() -> None:
+    """On an anisotropic grid, with everything that is summed over the votes within reach."""
+    spacing = np.array([0.5, 0.75, 1.25])
+    readout = Readout(1, SHAPE, (0.5, 0.75, 1.25), radius_mm=6.0, smooth_mm=0.5)
+    votes = concat_votes(
+        [ball_votes((20.3, 21.1, 25.6), SHAPE, 8.0, noise=0.8), ball_votes((36, 9, 9), SHAPE, 4.0)]
+    )
+    modes = modes_of(votes, readout)
+    position, weight = votes.position.double().numpy(), votes.weight.double().numpy()
+    expected = oracle.mean_shift(position, weight, np.array([20.0, 21, 26]), 3.6, spacing)
+    np.testing.assert_allclose(modes.position[0, 0], expected, atol=1e-5)
+
+    distance = (position - expected) * spacing
+    near = np.linalg.norm(distance, axis=1) <= 3.6
+    outer = distance[near, :, None] * distance[near, None, :]
+    covariance = np.average(outer, axis=0, weights=weight[near])
+    source = np.average(votes.source.numpy()[near], axis=0, weights=weight[near])
+    voters = oracle.voters(expected, SHAPE, spacing, 6.0, 1)
+    np.testing.assert_allclose(modes.weight[0, 0], weight[near].sum(), rtol=1e-6)
+    np.testing.assert_allclose(modes.covariance_mm2[0, 0], covariance, atol=1e-5)
+    np.testing.assert_allclose(modes.source[0, 0], source, atol=1e-4)
+    np.testing.assert_allclose(modes.mass[0, 0], weight[near].sum() / voters, rtol=1e-6)
+    np.testing.assert_allclose(modes.coherence[0, 0], weight[near].sum() / weight.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_the_order_of_votes_changes_no_bit(activation: str) -> None:
+    """Votes in any order, in any number of batches: the same bits of everything (V7)."""
+    shape = (13, 11, 16)
+    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+    votes = filter_votes(random_field(shape, 3, activation), 0.3)
+    expected = modes_of(votes, readout)
+    for seed in range(8):
+        assert_same_bits(modes_of(shuffled(votes, seed), readout), expected)
+
+
+@given(seed=st.integers(0, 2**16))
+@settings(max_examples=10, deadline=None)
+def test_duplicated_votes_double_weight_and_nothing_else(seed: int) -> None:
+    """Every place, share and spread stays."""
+    votes = ball_votes((20.3, 21.1, 25.6), SHAPE, 5.0, seed=seed)
+    once, twice = modes_of(votes), modes_of(concat_votes([votes, votes]))
+    np.testing.assert_array_equal(twice.weight, 2 * once.weight)
+    np.testing.assert_allclose(twice.position[0, 0], once.position[0, 0], atol=1e-9)
+    np.testing.assert_allclose(twice.coherence, once.coherence, rtol=1e-12)
+
+
+@given(shift=st.tuples(st.integers(-6, 6), st.integers(-6, 6), st.integers(-6, 6)))
+@settings(max_examples=15, deadline=None)
+def test_moved_votes_move_the_mode(shift: tuple[int, int, int]) -> None:
+    """By as much, wherever heatmap cells begin: equivariant to less than a hundredth of a voxel."""
+    votes = ball_votes((20.3, 21.1, 25.6), SHAPE, 6.0)
+    here = modes_of(votes).position[0, 0]
+    there = modes_of(moved(votes, torch.tensor(shift).float())).position[0, 0]
+    np.testing.assert_allclose(there - here, shift, atol=0.01)
+
+
+@pytest.mark.parametrize("cell", [2, 4])
+def test_coarse_cells_give_the_same_modes(cell: int) -> None:
+    """They only say where to start: also where a peak lies on the corner of eight cells."""
+    corner = -12 + 4 * 9 - 0.5
+    votes = concat_votes(
+        [
+            ball_votes((corner, corner, corner), SHAPE, 10.0),
+            ball_votes((38.2, 30.9, 12.4), SHAPE, 7.0, seed=1),
+        ]
+    )
+    fine, coarse = modes_of(votes, cell=1), modes_of(votes, cell=cell)
+    for mode in range(2):
+        np.testing.assert_allclose(coarse.position[0, mode], fine.position[0, mode], atol=0.01)
+        np.testing.assert_allclose(coarse.mass[0, mode], fine.mass[0, mode], rtol=0.01)
+
+
+def test_modes_come_heaviest_first_and_no_place_twice() -> None:
+    """Three modes of one landmark, one of another, none of a third."""
+    places = [(12.0, 12, 12), (36.0, 30, 20), (14.0, 34, 40)]
+    parts = [
+        ball_votes(place, SHAPE, radius, seed=1)
+        for place, radius in zip(places, (5, 7, 6), strict=True)
+    ]
+    parts.append(ball_votes((25.0, 26, 27), SHAPE, 8.0, landmark=1))
+    readout = Readout(3, SHAPE, (1.0, 1.0, 1.0), radius_mm=8.0, smooth_mm=1.0)
+    modes = modes_of(concat_votes(parts), readout)
+    np.testing.assert_allclose(modes.position[0, :3], [places[1], places[2], places[0]], atol=0.3)
+    np.testing.assert_allclose(modes.position[1, 0], (25, 26, 27), atol=0.3)
+    assert (np.diff(modes.weight, axis=1) <= 0).all()
+    assert (modes.weight > 0).sum(axis=1).tolist() == [3, 1, 0]
+    assert np.isnan(modes.position[modes.weight == 0]).all()
+    assert np.isfinite(modes.coherence).all()
+    np.testing.assert_allclose(modes.coherence.sum(axis=1), [1, 1, 0], atol=0.02)
+
+
+def test_the_mass_of_a_sphere_cut_by_the_border_is_that_of_a_whole_one() -> None:
+    """A landmark in a corner has an eighth of the voters, and as much of the votes."""
+    whole = modes_of(ball_votes((24.0, 22, 26), SHAPE, 10.0))
+    cut = modes_of(ball_votes((0.0, 0, 51), SHAPE, 10.0))
+    assert cut.weight[0, 0] < whole.weight[0, 0] / 5
+    np.testing.assert_allclose(cut.mass[0, 0], whole.mass[0, 0], rtol=0.01)
+
+
+def test_votes_outside_the_grid_form_a_mode_there() -> None:
+    """What a network sees of a landmark past the border is not moved inside."""
+    modes = modes_of(ball_votes((-4.0, 20, 30), SHAPE, 10.0))
+    np.testing.assert_allclose(modes.position[0, 0], (-4, 20, 30), atol=0.2)
+    assert modes.coherence[0, 0] > 0.9
+
+
+def test_all_votes_in_one_place_have_no_spread() -> None:
+    """A covariance of zeros, and the place itself, to the resolution of fixed point."""
+    modes = modes_of(votes_at([[7.25, 8.5, 9.125]] * 1000))
+    np.testing.assert_allclose(modes.position[0, 0], (7.25, 8.5, 9.125), atol=1e-6)
+    np.testing.assert_allclose(modes.covariance_mm2[0, 0], 0.0, atol=1e-6)
+    assert modes.coherence[0, 0] == 1.0
+
+
+def test_no_votes_have_no_modes() -> None:
+    """Nothing to find is found without a warning."""
+    modes = modes_of(empty_votes(torch.device("cpu")))
+    assert not modes.weight.any()
+    assert not modes.mass.any()
+    assert np.isnan(modes.position).all()
+
+
+@given(
+    cuts=st.tuples(*[st.lists(st.integers(1, 10), max_size=2, unique=True)] * 3),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=20, deadline=None)
+def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
+    cuts: tuple[list[int], list[int], list[int]], seed: int
+) -> None:
+    """Tiles of any shape, in any order, give the votes, modes and heatmaps of the whole (V7)."""
+    shape = (13, 11, 16)
+    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+    field = random_field(shape, 3, "sigmoid", seed)
+    whole = filter_votes(field, 0.3)
+    bounds = [sorted({0, *cut, size}) for cut, size in zip(cuts, shape, strict=True)]
+    parts = []
+    for corner in product(*[range(len(ends) - 1) for ends in bounds]):
+        spans = [(ends[at], ends[at + 1]) for ends, at in zip(bounds, corner, strict=True)]
+        i, j, k = [slice(first, last) for first, last in spans]
+        scores, offsets = field.scores[:, i, j, k], field.offsets[:, :, i, j, k]
+        tile = replace(field, scores=scores, offsets=offsets)
+        parts.append(filter_votes(tile, 0.3, origin=[first for first, _ in spans]))
+    parts = [parts[index] for index in np.random.default_rng(seed).permutation(len(parts))]
+    votes = concat_votes(parts)
+    assert_same_bits(modes_of(votes, readout), modes_of(whole, readout))
+    assert torch.equal(aggregate(votes, range(3), readout), aggregate(whole, range(3), readout))

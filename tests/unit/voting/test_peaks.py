@@ -1,0 +1,111 @@
+"""Ballots -> Peaks."""
+
+import numpy as np
+import pytest
+import torch
+
+from app.voting.ballots import collect_ballots
+from app.voting.peaks import TABLE_BYTES, Peaks, cells_of_edge, find_peaks, lay_cells
+from app.voting.readout import Readout
+from app.voting.votes import Votes, empty_votes, filter_votes
+from tests.support.synthetic import random_field, shuffled, votes_at
+
+SHAPE = (9, 11, 13)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+VOXELS = cells_of_edge((1, 1, 1), READOUT)
+
+
+def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
+    """Find peaks in cells of one voxel."""
+    return find_peaks(
+        collect_ballots(votes, readout.landmarks), readout, count, cells_of_edge((1, 1, 1), readout)
+    )
+
+
+def heights(votes: Votes) -> np.ndarray:
+    """Weigh every voxel and what is around it by 1 2 1 along each axis, votes on whole voxels."""
+    dense = np.zeros(np.array(SHAPE) + 2)
+    i, j, k = (votes.position.numpy() + 1).astype(int).T
+    np.add.at(dense, (i, j, k), votes.weight.numpy())
+    for axis in range(3):
+        dense = 2 * dense + np.roll(dense, 1, axis) + np.roll(dense, -1, axis)
+    return dense[1:-1, 1:-1, 1:-1]
+
+
+def test_the_first_peak_is_where_most_votes_point_at_and_around() -> None:
+    """Against a dense count, on whole voxels, weights all different."""
+    random = np.random.default_rng(3)
+    places = random.integers(1, np.array(SHAPE) - 1, (60, 3)).astype(float)
+    votes = votes_at(places, landmark=1, probability=random.uniform(0.1, 1, 60).tolist())
+    dense = heights(votes)
+    hit = np.zeros(SHAPE, dtype=bool)
+    hit[tuple(places.astype(int).T)] = True
+    expected = np.unravel_index(np.where(hit, dense, 0).argmax(), SHAPE)
+    peaks = peaks_of(votes)
+    np.testing.assert_allclose(
+        peaks.centre_mm[:, 1, 0], np.array(expected) * READOUT.spacing_mm, atol=1e-9
+    )
+    assert np.isnan(peaks.centre_mm[:, [0, 2]]).all()
+
+
+def test_equal_peaks_come_by_index_and_one_hides_its_reach() -> None:
+    """Three equal places: the first two are within reach of each other, so one peak hides one."""
+    votes = votes_at([[4, 5, 9], [4, 5, 2], [4, 5, 3]])
+    peaks = peaks_of(votes)
+    assert peaks.centre_mm[:, 0, 0].tolist() == [2.0, 3.75, 2.5]
+    assert peaks.centre_mm[:, 0, 1].tolist() == [2.0, 3.75, 11.25]
+    assert np.isnan(peaks.centre_mm[:, 0, 2]).all()
+
+
+def test_a_vote_just_outside_the_grid_has_its_place_in_the_margin() -> None:
+    """The grid's border is not the end of the box that peaks are looked for in."""
+    peaks = peaks_of(votes_at([[-4.0, 5.0, 14.0]]))
+    np.testing.assert_allclose(peaks.centre_mm[:, 0, 0], (-2.0, 3.75, 17.5))
+
+
+def test_votes_far_outside_are_left_out() -> None:
+    """Also ones whose cell no integer could name."""
+    votes = votes_at([[4, 5, 6], [1e30, 5, 6], [-1e30, 5, 6], [4, 5, 900]])
+    peaks = peaks_of(votes)
+    assert peaks.centre_mm[:, 0, 0].tolist() == [2.0, 3.75, 7.5]
+    assert np.isnan(peaks.centre_mm[:, 0, 1:]).all()
+
+
+def test_the_order_of_votes_changes_no_peak() -> None:
+    """The sums are exact, and ties go by place."""
+    votes = filter_votes(random_field(SHAPE, 3, "softmax"), 0.3)
+    expected = peaks_of(votes)
+    for seed in range(5):
+        again = peaks_of(shuffled(votes, seed))
+        np.testing.assert_array_equal(again.centre_mm, expected.centre_mm)
+
+
+def test_no_votes_have_no_peaks() -> None:
+    """Nothing is found without an error or a warning."""
+    peaks = peaks_of(empty_votes(torch.device("cpu")))
+    assert np.isnan(peaks.centre_mm).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "landmarks", "radius", "edge"),
+    [
+        ((70, 71, 72), 3, 1.0, 1),
+        ((300, 301, 302), 3, 12.0, 4),
+        ((300, 301, 302), 45, 2.0, 4),
+        ((64, 65, 66), 45, 5.0, 2),
+    ],
+)
+def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
+    shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
+) -> None:
+    """Worked cases, at a spacing of 1 mm."""
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
+    cells = lay_cells(readout)
+    assert cells.edge == (edge, edge, edge)
+    assert landmarks * np.prod(cells.shape) * 4 <= TABLE_BYTES
+
+
+def test_cells_are_round_in_mm() -> None:
+    """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
+    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0, smooth_mm=1.0)
+    assert lay_cells(readout).edge == (7, 4, 1)
