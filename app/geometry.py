@@ -12,15 +12,12 @@ from itertools import permutations
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int
-from torch import Tensor
+from jaxtyping import Bool, Float64, Int
 
 Affine = Float64[np.ndarray, "4 4"]
 """A map between two 3D frames, acting on homogeneous column vectors."""
 Points = Float64[np.ndarray, "*n 3"]
 """Points in the frame that the surrounding text names."""
-Voxels = Float[Tensor, "i j k"]
-"""Voxel values of one scan on a device."""
 Mask = Bool[np.ndarray, "i j k"]
 Origins = Int[np.ndarray, "*n 3"]
 

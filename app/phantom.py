@@ -18,8 +18,7 @@ from blake3 import blake3
 from jaxtyping import Float64
 
 from app.geometry import Affine, Points, spacing_of, transform, translation
-from app.io.point_files import markups_json
-from app.io.volume import Volume
+from app.io import Volume, markups_json
 
 Point = Float64[np.ndarray, " 3"]
 Distance = Callable[[Float64[np.ndarray, "i j k 3"]], Float64[np.ndarray, "i j k"]]

@@ -15,8 +15,7 @@ from app.api.openapi import DESCRIPTION
 from app.api.problems import install_problem_handlers
 from app.api.ui.page import page_router
 from app.api.votes import votes_router
-from app.engine.engine import Engine
-from app.engine.metrics import Metrics
+from app.engine import Engine, Metrics
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -1,26 +1,17 @@
 """Engine -> what clients are told of its models."""
 
-from app.engine.devices import DeviceState
-from app.engine.engine import Engine
-from app.io.schemas import (
+from app.engine import DeviceState, Engine
+from app.io import (
     BatchInfo,
     DeviceInfo,
     LandmarkInfo,
     ModelInfo,
-    ModelRef,
     ModelsAnswer,
     ModelSummary,
     PrecisionInfo,
 )
-from app.model.registry import LoadedModel
 
 READY = "ready"
-
-
-def reference(model: LoadedModel) -> ModelRef:
-    """Name a model so that nobody confuses it with another."""
-    manifest = model.manifest
-    return ModelRef(name=manifest.name, version=manifest.version, digest=model.digest)
 
 
 def list_models(engine: Engine) -> ModelsAnswer:

@@ -7,10 +7,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from app.api.keys import check_admin_key, check_api_key
-from app.engine.engine import Engine
-from app.engine.metrics import Metrics
+from app.engine import Engine, Metrics
 from app.errors import BadParameter
-from app.io.schemas import TimingAnswer
+from app.io import TimingAnswer
 from app.settings import Settings
 
 bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.catalogue import describe_model, list_models, reference
+from app.api.catalogue import describe_model, list_models
 from app.api.dependencies import (
     SharedDep,
     require_admin_key,
@@ -20,25 +20,23 @@ from app.api.dependencies import (
     timeout_of,
 )
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
-from app.api.responses import build_answer, timing_of
+from app.api.request_log import RequestRecord, record_of
 from app.api.sse import EventStream, wants_events
 from app.api.upload.plan import Upload, plan_upload, read_upload, while_connected
-from app.engine.engine import Engine
-from app.engine.jobs import Progress
-from app.engine.metrics import METRICS_MEDIA_TYPE
+from app.engine import METRICS_MEDIA_TYPE, Engine, Progress
 from app.errors import NotReady
-from app.inference.detector import Detection
-from app.io.formats import Format, choose_format
-from app.io.schemas import (
+from app.inference import Detection, build_answer, reference, timing_of
+from app.io import (
     AliveAnswer,
+    Format,
     LandmarksAnswer,
     ModelInfo,
     ModelsAnswer,
     ReadinessAnswer,
     TimingAnswer,
+    choose_format,
 )
-from app.model.registry import LoadedModel
-from app.server.logging import RequestRecord, record_of
+from app.model import LoadedModel
 
 JSON: Final = "application/json"
 router: Final = APIRouter()

@@ -13,9 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.problems import problem_response
-from app.engine.metrics import Metrics
+from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
+from app.engine import Metrics
 from app.errors import LandmarkdError
-from app.server.logging import PROBES, RECORD_KEY, RequestRecord, log_request
 
 ID_HEADER: Final = "X-Request-ID"
 SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -6,9 +6,8 @@ from typing import Any, Final
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENTS
 from app.api.upload.plan import ARRAYS, MULTIPART, SCAN, UploadKind
-from app.io.formats import FORMATS
-from app.io.schemas import Problem
-from app.voting.export import VOTES_FORMATS
+from app.io import FORMATS, Problem
+from app.voting import VOTES_FORMATS
 
 DESCRIPTION: Final = """
 Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.

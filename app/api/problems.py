@@ -9,9 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from app.api.request_log import record_of
 from app.errors import BadParameter, LandmarkdError, QueueFull, Unauthorized
-from app.io.schemas import Problem
-from app.server.logging import record_of
+from app.io import Problem
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:landmarkd:"

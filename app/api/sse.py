@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.problems import describe_problem
+from app.api.request_log import record_of
 from app.api.upload.plan import while_connected
-from app.engine.jobs import Progress
+from app.engine import Progress
 from app.errors import ClientLeft, LandmarkdError
-from app.server.logging import record_of
 
 EVENTS: Final = "text/event-stream"
 

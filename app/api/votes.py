@@ -10,15 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.dependencies import SharedDep, require_api_key, server_timing, timeout_of
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
-from app.api.responses import build_answer, timing_of
+from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload, read_upload, while_connected
-from app.inference.votes_request import VotesQuestion, answer_votes
-from app.io.formats import FORMATS, Format, choose
-from app.io.schemas import LandmarksAnswer, ModelRef
-from app.io.volume import VolumeLimits
-from app.server.logging import record_of
-from app.voting.arrays import Layout
-from app.voting.export import VOTES_FORMATS, VotesFormat
+from app.inference import VotesQuestion, answer_votes, build_answer, timing_of
+from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, choose
+from app.voting import VOTES_FORMATS, Layout, VotesFormat
 
 votes_router: Final = APIRouter()
 

@@ -5,7 +5,7 @@ from types import TracebackType
 import httpx
 
 from app.errors import LandmarkdError
-from app.io.schemas import LandmarksAnswer, ModelsAnswer, Problem, ReadinessAnswer
+from app.io import LandmarksAnswer, ModelsAnswer, Problem, ReadinessAnswer
 
 
 class ProblemError(LandmarkdError):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.cli.client import Client, ProblemError, Unreachable
-from app.io.schemas import LandmarksAnswer
+from app.io import LandmarksAnswer
 from app.phantom import Phantom, make_phantom, scan_bytes
 
 MODEL: Final = "phantom"

@@ -5,15 +5,11 @@ import uuid
 from functools import partial
 from pathlib import Path
 
-from app.api.catalogue import reference
-from app.api.responses import build_answer, timing_of
-from app.compute.device import choose_device
+from app.compute import choose_device
 from app.errors import BadParameter
-from app.inference.detector import Detector
-from app.inference.load import load_checked
-from app.io.schemas import LandmarksAnswer
-from app.io.volume import read_volume
-from app.model.registry import LoadedModel, Registry, scan_models
+from app.inference import Detector, build_answer, load_checked, reference, timing_of
+from app.io import LandmarksAnswer, read_volume
+from app.model import LoadedModel, Registry, scan_models
 
 
 class Offline:

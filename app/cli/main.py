@@ -19,8 +19,7 @@ from rich.table import Table
 
 from app.cli.plugins import Commands
 from app.errors import LandmarkdError, StartupError
-from app.io.formats import FORMATS, Format
-from app.io.schemas import LandmarksAnswer
+from app.io import FORMATS, Format, LandmarksAnswer
 from app.settings import Settings
 
 SCANS: Final = (".nii", ".nii.gz")
@@ -65,7 +64,7 @@ def serve(
     # again, a sixth of the start; the server turns it on when it is ready.
     gc.disable()
     # Only now, because it pulls in torch: what is wrong with the command is said at once.
-    from app.server.process import serve as serve_until_stopped  # noqa: PLC0415
+    from app.server import serve as serve_until_stopped  # noqa: PLC0415
 
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     if demo:
@@ -192,9 +191,9 @@ def check(
     device: Device = "auto",
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
-    from app.compute.device import choose_device  # noqa: PLC0415 - pulls in torch
-    from app.inference.load import load_checked  # noqa: PLC0415
-    from app.model.selfcheck import write_selfcheck  # noqa: PLC0415
+    from app.compute import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.inference import load_checked  # noqa: PLC0415
+    from app.model import write_selfcheck  # noqa: PLC0415
 
     if write:
         write_selfcheck(folder)
@@ -208,9 +207,9 @@ def check(
 @app.command()
 def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
     """List the models of a folder, and say of each whether it can be used."""
-    from app.compute.device import choose_device  # noqa: PLC0415 - pulls in torch
-    from app.inference.load import load_checked  # noqa: PLC0415
-    from app.model.registry import Registry  # noqa: PLC0415
+    from app.compute import choose_device  # noqa: PLC0415 - pulls in torch
+    from app.inference import load_checked  # noqa: PLC0415
+    from app.model import Registry  # noqa: PLC0415
 
     load = partial(load_checked, device=choose_device(device))
     registry = Registry(models_dir or _settings().models_dir, load)

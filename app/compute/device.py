@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from app.errors import StartupError
+
+Voxels = Float[Tensor, "i j k"]
+"""Voxel values of one scan on a device."""
 
 SHORTAGE: Final = re.compile(
     r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from app.geometry import Voxels
+from app.compute.device import Voxels
 
 PIECE_BYTES: Final = 1 << 24
 """Of pinned memory that is filled while the piece before travels: bounded, however large a scan."""

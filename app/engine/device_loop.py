@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final, Literal, TypeVar
 
-from app.compute.device import HOST, NamedDevice
+from app.compute import HOST, NamedDevice
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_worker import DeviceThread
 from app.engine.events import Event, Lost, Prepared, Progressed, Settled, Troubled
@@ -26,8 +26,8 @@ from app.engine.jobs import Job, Progress, Waiter, question
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkList
 from app.errors import DeadlineExceeded, NotReady
-from app.inference.detector import Detection, Detector
-from app.io.volume import Volume
+from app.inference import Detection, Detector
+from app.io import Volume
 
 logger = logging.getLogger("landmarkd.device")
 

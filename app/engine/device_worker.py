@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from app.compute.device import NamedDevice, free_memory
-from app.compute.transfer import CopyStream, mark, own_device
+from app.compute import CopyStream, NamedDevice, free_memory, mark, own_device
 from app.engine.batch_sizes import BatchSizes
 from app.engine.events import Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.engine.host_pool import Aside
@@ -32,10 +31,8 @@ from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, Rest, WorkList
 from app.errors import DoesNotFit
-from app.inference.batch_runner import Flight, end, named, start
-from app.inference.detector import Detection, describe, stage_times
-from app.inference.scan_state import Case
-from app.voting.landmarks import Landmark
+from app.inference import Case, Detection, Flight, describe, end, named, stage_times, start
+from app.voting import Landmark
 
 logger = logging.getLogger("landmarkd.device")
 

@@ -19,15 +19,15 @@ from typing import TypeVar
 
 import torch
 
-from app.compute.device import NamedDevice, memory_room
+from app.compute import NamedDevice, memory_room
 from app.engine.batch_sizes import BatchSizes, BatchTiming
 from app.engine.device_loop import DeviceLoop
 from app.engine.jobs import Progress, question
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NotReady
-from app.inference.detector import Detection, Detector
-from app.io.volume import Volume
-from app.model.registry import LoadedModel
+from app.inference import Detection, Detector
+from app.io import Volume
+from app.model import LoadedModel
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from app.compute.device import choose_devices
+from app.compute import choose_devices
 from app.engine.admission import Admission
 from app.engine.computing import Computing
 from app.engine.devices import Devices, call_apart
@@ -28,13 +28,10 @@ from app.engine.jobs import Progress
 from app.engine.metrics import Gauges, Metrics
 from app.engine.places import Place
 from app.errors import DeadlineExceeded, NotReady
-from app.inference.detector import Detection
-from app.inference.load import check_again, load_checked
-from app.io.gzip_stream import Content
-from app.io.volume import Volume, VolumeLimits, check_header, read_volume
-from app.model.registry import LoadedModel, Registry
-from app.preprocessing.grid import foresee_shape
-from app.preprocessing.tiling import plan_tiles
+from app.inference import Detection, check_again, load_checked
+from app.io import Content, Volume, VolumeLimits, check_header, read_volume
+from app.model import LoadedModel, Registry
+from app.preprocessing import foresee_shape, plan_tiles
 from app.settings import Settings
 
 logger = logging.getLogger("landmarkd.engine")

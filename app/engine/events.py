@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from app.engine.jobs import Job
-from app.inference.detector import Detection
+from app.inference import Detection
 
 
 @dataclass(frozen=True, slots=True)

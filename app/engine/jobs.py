@@ -9,10 +9,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.inference.detector import Detection, Detector
-from app.inference.scan_state import Case
-from app.io.volume import Volume
-from app.model.registry import LoadedModel
+from app.inference import Case, Detection, Detector
+from app.io import Volume
+from app.model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from app.inference.detector import StageTimes
+from app.inference import StageTimes
 
 Fault = Literal["out-of-memory", "tile", "self-check", "thread"]
 Stage = Literal["receive", "decode", "prepare", "queue", "network", "vote", "locate"]

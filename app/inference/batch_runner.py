@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from app.compute.device import describe_shortage, free_memory, is_shortage
+from app.compute import describe_shortage, free_memory, is_shortage
 from app.errors import DoesNotFit
 from app.inference.forward import Pass, launch, settle
 from app.inference.scan_state import Case

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from app.compute.device import describe_shortage, is_shortage
+from app.compute import describe_shortage, is_shortage
 from app.errors import DoesNotFit
 from app.geometry import Affine, axis_codes, spacing_of
 from app.inference.forward import launch, settle
@@ -23,14 +23,10 @@ from app.inference.refinement import (
     is_worth_a_turn,
 )
 from app.inference.scan_state import Case
-from app.io.volume import Volume
-from app.model.manifest import WHOLE
-from app.model.registry import LoadedModel
-from app.preprocessing.grid import foresee_shape, make_grid
-from app.preprocessing.tiling import plan_tiles
-from app.voting.constellation import Shape
-from app.voting.landmarks import Landmark, locate
-from app.voting.readout import GridFrame, readout_of
+from app.io import Volume
+from app.model import WHOLE, LoadedModel
+from app.preprocessing import foresee_shape, make_grid, plan_tiles
+from app.voting import GridFrame, Landmark, Shape, locate, readout_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ waits for the votes of these.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.compute.transfer import Stopwatch, mark
+from app.compute import Stopwatch, mark
 from app.inference.scan_state import Case
-from app.preprocessing.tiling import cut, weigh
-from app.voting.votes import Votes, begin_votes
+from app.preprocessing import cut, weigh
+from app.voting import Votes, begin_votes
 
 
 @dataclass(frozen=True, slots=True)

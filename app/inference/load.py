@@ -7,9 +7,7 @@ import torch
 
 from app.geometry import Points
 from app.inference.detector import Detector
-from app.model.precision import Precision
-from app.model.registry import LoadedModel, load_model
-from app.model.selfcheck import check
+from app.model import LoadedModel, Precision, check, load_model
 from app.phantom import make_phantom
 
 

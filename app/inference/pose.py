@@ -20,14 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from app.compute.transfer import upload
-from app.geometry import Affine, Voxels, scaling, spacing_of, transform, translation
-from app.io.volume import Volume
-from app.model.manifest import WHOLE, InputSpec
-from app.preprocessing.grid import Grid
-from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
-from app.voting.constellation import Shape, Similarity, fit_constellation, fit_similarity
-from app.voting.landmarks import Landmark
+from app.compute import Voxels, upload
+from app.geometry import Affine, scaling, spacing_of, transform, translation
+from app.io import Volume
+from app.model import WHOLE, InputSpec
+from app.preprocessing import KERNEL_RADIUS_SIGMAS, Grid, apply_along, gaussians
+from app.voting import Landmark, Shape, Similarity, fit_constellation, fit_similarity
 
 SIDES: Final = (
     ((1, 2, 0), (1, 1, 1)),

@@ -8,12 +8,8 @@ is run once where the service is installed. It needs some seconds, or nothing if
 import numpy as np
 import torch
 
-from app.model.manifest import LandmarkSpec
-from app.model.network import Field
-from app.voting.heatmaps import aggregate
-from app.voting.landmarks import locate
-from app.voting.readout import GridFrame, Readout
-from app.voting.votes import filter_rows, filter_votes, vote_rows
+from app.model import Field, LandmarkSpec
+from app.voting import GridFrame, Readout, aggregate, filter_rows, filter_votes, locate, vote_rows
 
 SHAPE = (4, 5, 6)
 

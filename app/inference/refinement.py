@@ -11,13 +11,10 @@ import numpy as np
 
 from app.geometry import transform
 from app.inference.pose import Pose, find_pose, make_posed_grid
-from app.io.volume import Volume
-from app.model.registry import LoadedModel
-from app.preprocessing.grid import Grid
-from app.voting.constellation import LEAST_LANDMARKS, Shape
-from app.voting.landmarks import Landmark, locate
-from app.voting.readout import GridFrame, readout_of
-from app.voting.votes import Votes
+from app.io import Volume
+from app.model import LoadedModel
+from app.preprocessing import Grid
+from app.voting import LEAST_LANDMARKS, GridFrame, Landmark, Shape, Votes, locate, readout_of
 
 SAME_POSE: Final = 0.4
 """Poses are the same if they put landmarks this near to each other on average, in voting radii. Of

@@ -3,14 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.compute.transfer import NOW, Arrival
+from app.compute import NOW, Arrival
 from app.inference.pose import Pose
-from app.io.volume import Volume
-from app.model.registry import LoadedModel
-from app.preprocessing.grid import Grid
-from app.preprocessing.tiling import Profiles, TilePlan, load_profiles
-from app.voting.landmarks import Landmark
-from app.voting.votes import Votes, concat_votes
+from app.io import Volume
+from app.model import LoadedModel
+from app.preprocessing import Grid, Profiles, TilePlan, load_profiles
+from app.voting import Landmark, Votes, concat_votes
 
 JOINED_TILES: Final = 16
 

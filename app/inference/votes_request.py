@@ -15,14 +15,23 @@ from blake3 import blake3
 from app.errors import BadParameter, TooLarge
 from app.geometry import Affine, axis_codes, spacing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
-from app.io.archives import Archive, read_archive
-from app.io.volume import VolumeLimits
-from app.model.manifest import LandmarkSpec
-from app.model.network import Field
-from app.voting.arrays import Layout, cast_votes, check_affine, check_values, make_field
-from app.voting.export import Frame, VotesFormat
-from app.voting.landmarks import Landmark, locate
-from app.voting.readout import GridFrame, Readout
+from app.io import VolumeLimits
+from app.model import Field, LandmarkSpec
+from app.voting import (
+    Archive,
+    Frame,
+    GridFrame,
+    Landmark,
+    Layout,
+    Readout,
+    VotesFormat,
+    cast_votes,
+    check_affine,
+    check_values,
+    locate,
+    make_field,
+    read_archive,
+)
 
 RADIUS: Final = 10.0
 """Default voting radius in voxels, of the geometric mean of their edges."""

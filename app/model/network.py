@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from app.compute.device import describe_shortage, is_shortage
+from app.compute import describe_shortage, is_shortage
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.model.manifest import Manifest
 from app.model.onednn import QuickConvolutions

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.compute.device import fast_precisions, wait_for
+from app.compute import fast_precisions, wait_for
 from app.errors import ModelRefused
 from app.model.manifest import Manifest
 from app.model.network import Field, Network

@@ -12,16 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.compute.transfer import upload
-from app.geometry import (
-    AXIS_CODES,
-    Affine,
-    Voxels,
-    assign_axes,
-    spacing_of,
-)
-from app.io.volume import Volume
-from app.model.manifest import InputSpec, IntensitySpec
+from app.compute import Voxels, upload
+from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of
+from app.io import Volume
+from app.model import InputSpec, IntensitySpec
 from app.preprocessing.resampling import resample, resampled_size
 
 PERCENTILE_SAMPLES: Final = 1 << 20

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.geometry import Affine, Voxels, scaling, translation
+from app.compute import Voxels
+from app.geometry import Affine, scaling, translation
 
 KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""

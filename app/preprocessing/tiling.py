@@ -16,9 +16,10 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional
 
+from app.compute import Voxels
 from app.errors import TooLarge
-from app.geometry import Origins, Voxels
-from app.model.manifest import WHOLE, InputSpec
+from app.geometry import Origins
+from app.model import WHOLE, InputSpec
 
 Profiles: TypeAlias = tuple[
     Float[Tensor, "place_i u"], Float[Tensor, "place_j v"], Float[Tensor, "place_k w"]

@@ -1,1 +1,7 @@
 """app/server."""
+
+from app.server.process import serve
+
+__all__ = [
+    "serve",
+]

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from app.api import fresh_buffer
+
 MIB: Final = 1 << 20
 
 KEPT_BYTES: Final = 256 * MIB
@@ -33,11 +35,6 @@ MOST_SLACK: Final = 2
 """A buffer is not spent on a body that fills less than one part in so many of it."""
 
 _Buffer = npt.NDArray[np.uint8]
-
-
-def fresh_buffer(length: int) -> memoryview:
-    """Reserve memory, which is not touched."""
-    return np.empty(length, dtype=np.uint8).data
 
 
 class Buffers:

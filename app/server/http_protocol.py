@@ -13,51 +13,17 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, cast
 
 import httptools
 from starlette.requests import ClientDisconnect
-from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.server.buffer_pool import Buffers, fresh_buffer
-
-EXTENSION: Final = "landmarkd.body"
-"""Of ASGI: key of a ``FillBody`` in ``scope["extensions"]``."""
-
-MEMORY: Final = "landmarkd.memory"
-"""Of ASGI: key of what reserves memory for a body, which is as ``Buffers.reserve``."""
+from app.api import EXTENSION, MEMORY, fresh_buffer
+from app.server.buffer_pool import Buffers
 
 DROPPED_BYTES: Final = 64 << 10
 """Received at a time of a body that nobody waits for any more."""
-
-
-@runtime_checkable
-class FillBody(Protocol):
-    """Receives what is left of a body; as an ASGI server offers it."""
-
-    async def __call__(self, rest: memoryview, count: Callable[[int], None]) -> None:
-        """Fill ``rest`` with the bytes that follow those which ``receive`` has given.
-
-        Args:
-            rest: As long as what is left of the body, and not empty.
-            count: Is told how many more bytes have come, now and then; must not raise.
-
-        Raises:
-            ValueError: ``rest`` is not as long as what is left.
-            ClientDisconnect: The client closed the connection before all had come.
-        """
-
-
-def fill_body_of(scope: Scope) -> FillBody | None:
-    """Return what fills memory with the rest of a request's body; None if the server cannot."""
-    return cast("FillBody | None", scope.get("extensions", {}).get(EXTENSION))
-
-
-def reserve_of(scope: Scope) -> Callable[[int], memoryview]:
-    """Return what reserves memory for a request's body: fresh memory if the server keeps none."""
-    kept = scope.get("extensions", {}).get(MEMORY, fresh_buffer)
-    return cast("Callable[[int], memoryview]", kept)
 
 
 class DirectBodyProtocol(HttpToolsProtocol):

@@ -17,8 +17,7 @@ from typing import Final
 
 import uvicorn
 
-from app.api.app import create_app
-from app.api.dependencies import Shared
+from app.api import Shared, create_app
 from app.server.buffer_pool import Buffers
 from app.server.http_protocol import DirectBodyProtocol
 from app.server.logging import configure_logging

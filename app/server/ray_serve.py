@@ -34,11 +34,8 @@ from ray import serve
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.app import create_app
-from app.api.dependencies import SharedDep
-from app.api.middleware import ID_HEADER
-from app.engine.engine import QUEUED_VOLUMES
-from app.engine.metrics import METRICS_MEDIA_TYPE
+from app.api import ID_HEADER, SharedDep, create_app
+from app.engine import METRICS_MEDIA_TYPE, QUEUED_VOLUMES
 from app.errors import NotReady
 from app.server.logging import configure_logging
 from app.settings import Settings

@@ -20,10 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from app.errors import BadParameter
-from app.inference.load import load_checked
-from app.model.files import hash_file
-from app.model.manifest import Manifest, read_manifest
-from app.model.selfcheck import write_selfcheck
+from app.inference import load_checked
+from app.model import Manifest, hash_file, read_manifest, write_selfcheck
 from app.training.evaluate.model_card import CARD
 from app.training.fit.export import attach_refine
 

@@ -13,10 +13,9 @@ from typing import Final
 
 from rich.console import Console
 
-from app.compute.device import choose_device
+from app.compute import choose_device
 from app.errors import BadParameter, StartupError
-from app.inference.detector import Detector
-from app.inference.load import load_checked
+from app.inference import Detector, load_checked
 from app.training.data.check_data import Checked
 from app.training.data.folds import (
     FOLDS,

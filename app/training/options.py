@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from app.errors import BadParameter
-from app.model.manifest import IntensitySpec
+from app.model import IntensitySpec
 
 Missing = Literal["unknown", "absent"]
 """What a landmark without a position is, be it not named or named without one."""

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from app.geometry import Points
-from app.model.loader import find_architecture
-from app.model.manifest import IntensitySpec
+from app.model import IntensitySpec, find_architecture
 from app.training.fit.augment import Augmentation
 from app.training.options import Missing
 

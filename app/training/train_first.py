@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-from app.compute.device import choose_device
+from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.geometry import Points
-from app.model.manifest import IntensitySpec
+from app.model import IntensitySpec
 from app.training.data import issues as findings
 from app.training.data.check_data import Checked, Pair, check_data
 from app.training.data.issues import listed
@@ -27,7 +27,7 @@ from app.training.fit.suggest import Choice, suggest_recipe, table_of
 from app.training.fit.warm_start import take_over
 from app.training.options import WHOLE, Options, read_tile
 from app.training.recipe import Recipe, build_network
-from app.voting.constellation import LEAST_LANDMARKS, mean_shape
+from app.voting import LEAST_LANDMARKS, mean_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from app.compute.device import choose_device
+from app.compute import choose_device
 from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
-from app.inference.pose import pose_of
-from app.model.manifest import Manifest, read_manifest
-from app.model.mean_shape import load_shape
+from app.inference import pose_of
+from app.model import Manifest, load_shape, read_manifest
 from app.training.data.check_data import Checked
 from app.training.data.specimens import Specimen, load_specimen
 from app.training.data.split import Split, split
@@ -46,7 +45,7 @@ from app.training.train_first import (
     split_as_begun,
     watched,
 )
-from app.voting.constellation import LEAST_LANDMARKS, fit_similarity, mean_shape
+from app.voting import LEAST_LANDMARKS, fit_similarity, mean_shape
 
 FOLDER: Final = "refine"
 

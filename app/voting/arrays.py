@@ -17,9 +17,8 @@ from torch import Tensor
 
 from app.errors import BadArrays, TooLarge
 from app.geometry import Affine, spacing_of
-from app.io.nifti_header import FLATNESS, LEAST_SPACING_MM, MOST_SPACING_MM
-from app.io.volume import FLOAT32_MAX, REACH_MM
-from app.model.network import Field
+from app.io import FLATNESS, FLOAT32_MAX, LEAST_SPACING_MM, MOST_SPACING_MM, REACH_MM
+from app.model import Field
 from app.voting.votes import Votes, concat_votes, filter_votes
 
 Array = np.ndarray | Tensor

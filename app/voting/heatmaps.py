@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.compute.jit import kernels_serve
-from app.compute.threads import for_parts, share_out
+from app.compute import for_parts, kernels_serve, share_out
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.indices import true_indices
 from app.voting.readout import Readout

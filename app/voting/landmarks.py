@@ -39,7 +39,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import transform
-from app.model.manifest import LandmarkSpec
+from app.model import LandmarkSpec
 from app.voting.constellation import LEAST_LANDMARKS, Constellation, Shape, fit_constellation
 from app.voting.modes import Modes, find_modes, votes_of_scan
 from app.voting.readout import GridFrame, Readout

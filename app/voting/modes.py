@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from app.compute.jit import kernels_serve
-from app.compute.threads import for_parts, share_out
+from app.compute import for_parts, kernels_serve, share_out
 from app.voting.ballots import Ballots, collect_ballots
 from app.voting.cpu.modes import (
     FIRST_LOOK,

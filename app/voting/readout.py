@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import Affine, transform
-from app.model.manifest import Manifest
-from app.preprocessing.grid import Grid
+from app.model import Manifest
+from app.preprocessing import Grid
 
 REACH: Final = 0.6
 """Votes are read out within this share of the radius in which voxels vote (measured optimum)."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from app.errors import NetworkFailed
-from app.model.network import Field
+from app.model import Field
 from app.voting.indices import true_indices
 
 BLOCK_BYTES: Final = 1 << 28

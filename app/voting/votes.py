@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.compute.jit import kernels_serve
-from app.model.network import Field
+from app.compute import kernels_serve
+from app.model import Field
 from app.voting.cpu.plan import collect_rows, collect_votes, rows_of
 from app.voting.indices import true_indices
 from app.voting.reference import Profiles, collect

@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from app.api.upload.direct import fill_body_of, reserve_of
 from app.server.buffer_pool import Buffers
-from app.server.http_protocol import DirectBodyProtocol, fill_body_of, reserve_of
+from app.server.http_protocol import DirectBodyProtocol
 
 BODY = np.random.default_rng(5).bytes(3 << 20)
 OTHER = np.random.default_rng(6).bytes(len(BODY))

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from app.api.dependencies import require_api_key
 from app.errors import BadParameter, TooLarge
-from app.io.formats import choose_format
-from app.io.schemas import LandmarksAnswer
+from app.io import LandmarksAnswer, choose_format
 from app.phantom import make_phantom, scan_bytes
 
 WEB: Final = Path(__file__).with_name("web")

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from app.api.upload.direct import fill_body_of, reserve_of
 from app.api.upload.multipart import MultipartFile
 from app.api.upload.raw import RawFile, SizedFile
 from app.errors import (
@@ -26,9 +27,7 @@ from app.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from app.io.gzip_stream import Content
-from app.io.volume import HEAD_BYTES
-from app.server.http_protocol import fill_body_of, reserve_of
+from app.io import HEAD_BYTES, Content
 
 MULTIPART: Final = "multipart/form-data"
 # What curl --data-binary says unless it is told otherwise.

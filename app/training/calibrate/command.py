@@ -13,7 +13,7 @@ from rich.table import Table
 from app.training.evaluate.command import Device, Landmarks, MissingIs, ModelFolder, Scans
 
 if TYPE_CHECKING:
-    from app.model.registry import LoadedModel
+    from app.model import LoadedModel
     from app.training.calibrate.regions import Region
     from app.training.calibrate.thresholds import Thresholds
     from app.training.calibrate.trials import Trial
@@ -43,8 +43,8 @@ def calibrate(
     each scan is tried on the model that never saw it, so that all of them count.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
-    from app.compute.device import choose_device  # noqa: PLC0415
-    from app.inference.load import load_checked  # noqa: PLC0415
+    from app.compute import choose_device  # noqa: PLC0415
+    from app.inference import load_checked  # noqa: PLC0415
     from app.training.calibrate.folds import describe, folds_of, models_of  # noqa: PLC0415
     from app.training.calibrate.trials import try_again, try_scan  # noqa: PLC0415
 
@@ -240,7 +240,7 @@ def write_calibration(
     """
     import tomlkit  # noqa: PLC0415 - only a calibration needs it
 
-    from app.model.manifest import read_manifest  # noqa: PLC0415
+    from app.model import read_manifest  # noqa: PLC0415
     from app.training.fit.export import attach_refine  # noqa: PLC0415 - pulls in torch
 
     refine = read_manifest(folder).refine

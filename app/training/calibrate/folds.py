@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from app.errors import BadParameter
-from app.inference.load import load_checked
-from app.model.registry import LoadedModel
+from app.inference import load_checked
+from app.model import LoadedModel
 from app.training.data.check_data import check_data
 from app.training.data.folds import FOLDS, Folds, check_same_data, digests_of, read_folds
 from app.training.evaluate.model_card import write_section

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.inference.detector import Detector
-from app.inference.forward import launch, settle
-from app.inference.refinement import SecondLook
-from app.inference.scan_state import Case
-from app.io.volume import Volume
-from app.model.registry import LoadedModel
-from app.voting.landmarks import Landmark
-from app.voting.votes import concat_votes
+from app.inference import Case, Detector, SecondLook, launch, settle
+from app.io import Volume
+from app.model import LoadedModel
+from app.voting import Landmark, concat_votes
 
 
 @dataclass(frozen=True, slots=True)

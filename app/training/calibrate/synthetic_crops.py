@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from app.geometry import translation
-from app.io.volume import Volume
+from app.io import Volume
 
 NOISE_SEED: Final = 3
 NOISE_RANGE: Final = (0.0, 255.0)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.io.volume import Volume, read_volume
-from app.model.registry import LoadedModel
+from app.io import Volume, read_volume
+from app.model import LoadedModel
 from app.training.calibrate.stage_outputs import Looker, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds

@@ -12,7 +12,7 @@ from app.training.data.issues import Finding, listed
 from app.training.data.robust_shape import Typical, fit_to, residuals
 from app.training.data.summary import Facts
 from app.training.data.symmetry import find_partners
-from app.voting.constellation import SCALE_BOUNDS
+from app.voting import SCALE_BOUNDS
 
 MOST_SWAPS: Final = 6
 """Exchanged pairs looked for in one scan; where more seem to be, all of its names are in doubt."""

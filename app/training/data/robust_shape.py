@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import Points
-from app.voting.constellation import LEAST_LANDMARKS, Similarity, fit_similarity
+from app.voting import LEAST_LANDMARKS, Similarity, fit_similarity
 
 CANDIDATES: Final = 12
 """Specimens tried as the first guess of the typical shape; most are sound, so the best one is."""

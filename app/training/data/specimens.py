@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from app.geometry import Affine, Points, Voxels, spacing_of, transform
-from app.inference.pose import smooth_for
-from app.io.volume import read_volume
-from app.model.manifest import IntensitySpec
-from app.preprocessing.grid import normalise
-from app.preprocessing.resampling import resample
+from app.compute import Voxels
+from app.geometry import Affine, Points, spacing_of, transform
+from app.inference import smooth_for
+from app.io import read_volume
+from app.model import IntensitySpec
+from app.preprocessing import normalise, resample
 from app.training.data.landmark_files import is_landmark_file, landmark_stem, read_landmarks
 
 SCAN_SUFFIXES: Final = (".nii", ".nii.gz")

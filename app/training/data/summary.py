@@ -10,8 +10,7 @@ import numpy as np
 
 from app.errors import LandmarkdError
 from app.geometry import Affine, Points, spacing_of
-from app.io.nifti_header import UNIT_WARNINGS
-from app.io.volume import Volume, read_volume
+from app.io import UNIT_WARNINGS, Volume, read_volume
 from app.training.data.issues import Finding
 from app.training.data.landmark_files import RasPoint, read_landmarks
 from app.training.data.specimens import inside_volume

@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from app.geometry import Points
 from app.training.data.specimens import Specimen
-from app.voting.constellation import Similarity, fit_similarity
+from app.voting import Similarity, fit_similarity
 
 PLANES: Final = 48
 """Planes of symmetry to start from; fitting turns them by some ten degrees."""

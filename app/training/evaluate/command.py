@@ -13,7 +13,7 @@ from app.errors import LandmarkdError
 from app.training.options import Missing
 
 if TYPE_CHECKING:
-    from app.inference.detector import Detector
+    from app.inference import Detector
     from app.training.evaluate.outcomes import Outcome, Pair
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
@@ -46,9 +46,8 @@ def evaluate(
     there or not, and says nothing of presence, unless --missing absent says that it is not.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
-    from app.compute.device import choose_device  # noqa: PLC0415
-    from app.inference.detector import Detector  # noqa: PLC0415
-    from app.inference.load import load_checked  # noqa: PLC0415
+    from app.compute import choose_device  # noqa: PLC0415
+    from app.inference import Detector, load_checked  # noqa: PLC0415
     from app.training.evaluate.leakage import learned_from, warning_of  # noqa: PLC0415
     from app.training.evaluate.outcomes import choose_pairs  # noqa: PLC0415
     from app.training.evaluate.tables import print_tables, write_tables  # noqa: PLC0415

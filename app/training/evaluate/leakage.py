@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from app.errors import BadParameter
-from app.model.manifest import read_manifest
+from app.model import read_manifest
 from app.training.data.folds import digests_of, read_folds
 from app.training.data.issues import listed
 from app.training.data.summary import gather

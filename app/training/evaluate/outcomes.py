@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from app.geometry import transform
-from app.inference.detector import Detector
-from app.inference.load import load_checked
-from app.io.volume import Volume, read_volume
+from app.inference import Detector, load_checked
+from app.io import Volume, read_volume
 from app.training.data.landmark_files import read_landmarks
 from app.training.data.specimens import pair_files
 from app.training.options import Missing
-from app.voting.landmarks import Landmark, Point, Status
+from app.voting import Landmark, Point, Status
 
 Pair = tuple[str, Path, Path]
 """Name, scan and landmark file of a specimen."""

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from app.geometry import spacing_of, transform
-from app.io.volume import Volume
+from app.io import Volume
 from app.training.evaluate.metrics import errors_mm, group
 from app.training.evaluate.outcomes import Outcome
 

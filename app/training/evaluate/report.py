@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from app.errors import LandmarkdError
-from app.io.volume import read_volume
-from app.model.registry import LoadedModel
+from app.io import read_volume
+from app.model import LoadedModel
 from app.training.evaluate.leakage import warning_of
 from app.training.evaluate.metrics import measure_coverage, measure_presence
 from app.training.evaluate.outcomes import Outcome, Pair

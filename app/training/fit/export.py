@@ -11,8 +11,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from app.geometry import Points
-from app.model.files import hash_file
-from app.model.selfcheck import write_selfcheck
+from app.model import hash_file, write_selfcheck
 from app.training.recipe import ARCHITECTURE, Recipe, network_arguments
 
 SHAPE_TOLERANCE_RADII: Final = 0.6

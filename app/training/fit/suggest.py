@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 from rich.table import Table
 
-from app.compute.device import MEMORY_SHARE, choose_device, memory_of
+from app.compute import MEMORY_SHARE, choose_device, memory_of
 from app.errors import BadParameter
 from app.geometry import spacing_of
-from app.model.manifest import InputSpec
+from app.model import InputSpec
 from app.training.data.check_data import Checked
 from app.training.data.summary import Facts
 from app.training.fit.augment import Augmentation

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
-from app.model.loader import load_module
-from app.model.manifest import Manifest, read_manifest
+from app.model import Manifest, load_module, read_manifest
 from app.training.data.issues import listed
 from app.training.recipe import head_of
 

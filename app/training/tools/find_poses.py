@@ -19,16 +19,13 @@ import torch
 from jaxtyping import Float64
 from rich.console import Console
 
-from app.compute.device import choose_device
+from app.compute import choose_device
 from app.geometry import Points, scaling, spacing_of, transform, translation
-from app.inference.detector import Detector
-from app.inference.load import load_checked
-from app.inference.pose import index_grid, sample_at
-from app.io.point_files import markups_json
-from app.io.volume import Volume, read_volume
+from app.inference import Detector, index_grid, load_checked, sample_at
+from app.io import Volume, markups_json, read_volume
 from app.training.data.specimens import landmark_names, pair_files, read_points
 from app.training.fit.augment import random_rotation
-from app.voting.constellation import LEAST_LANDMARKS, Similarity, fit_similarity
+from app.voting import LEAST_LANDMARKS, Similarity, fit_similarity
 
 POSES: Final = 8
 """Random poses of each scan; the errors of a network in them are nearly independent."""

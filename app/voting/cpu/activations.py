@@ -12,7 +12,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from app.compute.jit import compiled
+from app.compute import compiled
 
 NONE: Final = 0
 SIGMOID: Final = 1

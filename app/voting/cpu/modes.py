@@ -10,7 +10,7 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute.jit import compiled
+from app.compute import compiled
 from app.voting.cpu.activations import TO_INTEGER
 
 SHIFTS: Final = 5

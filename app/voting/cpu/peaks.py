@@ -10,7 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.compute.jit import compiled
+from app.compute import compiled
 
 
 @compiled

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.compute.threads import for_parts, share_out
+from app.compute import for_parts, share_out
 from app.errors import NetworkFailed
-from app.model.network import Field
+from app.model import Field
 from app.voting.cpu.activations import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
 from app.voting.cpu.rows import BATCH, count_rows
 from app.voting.cpu.votes import fill_rows, list_rows, list_votes

@@ -9,7 +9,7 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute.jit import compiled
+from app.compute import compiled
 from app.voting.cpu.activations import NONE, value
 
 BATCH: Final = 1024

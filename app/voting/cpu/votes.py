@@ -8,7 +8,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.compute.jit import compiled
+from app.compute import compiled
 from app.voting.cpu.activations import NONE, read_voxels, value
 from app.voting.cpu.rows import BATCH, find_voxels
 

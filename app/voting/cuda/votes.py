@@ -22,9 +22,9 @@ import triton
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.compute.transfer import Fetching
+from app.compute import Fetching
 from app.errors import NetworkFailed
-from app.model.network import Field
+from app.model import Field
 from app.voting.cuda.votes_kernels import append_votes, order_votes
 from app.voting.reference import Profiles, score_limit
 

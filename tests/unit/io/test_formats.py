@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.responses import build_answer, timing_of
 from app.errors import UnknownFormat
+from app.inference.answers import build_answer, timing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import schemas
 from app.io.formats import FORMATS, choose_format, write_json

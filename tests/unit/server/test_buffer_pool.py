@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.server.buffer_pool import GRAIN_BYTES, LEAST_BYTES, MIB, Buffers, fresh_buffer
+from app.api.upload.direct import fresh_buffer
+from app.server.buffer_pool import GRAIN_BYTES, LEAST_BYTES, MIB, Buffers
 
 ROOM = 64 * MIB
 

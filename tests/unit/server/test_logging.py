@@ -5,13 +5,8 @@ import logging
 
 import pytest
 
-from app.server.logging import (
-    JsonFormatter,
-    RequestRecord,
-    TextFormatter,
-    describe_exception,
-    log_request,
-)
+from app.api.request_log import RequestRecord, log_request
+from app.server.logging import JsonFormatter, TextFormatter, describe_exception
 
 
 def line_of(formatter: logging.Formatter, error: BaseException | None = None) -> str:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
-from app.io.gzip_stream import MOST_INFLATION, PIECE_BYTES
+from app.io import MOST_INFLATION, PIECE_BYTES
 
 NAMES: Final = ("probs", "scores", "offsets", "affine")
 

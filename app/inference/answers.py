@@ -6,7 +6,7 @@ import numpy as np
 
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.inference.detector import Detection
-from app.io.schemas import (
+from app.io import (
     CandidateAnswer,
     LandmarkAnswer,
     LandmarksAnswer,
@@ -16,7 +16,8 @@ from app.io.schemas import (
     Triple,
     VolumeAnswer,
 )
-from app.voting.landmarks import Candidate, Landmark, Point
+from app.model import LoadedModel
+from app.voting import Candidate, Landmark, Point
 
 
 def build_answer(
@@ -59,6 +60,12 @@ def build_answer(
 def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:
     """Join the engine's stage times with those that only the HTTP side knows."""
     return TimingAnswer(receive=receive_ms, total=total_ms, **asdict(detection.timing))
+
+
+def reference(model: LoadedModel) -> ModelRef:
+    """Name a model so that nobody confuses it with another."""
+    manifest = model.manifest
+    return ModelRef(name=manifest.name, version=manifest.version, digest=model.digest)
 
 
 def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
-from app.io.archives import DIRECTORY_BYTES, HEADER_BYTES, read_archive
+from app.voting.archives import DIRECTORY_BYTES, HEADER_BYTES, read_archive
 from tests.support.vote_archives import OBLIQUE, laid_out, make_output, npz, safetensors
 
 MOST = 1 << 20
