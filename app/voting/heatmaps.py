@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.compute import for_parts, kernels_serve, share_out
+from app.compute import for_parts, share_out
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.indices import true_indices
 from app.voting.readout import Readout
@@ -105,11 +105,6 @@ def count_votes(
         which: The heatmap of each vote; votes for one that is not there are left out.
         counters: Fixed-point sums; votes outside of them are left out.
     """
-    if kernels_serve(counters.device):
-        from app.voting.cuda import heatmaps as heatmaps_triton  # noqa: PLC0415 - Triton is not there for every platform
-
-        heatmaps_triton.count_votes(votes, which, counters, FIXED_ONE)
-        return
     heatmaps, *shape = counters.shape
     line = counters.view(-1)
     for rows in in_blocks(len(votes)):
@@ -175,36 +170,3 @@ def in_blocks(count: int) -> Iterator[slice]:
     """Cut rows into blocks whose temporaries are small."""
     for start in range(0, count, VOTES_AT_ONCE):
         yield slice(start, start + VOTES_AT_ONCE)
-
-
-def shift_and_sum(
-    x: Float[Tensor, "batch channels h w"], mask: Tensor, step: int
-) -> Float[Tensor, "batch 1 h wide"]:
-    """Shift channel i right by i * step and sum all channels: the known case P3.
-
-    It is voting with one constant offset per channel, so a whole channel is added at once: the
-    targets of a slice are a slice. The sums are the same fixed-point ones.
-
-    Args:
-        x: Values, of a size for which 2^-24 per term is fine.
-        mask: What the values are multiplied by; broadcasts against ``x``.
-        step: Shift per channel in pixels.
-
-    Returns:
-        The sums, wide = w + (channels - 1) * step.
-    """
-    batch, channels, height, width = x.shape
-    # Scaled by a power of two, the product has the same bits; it only is in fixed-point units.
-    units = torch.broadcast_to(mask.float() * FIXED_ONE, x.shape)
-    wide = width + (channels - 1) * step
-    summed = x.new_empty(batch, 1, height, wide, dtype=torch.float32)
-    terms = torch.empty(height, width, device=x.device)
-    # Whole numbers below 2^53 are exact in float64, and need no conversion before they are added.
-    total = torch.empty(height, wide, dtype=torch.float64, device=x.device)
-    for row in range(batch):
-        total.zero_()
-        for i in range(channels):
-            torch.mul(x[row, i], units[row, i], out=terms).round_()
-            total[:, i * step : i * step + width] += terms
-        torch.mul(total, 1 / FIXED_ONE, out=summed[row, 0])
-    return summed

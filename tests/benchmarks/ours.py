@@ -14,7 +14,7 @@ from torch import Tensor
 
 from app.model.manifest import LandmarkSpec
 from app.model.network import Field
-from app.voting.heatmaps import aggregate, shift_and_sum
+from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, Readout
 from app.voting.votes import (
@@ -34,7 +34,6 @@ __all__ = [
     "filter_votes",
     "filter_votes_plainly",
     "select_votes",
-    "shift_and_sum",
     "vote_rows",
 ]
 

@@ -13,10 +13,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from app.voting.cuda import heatmaps as heatmaps_triton
 from app.voting.cuda import modes as modes_triton
 from app.voting.cuda import votes as votes_triton
-from app.voting.heatmaps import FIXED_ONE
 from app.voting.peaks import lay_cells
 from app.voting.readout import Readout
 from app.voting.votes import filter_votes_plainly
@@ -61,7 +59,6 @@ def main(capability: int) -> None:
     for module, name in (
         (votes_triton, "append_votes"),
         (votes_triton, "order_votes"),
-        (heatmaps_triton, "add_votes"),
         (modes_triton, "add_to_cells"),
         (modes_triton, "add_to_modes"),
     ):
@@ -76,8 +73,6 @@ def main(capability: int) -> None:
         room = votes_triton.append(shown, 0.5, walk, places, 1000)
     votes_triton.put_in_order(room, 10, 3)
     votes = filter_votes_plainly(field, 0.3)
-    counters = torch.zeros(3, *SHAPE, dtype=torch.int64)
-    heatmaps_triton.count_votes(votes, votes.landmark, counters, FIXED_ONE)
     readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0, 0.5)
     modes_triton.ModeFinder(votes, readout, 4, lay_cells(readout)).find()
 

@@ -6,9 +6,10 @@ from typing import Final
 
 import torch
 
-from tests.benchmarks import agreement, ours
+from tests.benchmarks import agreement
 from tests.benchmarks.harness import Case, Limit, Rival, Run
 from tests.benchmarks.rivals.shifts import Sums, by_convolution, by_scatter_add, by_slices
+from tests.benchmarks.shift_and_sum import shift_and_sum
 
 STEP: Final = 2
 TOLERANCE: Final = 1e-5
@@ -37,7 +38,7 @@ def v4_shift_and_sum(run: Run) -> Iterator[Case]:
             del ways["convolution"]
         yield Case(
             f"shift and sum, {' x '.join(map(str, shape))}, S = {STEP}",
-            partial(ours.shift_and_sum, x, mask, STEP),
+            partial(shift_and_sum, x, mask, STEP),
             tuple(
                 Rival(
                     name,
