@@ -55,8 +55,8 @@ class Settings(BaseSettings):
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="What networks compute in; `auto`: the fastest that passes the self-check, "
-        "measured where the device has a fast one below `float32`.",
+        description="What networks compute in; `auto`: the first precision below `float32` that "
+        "the model was verified in and the device computes natively, else `float32`.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward pass; 0 lets torch choose."

@@ -8,7 +8,6 @@ from app.io import (
     ModelInfo,
     ModelsAnswer,
     ModelSummary,
-    PrecisionInfo,
 )
 
 READY = "ready"
@@ -69,6 +68,7 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
             )
             for landmark in manifest.landmarks
         ],
+        verified_mm=dict(manifest.precision.verified),
         devices=[_device(state) for state in engine.devices.states(model)],
         card=model.card or None,
     )
@@ -89,10 +89,5 @@ def _device(state: DeviceState) -> DeviceInfo:
         name=state.name,
         status=state.trouble or READY,
         precision=model.network.precision,
-        refine_precision=model.refine.network.precision if model.refine else None,
-        precisions=[
-            PrecisionInfo(precision=one.precision, seconds=one.seconds, chosen=one.chosen)
-            for one in model.timings
-        ],
         batches=batches,
     )

@@ -65,7 +65,12 @@ def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> Ti
 def reference(model: LoadedModel) -> ModelRef:
     """Name a model so that nobody confuses it with another."""
     manifest = model.manifest
-    return ModelRef(name=manifest.name, version=manifest.version, digest=model.digest)
+    return ModelRef(
+        name=manifest.name,
+        version=manifest.version,
+        digest=model.digest,
+        precision=model.network.precision,
+    )
 
 
 def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:

@@ -7,19 +7,19 @@ import torch
 
 from app.geometry import Points
 from app.inference.detector import Detector
-from app.model import LoadedModel, Precision, check, load_model
+from app.model import LoadedModel, PrecisionSetting, check, load_model
 from app.phantom import make_phantom
 
 
 def load_checked(
-    folder: Path, device: torch.device, precision: Precision = "float32"
+    folder: Path, device: torch.device, precision: PrecisionSetting = "float32"
 ) -> LoadedModel:
     """Load a model folder; it must pass its self-check, by noise or by a whole phantom.
 
     Args:
         folder: The model folder.
         device: Where the network shall run.
-        precision: What it shall compute in; ``auto``: what proves best there.
+        precision: What it shall compute in; ``auto``: see ``app.model.precision``.
 
     Returns:
         The model.

@@ -74,6 +74,9 @@ class ModelRef(_Wire):
     name: str
     version: str
     digest: str = Field(description="SHA-256 over the model folder's contents.")
+    precision: str | None = Field(
+        None, description="What its networks computed in, such as `bfloat16`."
+    )
 
 
 class VolumeAnswer(_Wire):
@@ -148,26 +151,12 @@ class BatchInfo(_Wire):
     chosen: bool = Field(description="Whether a batch now has at most so many tiles.")
 
 
-class PrecisionInfo(_Wire):
-    """What was measured of one precision, on one device."""
-
-    precision: str
-    seconds: float = Field(description="For one tile alone.")
-    chosen: bool
-
-
 class DeviceInfo(_Wire):
     """A device on which a model answers."""
 
     name: str = Field(description="As `LANDMARKD_DEVICE` has it.")
     status: str = Field(description="`ready`, or why not.")
-    precision: str = Field(description="What the network computes in there, such as `bfloat16`.")
-    refine_precision: str | None = Field(
-        description="The same of its second network; null if it has none."
-    )
-    precisions: list[PrecisionInfo] = Field(
-        description="Measured when the model was loaded; empty if there was nothing to choose."
-    )
+    precision: str = Field(description="What its networks compute in there, such as `bfloat16`.")
     batches: list[BatchInfo] = Field(
         description="Measured on batches as they came; empty before there were enough."
     )
@@ -186,6 +175,9 @@ class ModelInfo(_Wire):
     spacing_mm: Triple = Field(description="The grid it was trained on.")
     tile_shape: tuple[int, int, int] | Literal["whole"]
     landmarks: list[LandmarkInfo]
+    verified_mm: dict[str, float] = Field(
+        description="Precision below float32 → largest shift of a landmark in it, in mm."
+    )
     devices: list[DeviceInfo]
     card: str | None = Field(description="The model card, Markdown.")
 

@@ -12,7 +12,7 @@ from app.model.manifest import (
 )
 from app.model.mean_shape import load_shape
 from app.model.network import Field
-from app.model.precision import Precision
+from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check, write_selfcheck
 
@@ -24,7 +24,7 @@ __all__ = [
     "LandmarkSpec",
     "LoadedModel",
     "Manifest",
-    "Precision",
+    "PrecisionSetting",
     "Registry",
     "check",
     "find_architecture",

@@ -126,6 +126,26 @@ class RefineSpec(_Section):
     sha256: Sha256
 
 
+class PrecisionSpec(_Section):
+    """In which precisions below float32 the model was verified.
+
+    Each value is the largest shift in mm of any landmark against float32, over the scans that it
+    was verified with.
+    """
+
+    bfloat16: Annotated[float, Field(ge=0.0)] | None = None
+    float16: Annotated[float, Field(ge=0.0)] | None = None
+
+    @property
+    def verified(self) -> dict[Literal["bfloat16", "float16"], float]:
+        """The precisions that are there, with their shifts in mm, in order of preference."""
+        shifts: dict[Literal["bfloat16", "float16"], float | None] = {
+            "bfloat16": self.bfloat16,
+            "float16": self.float16,
+        }
+        return {name: shift for name, shift in shifts.items() if shift is not None}
+
+
 class LandmarkSpec(_Section):
     """One landmark; the order of the sections is the order of the network's channels."""
 
@@ -167,6 +187,7 @@ class Manifest(_Section):
     voting: VotingSpec
     shape: ShapeSpec | None = None
     refine: RefineSpec | None = None
+    precision: PrecisionSpec = PrecisionSpec()
     landmarks: Annotated[tuple[LandmarkSpec, ...], Field(min_length=1, max_length=4096)]
     selfcheck: SelfCheckSpec
 

@@ -1,209 +1,83 @@
-"""times of a tile + self-check -> the precision that a network computes in.
+"""Which precision a network computes in: decided by a fixed rule, never by a clock.
 
-Lower precisions are faster on some devices, no faster on others, and too rough for some networks.
-So the choice is measured when a model is loaded, where the device has a fast lower precision at
-all: the fastest that gains something stays, if the network passes its self-check in it and answers
-there as in float32. Elsewhere nothing is measured, and a start costs nothing.
+``auto`` takes the first precision below float32 that the device computes natively *and* the model
+was verified in (``[precision]`` of its ``model.toml``); float32 otherwise. So the same model gives
+the same answer in every process on the same kind of device.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from app.compute import fast_precisions, wait_for
+from app.compute import fast_precisions
 from app.errors import ModelRefused
 from app.model.manifest import Manifest
-from app.model.network import Field, Network
-from app.model.selfcheck import TINY, make_noise, run_noise
+from app.model.network import Network
 
 logger = logging.getLogger("landmarkd.precision")
 
-Precision: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+PrecisionSetting: TypeAlias = Precision | Literal["auto"]
 
-FLOAT32: Final = "float32"
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    FLOAT32: torch.float32,
+DTYPES: Final[Mapping[Precision, torch.dtype]] = {
+    "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
 
-GAIN: Final = 1.05
-"""A lower precision must be this much faster than float32; less is not worth its rounding."""
 
-WARM_UPS: Final = 2
-"""Runs before those that are timed: the first choose kernels and fill caches."""
-
-REPEATS: Final = 5
-"""Runs that are timed, whose median counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionTiming:
-    """What a tile takes in one precision.
-
-    Attributes:
-        precision: Such as ``bfloat16``.
-        seconds: For one tile alone, the median of a few.
-        chosen: Whether the network computes in it.
-    """
-
-    precision: str
-    seconds: float
-    chosen: bool
-
-
-def choose_precision(seconds: Mapping[str, float], sound: Callable[[str], bool]) -> str:
-    """Choose the fastest precision that gains something and is sound.
+def choose_precision(
+    manifest: Manifest, device: torch.device, setting: PrecisionSetting
+) -> Precision:
+    """Choose the precision that a model computes in on a device.
 
     Args:
-        seconds: What a tile takes, by precision; float32 is among them.
-        sound: Tells whether the network may answer in a precision; asked from the fastest on, and
-            only of those that gain something.
+        manifest: Of the model; says in which precisions it was verified.
+        device: Where its networks run.
+        setting: A precision, or ``auto`` for the rule above.
 
     Returns:
-        The precision; float32 if no other is worth it.
+        The precision.
     """
-    limit = seconds[FLOAT32] / GAIN
-    faster = [name for name in seconds if name != FLOAT32 and seconds[name] <= limit]
-    return next((name for name in sorted(faster, key=seconds.__getitem__) if sound(name)), FLOAT32)
+    if setting != "auto":
+        return setting
+    verified = manifest.precision.verified
+    native = fast_precisions(device)
+    return next((name for name in verified if name in native), "float32")
 
 
-def settle_precision(
+def set_precision(
     manifest: Manifest,
     network: Network,
-    wanted: Precision,
+    precision: Precision,
     verify: Callable[[Network], None],
-) -> tuple[Network, tuple[PrecisionTiming, ...]]:
-    """Have a network compute in the precision that is wanted, or in the one that proves best.
+) -> Network:
+    """Have a network compute in a precision, in which it must pass its self-check.
 
     Args:
         manifest: Of the network.
         network: In float32.
-        wanted: A precision, or ``auto``.
+        precision: What it shall compute in.
         verify: Runs the self-check; raises ModelRefused.
 
     Returns:
-        The network, checked, in its precision; and what was measured, if anything was.
+        The network in its precision.
 
     Raises:
-        ModelRefused: It fails its self-check in float32, or in the precision that is wanted.
+        ModelRefused: It fails its self-check.
     """
-    if wanted not in ("auto", FLOAT32):
-        return _insist(manifest, network.computing_in(DTYPES[wanted]), wanted, verify), ()
-    verify(network)
-    candidates = fast_precisions(network.device) if wanted == "auto" else ()
-    if not candidates:
-        return network, ()
-    return compare_precisions(manifest, network, candidates, verify)
-
-
-def compare_precisions(
-    manifest: Manifest,
-    network: Network,
-    candidates: tuple[str, ...],
-    verify: Callable[[Network], None],
-) -> tuple[Network, tuple[PrecisionTiming, ...]]:
-    """Time a network in several precisions, and have it compute in the best that is sound.
-
-    Args:
-        manifest: Of the network.
-        network: In float32, checked.
-        candidates: Lower precisions.
-        verify: Runs the self-check; raises ModelRefused.
-
-    Returns:
-        The network in its precision, and what was measured.
-    """
-    tile = make_noise(manifest, 0)[None]
-    seconds = {FLOAT32: time_tile(network, tile)}
-
-    def passes(name: str, test: Callable[[Network], None]) -> bool:
-        try:
-            test(network.computing_in(DTYPES[name]))
-        except (ModelRefused, torch.OutOfMemoryError) as error:
-            said = {"model": manifest.name, "precision": name, "reason": str(error)}
-            logger.info("precision refused", extra=said)
-            return False
-        return True
-
-    def measure(lower: Network) -> None:
-        # Says it as a refusal if this precision is not to be had.
-        run_noise(manifest.name, manifest, lower)
-        seconds[lower.precision] = time_tile(lower, tile)
-
-    def prove(lower: Network) -> None:
-        check_agreement(manifest, network, lower)
-        verify(lower)
-
-    for name in candidates:
-        passes(name, measure)
-    chosen = choose_precision(seconds, lambda name: passes(name, prove))
-    said = {"model": manifest.name, "device": str(network.device), "precision": chosen}
-    logger.info("precision chosen", extra=said | {"seconds": seconds})
-    timings = (PrecisionTiming(name, took, name == chosen) for name, took in seconds.items())
-    return network.computing_in(DTYPES[chosen]), tuple(timings)
-
-
-def time_tile(network: Network, tile: Tensor) -> float:
-    """Say how many seconds a network needs for one tile, (1 1 i j k), alone on its device."""
-    tile = tile.to(network.device)
-    times = []
-    for _ in range(WARM_UPS + REPEATS):
-        wait_for(network.device)
-        start = time.perf_counter()
-        network.predict(tile)
-        wait_for(network.device)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[WARM_UPS:]))
-
-
-def check_agreement(manifest: Manifest, exact: Network, lower: Network) -> None:
-    """Compare the whole answers of a network in two precisions to its self-check's noise.
-
-    Args:
-        manifest: Says how far apart they may be: ``selfcheck.tolerance``, by which stored samples
-            are compared too.
-        exact: In float32.
-        lower: In a lower precision.
-
-    Raises:
-        ModelRefused: They differ by more.
-    """
-    one, other = (run_noise(manifest.name, manifest, network) for network in (exact, lower))
-    for kind in ("scores", "offsets"):
-        distance = _distance(one, other, kind)
-        # Written so that a NaN is a failure too.
-        if not distance <= manifest.selfcheck.tolerance:
-            raise ModelRefused(
-                f"{manifest.name}: precision: expected {kind} within "
-                f"{manifest.selfcheck.tolerance:g} of those in float32, got {distance:.3g}"
-            )
-
-
-def _distance(exact: Field, lower: Field, kind: str) -> float:
-    """Give the norm of the difference over the norm of what is exact."""
-    expected, got = getattr(exact, kind), getattr(lower, kind).float()
-    norm = float(torch.linalg.vector_norm(expected))
-    return float(torch.linalg.vector_norm(got - expected)) / max(norm, TINY)
-
-
-def _insist(
-    manifest: Manifest, network: Network, wanted: Precision, verify: Callable[[Network], None]
-) -> Network:
-    """Check a network in the one precision that is wanted."""
+    network = network.computing_in(DTYPES[precision])
     try:
         verify(network)
     except ModelRefused as refusal:
+        if precision == "float32":
+            raise
         raise ModelRefused(
             f"{manifest.name}: precision: expected a network that passes its self-check in "
-            f"{wanted}, which was asked for; got: {refusal}"
+            f"{precision} on {network.device}; got: {refusal}"
         ) from refusal
-    said = {"model": manifest.name, "device": str(network.device), "precision": wanted}
-    logger.info("precision set", extra=said)
+    context = {"model": manifest.name, "device": str(network.device), "precision": precision}
+    logger.info("precision set", extra=context)
     return network

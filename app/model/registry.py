@@ -21,7 +21,7 @@ from app.model.loader import load_module
 from app.model.manifest import WHOLE, Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
-from app.model.precision import Precision, PrecisionTiming, settle_precision
+from app.model.precision import Precision, PrecisionSetting, choose_precision, set_precision
 from app.model.selfcheck import check
 
 
@@ -36,7 +36,6 @@ class LoadedModel:
         digest: SHA-256 over its ``model.toml`` and the hash of its weights.
         card: Text of its README.md; empty if it has none.
         refine: The model that looks again in the subject's pose; None if there is none.
-        timings: What a tile takes in each precision that was tried; empty if none was.
         copies: The same model on each device of a process that has several, by the device's place.
     """
 
@@ -46,7 +45,6 @@ class LoadedModel:
     digest: str
     card: str
     refine: "LoadedModel | None" = None
-    timings: tuple[PrecisionTiming, ...] = ()
     copies: "Mapping[int, LoadedModel]" = field(default_factory=dict)
 
     def on(self, place: int) -> "LoadedModel":
@@ -79,7 +77,7 @@ def load_model(
     folder: Path,
     device: torch.device,
     detect: DetectWith | None = None,
-    precision: Precision = "float32",
+    precision: PrecisionSetting = "float32",
 ) -> LoadedModel:
     """Load a model folder and run its self-check.
 
@@ -87,7 +85,7 @@ def load_model(
         folder: The model folder.
         device: Where the network shall run.
         detect: The whole pipeline, for models that are checked by a phantom.
-        precision: What the network shall compute in; ``auto``: what proves best here.
+        precision: What the networks shall compute in; ``auto``: see ``app.model.precision``.
 
     Returns:
         The model.
@@ -109,7 +107,7 @@ def load_model(
 
 
 def _load(
-    folder: Path, device: torch.device, detect: DetectWith | None, precision: Precision
+    folder: Path, device: torch.device, detect: DetectWith | None, setting: PrecisionSetting
 ) -> LoadedModel:
     """Load a folder whose files can be read, on a device that has room."""
     text = read_text(folder, "model.toml")
@@ -118,6 +116,7 @@ def _load(
     network = Network(manifest, load_module(folder, manifest), device)
     digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
     card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
+    precision = choose_precision(manifest, device, setting)
     refine = _load_refine(folder, manifest, device, precision)
     loaded = LoadedModel(manifest, network, shape, digest, card, refine)
 
@@ -125,8 +124,7 @@ def _load(
         tried = replace(loaded, network=network)
         check(folder, manifest, network, detect and (lambda seed: detect(tried, seed)))
 
-    network, timings = settle_precision(manifest, network, precision, verify)
-    return replace(loaded, network=network, timings=timings)
+    return replace(loaded, network=set_precision(manifest, network, precision, verify))
 
 
 def _load_refine(

@@ -150,9 +150,7 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     assert info.digest == listed[0].digest
     assert len(info.landmarks) == listed[0].landmarks
     (device,) = info.devices
-    assert (device.name, device.status, device.refine_precision) == ("cpu", "ready", None)
-    chosen = [one.precision for one in device.precisions if one.chosen]
-    assert [device.precision] == (chosen or ["float32"])
+    assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
 
 
 def test_probes_say_alive_and_ready(client: TestClient) -> None:
