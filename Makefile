@@ -1,6 +1,6 @@
 # make run     set everything up, start the service, show that it works, keep serving
 # make test    run the tests (all but those marked slow or gpu)
-# make check   what continuous integration runs: format, lint, types, layers, tests
+# make check   what continuous integration runs: format, lint, types, layers, tests and their coverage
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
 # make format  put the code into shape
 # make clean   remove what the others made
@@ -22,14 +22,14 @@ run: .venv/run.stamp
 	  exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(COVERAGE)
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test COVERAGE='--cov --cov-report=term'
 
 bench: .venv/bench.stamp
 	$(BIN)/python -m tests.benchmarks $(BARS)

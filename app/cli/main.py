@@ -64,11 +64,11 @@ def serve(
     # again, a sixth of the start; the server turns it on when it is ready.
     gc.disable()
     # Only now, because it pulls in torch: what is wrong with the command is said at once.
-    from app.server import serve as serve_until_stopped  # noqa: PLC0415
+    from app.server import serve as serve_until_stopped
 
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
     if demo:
-        from app.cli.demo import start_demo  # noqa: PLC0415 - only a demo needs it
+        from app.cli.demo import start_demo
 
         start_demo(url, Console())
     raise typer.Exit(serve_until_stopped(settings, listener))
@@ -167,11 +167,11 @@ def _finder(
     stack: ExitStack, url: str | None, models_dir: Path | None, device: str
 ) -> Callable[[bytes, str | None], LandmarksAnswer]:
     if url is not None:
-        from app.cli.client import Client  # noqa: PLC0415 - pulls in httpx
+        from app.cli.client import Client
 
         client = stack.enter_context(Client(url, api_key=os.environ.get("LANDMARKD_API_KEY")))
         return lambda content, model: client.detect(content, model=model)
-    from app.cli.local import Offline  # noqa: PLC0415 - pulls in torch
+    from app.cli.local import Offline
 
     offline = Offline(models_dir or _settings().models_dir, device)
     return lambda content, model: offline.detect(content, model=model)
@@ -191,9 +191,9 @@ def check(
     device: Device = "auto",
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
-    from app.compute import choose_device  # noqa: PLC0415 - pulls in torch
-    from app.inference import load_checked  # noqa: PLC0415
-    from app.model import write_selfcheck  # noqa: PLC0415
+    from app.compute import choose_device
+    from app.inference import load_checked
+    from app.model import write_selfcheck
 
     if write:
         write_selfcheck(folder)
@@ -207,9 +207,9 @@ def check(
 @app.command()
 def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
     """List the models of a folder, and say of each whether it can be used."""
-    from app.compute import choose_device  # noqa: PLC0415 - pulls in torch
-    from app.inference import load_checked  # noqa: PLC0415
-    from app.model import Registry  # noqa: PLC0415
+    from app.compute import choose_device
+    from app.inference import load_checked
+    from app.model import Registry
 
     load = partial(load_checked, device=choose_device(device))
     registry = Registry(models_dir or _settings().models_dir, load)
@@ -232,7 +232,7 @@ def phantom(
     seed: Annotated[int, typer.Option(help="Names the phantom.")] = 6,
 ) -> None:
     """Write a generated scan, and its true landmarks beside it as .mrk.json."""
-    from app.phantom import make_phantom, write_phantom  # noqa: PLC0415 - takes a second
+    from app.phantom import make_phantom, write_phantom
 
     if not output.name.endswith(SCANS):
         fail(f"expected a name ending in {' or '.join(SCANS)}, got {output.name}")

@@ -27,7 +27,7 @@ def average(
     measured with its own weights; its presence thresholds are, but should be calibrated anew.
     """
     # Here, because it pulls in torch, which nobody wants to wait for who asks for help.
-    from app.training.average import average_models  # noqa: PLC0415
+    from app.training.average import average_models
 
     average_models(model, other, output, share, networks)
     Console().print(

@@ -241,9 +241,9 @@ def _folder(output: Path | None, check: bool) -> Path:
 def _train(options: Options, check: bool, *, second: bool) -> None:
     """Train a first or second network, and end the command, as an interrupted one if it was."""
     # Here, because these pull in torch, which nobody wants to wait for who asks for help.
-    from app.training.crossvalidate import FIRST, SECOND, crossvalidate  # noqa: PLC0415
-    from app.training.train_first import train_first  # noqa: PLC0415
-    from app.training.train_refine import train_refine  # noqa: PLC0415
+    from app.training.crossvalidate import FIRST, SECOND, crossvalidate
+    from app.training.train_first import train_first
+    from app.training.train_refine import train_refine
 
     if options.folds is not None or options.fold is not None:
         done = crossvalidate(options, SECOND if second else FIRST, Console(), only_check=check)

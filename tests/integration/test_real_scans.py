@@ -50,7 +50,7 @@ def points_of(detection: Detection) -> dict[str, np.ndarray]:
     return {mark.name: mark.ras_mm for mark in detection.landmarks if mark.ras_mm is not None}
 
 
-def post(service: TestClient, content: bytes, **query: Any) -> dict[str, Any]:  # noqa: ANN401
+def post(service: TestClient, content: bytes, **query: Any) -> dict[str, Any]:
     query.setdefault("model", "mouse-skull")
     response = service.post("/v1/landmarks", content=content, params=query, headers=RAW)
     assert response.status_code == 200, response.text

@@ -40,7 +40,7 @@ def nifti(
     version: Literal[1, 2] = 1,
     order: ByteOrder = "<",
     zipped: bool = False,
-    **fields: Any,  # noqa: ANN401 - a header field is a number, a row of them or bytes
+    **fields: Any,
 ) -> bytes:
     """Write a single-file NIfTI with the sform AFFINE in mm.
 

@@ -45,7 +45,7 @@ def toy_models(folder: Path) -> Path:
     return models
 
 
-def toy_settings(models: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any setting's value
+def toy_settings(models: Path, **changes: Any) -> Settings:
     """Make settings for a small machine, some of them changed."""
     values: dict[str, Any] = {"models_dir": models, "device": "cpu", "threads": 1, "drain_s": 5}
     return Settings(**(values | changes))

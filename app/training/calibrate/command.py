@@ -43,10 +43,10 @@ def calibrate(
     each scan is tried on the model that never saw it, so that all of them count.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
-    from app.compute import choose_device  # noqa: PLC0415
-    from app.inference import load_checked  # noqa: PLC0415
-    from app.training.calibrate.folds import describe, folds_of, models_of  # noqa: PLC0415
-    from app.training.calibrate.trials import try_again, try_scan  # noqa: PLC0415
+    from app.compute import choose_device
+    from app.inference import load_checked
+    from app.training.calibrate.folds import describe, folds_of, models_of
+    from app.training.calibrate.trials import try_again, try_scan
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
@@ -77,8 +77,8 @@ def choose_unseen(
     Raises:
         BadParameter: One is not there, or the model has learned from one that is named.
     """
-    from app.training.evaluate.leakage import refuse_learned  # noqa: PLC0415 - pulls in torch
-    from app.training.evaluate.outcomes import choose_pairs  # noqa: PLC0415
+    from app.training.evaluate.leakage import refuse_learned
+    from app.training.evaluate.outcomes import choose_pairs
 
     try:
         pairs = choose_pairs(scans, landmarks, only)
@@ -114,9 +114,9 @@ def conclude(
     Raises:
         BadParameter: The errors are too few for any region; nothing is written.
     """
-    from app.training.calibrate.regions import calibrate_regions, left_out  # noqa: PLC0415 - as above
-    from app.training.calibrate.trials import networks_of, thresholds_from  # noqa: PLC0415
-    from app.training.evaluate.outcomes import summary  # noqa: PLC0415
+    from app.training.calibrate.regions import calibrate_regions, left_out
+    from app.training.calibrate.trials import networks_of, thresholds_from
+    from app.training.evaluate.outcomes import summary
 
     names = [landmark.name for landmark in model.manifest.landmarks]
     whole = [outcome for trial in after if trial.kind == "whole" for outcome in trial.answer]
@@ -143,7 +143,7 @@ def conclude(
 
 def too_few(outcomes: "Sequence[Outcome]") -> str:
     """Say that the errors are too few for what was asked, and what they could promise."""
-    from app.training.calibrate.regions import COVERAGE, promise_of, sure_errors  # noqa: PLC0415 - torch
+    from app.training.calibrate.regions import COVERAGE, promise_of, sure_errors
 
     count = len(sure_errors(outcomes))
     least = math.ceil(COVERAGE / (1 - COVERAGE))
@@ -188,7 +188,7 @@ def say_regions(regions: "Mapping[str, Region]") -> str:
 
 def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
     """Say how sure it is that a further error stays within."""
-    from app.training.calibrate.regions import proven_of  # noqa: PLC0415 - pulls in torch
+    from app.training.calibrate.regions import proven_of
 
     promise = min(region.promise for region in regions.values())
     if folds is None:
@@ -205,8 +205,8 @@ def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
 
 def print_presence(before: "Sequence[Trial]", after: "Sequence[Trial]", console: Console) -> None:
     """Print what is missed and what is invented, before and after."""
-    from app.training.calibrate.trials import KINDS  # noqa: PLC0415
-    from app.training.evaluate.metrics import measure_presence  # noqa: PLC0415 - pulls in torch
+    from app.training.calibrate.trials import KINDS
+    from app.training.evaluate.metrics import measure_presence
 
     table = Table("scans", "present", "missed", "after", "absent", "invented", "after", box=None)
     for kind in KINDS:
@@ -238,10 +238,10 @@ def write_calibration(
         regions: By landmark; go to the second model if there is one, as the answers come from it.
         thresholds: Of the network, and of the second one if there is one; None: they stay.
     """
-    import tomlkit  # noqa: PLC0415 - only a calibration needs it
+    import tomlkit
 
-    from app.model import read_manifest  # noqa: PLC0415
-    from app.training.fit.export import attach_refine  # noqa: PLC0415 - pulls in torch
+    from app.model import read_manifest
+    from app.training.fit.export import attach_refine
 
     refine = read_manifest(folder).refine
     folders = [folder] if refine is None else [folder, folder / refine.folder]

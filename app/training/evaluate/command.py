@@ -46,11 +46,11 @@ def evaluate(
     there or not, and says nothing of presence, unless --missing absent says that it is not.
     """
     # Only here, because they pull in torch, and the help must not wait for it.
-    from app.compute import choose_device  # noqa: PLC0415
-    from app.inference import Detector, load_checked  # noqa: PLC0415
-    from app.training.evaluate.leakage import learned_from, warning_of  # noqa: PLC0415
-    from app.training.evaluate.outcomes import choose_pairs  # noqa: PLC0415
-    from app.training.evaluate.tables import print_tables, write_tables  # noqa: PLC0415
+    from app.compute import choose_device
+    from app.inference import Detector, load_checked
+    from app.training.evaluate.leakage import learned_from, warning_of
+    from app.training.evaluate.outcomes import choose_pairs
+    from app.training.evaluate.tables import print_tables, write_tables
 
     if output is not None and find_spec("matplotlib") is None:
         raise typer.BadParameter("-o draws with matplotlib: pip install 'landmarkd[train]'")
@@ -64,7 +64,7 @@ def evaluate(
     outcomes, failures = measure(detector, pairs, console, missing)
     print_tables(outcomes, Console())
     if output is not None and outcomes:
-        from app.training.evaluate.report import about, write_report  # noqa: PLC0415 - pulls in matplotlib
+        from app.training.evaluate.report import about, write_report
 
         output.mkdir(parents=True, exist_ok=True)
         write_tables(outcomes, output)
@@ -97,7 +97,7 @@ def measure(
     Returns:
         The outcomes, and a line for each scan that failed.
     """
-    from app.training.evaluate.outcomes import strange_names, validate_scan  # noqa: PLC0415 - pulls in torch
+    from app.training.evaluate.outcomes import strange_names, validate_scan
 
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
     outcomes: list[Outcome] = []

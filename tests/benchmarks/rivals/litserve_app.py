@@ -27,7 +27,7 @@ BATCH_TIMEOUT_S: Final = 0.05
 class OneByOne(litserve.LitAPI):  # type: ignore[misc]
     """One request at a time."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:  # noqa: ANN401 - of LitServe
+    def __init__(self, folder: Path, **options: Any) -> None:
         """Args: the model folder."""
         super().__init__(**options)
         self._folder = folder
