@@ -44,7 +44,7 @@ class FileStream:
         self.position = 0
         self._stream: io.RawIOBase | io.BufferedIOBase = body
         if self.gzipped:
-            self._stream = igzip.IGzipFile(fileobj=body, mode="rb")  # type: ignore[no-untyped-call]
+            self._stream = igzip.IGzipFile(fileobj=body, mode="rb")
         self._digest = blake3()
 
     def read(self, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""tile batch -> Fields: run the network and say how to read what it answers."""
+"""Tile batch -> Fields: run the network, and view its output as scores and offsets."""
 
 import copy
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from app.compute import describe_shortage, is_shortage
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.model.manifest import Manifest
-from app.model.onednn import QuickConvolutions
+from app.model.onednn import OneDnnConvolutions
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a network says about one tile, or one array: scores and offsets per voxel and landmark.
+    """Output of a network for one tile, or one array: scores and offsets per voxel and landmark.
 
     Attributes:
         scores: Scores or probabilities, any float type, any strides, (channels i j k). With
@@ -42,10 +42,10 @@ class Field:
 
 
 class Network:
-    """A network on a device, with what its manifest says about reading its output.
+    """A network on a device, and how its manifest says to read its output.
 
     Attributes:
-        device: Where it lives and answers.
+        device: Where it runs.
         dtype: What it computes in; below float32 by autocast, which keeps what needs precision.
     """
 
@@ -74,7 +74,7 @@ class Network:
         if manifest.network.offset_unit == "mm":
             x, y, z = manifest.input.spacing_mm
             self._offset_scale = (1 / x, 1 / y, 1 / z)
-        # Costs nothing in float32, and is what bfloat16 is fast with, on CPUs as on CUDA.
+        # Free in float32, and the layout in which bfloat16 is fast, on CPUs as on CUDA.
         self._module = module.eval().to(device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
 
     @property
@@ -89,7 +89,7 @@ class Network:
         return other
 
     def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
-        """Do as ``predict`` for tiles one by one, with errors that say what went wrong.
+        """Stack tiles and run ``predict``, with errors that say what went wrong.
 
         Raises:
             NetworkFailed: The network raised, or gave something else than it should.
@@ -122,7 +122,7 @@ class Network:
         tiles = tiles.to(self.device, torch.float32, memory_format=torch.channels_last_3d)
         lower = self.dtype != torch.float32
         autocast = torch.autocast(self.device.type, self.dtype, enabled=lower)
-        with torch.inference_mode(), autocast, QuickConvolutions():
+        with torch.inference_mode(), autocast, OneDnnConvolutions():
             output = self._module(tiles)
         return [self._field(one) for one in self._check(output, tiles)]
 

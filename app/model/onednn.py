@@ -1,8 +1,9 @@
-"""conv3d -> oneDNN: on a CPU, a batch of one tile takes no longer than its share of a larger one.
+"""On a CPU, let oneDNN compute the 3D convolutions of a batch of one tile, too.
 
 PyTorch hands a convolution to oneDNN if the batch holds several images, or channels * i * j of its
 one image exceed 20,480 (``use_mkldnn`` in ATen's Convolution.cpp): a rule that was made for images
 with two axes. A small volume alone falls back to a loop that is three to six times slower.
+The rule for 3D has been mended before: https://github.com/pytorch/pytorch/pull/46675.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 _CONVOLUTIONS: Final = (torch.conv3d, torch.ops.aten.conv3d.default)
 
 
-class QuickConvolutions(TorchFunctionMode):
-    """Within it, 3D convolutions in float32 on a CPU are computed by oneDNN where there is one.
+class OneDnnConvolutions(TorchFunctionMode):
+    """Context in which float32 3D convolutions on a CPU go to oneDNN, if torch has it.
 
-    Code that does not call Python's functions, such as TorchScript, is as fast as without it.
+    Code that does not call Python's functions, such as TorchScript, is not affected.
     """
 
     def __torch_function__(
@@ -29,7 +30,7 @@ class QuickConvolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - as of whatever is called
-        """Call a function, or what stands for it."""
+        """Call a function, or its oneDNN equivalent."""
         del types
         if func in _CONVOLUTIONS:
             func = _conv3d
@@ -45,8 +46,8 @@ def _conv3d(  # noqa: PLR0913, PLR0917 - torch's own signature
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    suits = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
-    if not suits or isinstance(padding, str) or not torch.backends.mkldnn.is_available():
+    supported = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
+    if not supported or isinstance(padding, str) or not torch.backends.mkldnn.is_available():
         return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
     edges = [[one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)]
     return torch.mkldnn_convolution(input, weight, bias, *edges, groups)  # type: ignore[arg-type, call-arg]

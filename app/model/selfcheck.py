@@ -1,4 +1,4 @@
-"""Network -> a verdict: does it answer what it answered when its folder was made?
+"""Check that a network still answers what it answered when its folder was made.
 
 Hashes prove that the files are the same; the self-check proves that this machine, this precision
 and this torch compute the same from them. Seeded noise goes through the network, and samples of
@@ -34,7 +34,7 @@ SAMPLES: Final = 2048
 """How many scores, and how many components of offsets, are compared: 48 kB on disk."""
 
 TINY: Final = 1e-12
-"""Keeps a network that answers nothing but zeros from a division by zero."""
+"""Avoids a division by zero where a network answers nothing but zeros."""
 
 
 def check(
@@ -51,7 +51,7 @@ def check(
         manifest: Its manifest.
         network: Its network, on the device and in the precision to be checked.
         detect: The whole pipeline, for a model that is checked by a phantom.
-        batch: Size of the batch in which the noise is run, in its last place among strangers.
+        batch: Size of the batch in which the noise is run, last, after other noise.
 
     Raises:
         ModelRefused: The answer differs by more than the tolerance, or there is none.
@@ -132,7 +132,7 @@ def run_noise(name: str, manifest: Manifest, network: Network, batch: int = 1) -
         ModelRefused: The network raises, or answers in another shape than promised.
     """
     seed = int(manifest.selfcheck.input.split(":")[1])
-    tiles = torch.stack([make_noise(manifest, seed + batch - 1 - place) for place in range(batch)])
+    tiles = torch.stack([make_noise(manifest, seed + batch - 1 - index) for index in range(batch)])
     try:
         return network.predict(tiles)[-1]
     except torch.OutOfMemoryError:
@@ -177,19 +177,19 @@ def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifes
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, then move it there, so that no reader sees half of it."""
-    beside = path.with_name(f".{path.name}.new")
+    """Write a file atomically: no reader sees half of it."""
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        write(beside)
-        beside.replace(path)
+        write(temporary)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _sample(field: Field, places: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Read a Field at places of its scores and offsets, flattened axes first, offsets in voxels."""
+def _sample(field: Field, indices: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Read a Field at flat indices of its scores and offsets; offsets in voxels."""
     at = {
-        kind: torch.unravel_index(places[f"{kind}_index"].to(values.device), values.shape)
+        kind: torch.unravel_index(indices[f"{kind}_index"].to(values.device), values.shape)
         for kind, values in (("scores", field.scores), ("offsets", field.offsets))
     }
     scale = torch.tensor(field.offset_scale, device=field.offsets.device)[at["offsets"][0]]
@@ -200,14 +200,14 @@ def _sample(field: Field, places: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _make_samples(field: Field) -> dict[str, Tensor]:
-    """Choose places of a Field and read it there, for the file."""
+    """Sample a Field at random indices, for the file."""
     random = np.random.Generator(np.random.PCG64(0))
-    places = {
+    indices = {
         f"{kind}_index": torch.from_numpy(random.integers(0, values.numel(), SAMPLES))
         for kind, values in (("scores", field.scores), ("offsets", field.offsets))
     }
     shape = torch.tensor(field.scores.shape)
-    return {"field_shape": shape, **places, **_sample(field, places)}
+    return {"field_shape": shape, **indices, **_sample(field, indices)}
 
 
 def _load_samples(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -240,8 +240,8 @@ def _check_noise(name: str, manifest: Manifest, expected: dict[str, Tensor], fie
             f"{list(field.scores.shape)}; write the self-check again with landmarkd check --write"
         )
     for kind, values in (("scores", field.scores), ("offsets", field.offsets)):
-        places = expected[f"{kind}_index"]
-        if int(places.min()) < 0 or int(places.max()) >= values.numel():
+        indices = expected[f"{kind}_index"]
+        if int(indices.min()) < 0 or int(indices.max()) >= values.numel():
             raise ModelRefused(
                 f"{key}.expected: expected {kind}_index inside {values.numel()} {kind}"
             )

@@ -136,7 +136,7 @@ def _read_safetensors(content: bytes, most_bytes: int) -> dict[str, Tensor]:
         raise BrokenArchive(f"expected a header of at most {HEADER_BYTES:,} bytes, got {head:,}")
     _check_size(len(content) - 8 - head, most_bytes)
     try:
-        entries = deserialize(content)  # type: ignore[no-untyped-call]
+        entries = deserialize(content)
     except SafetensorError as error:
         raise BrokenArchive("expected a sound safetensors file, got a broken one") from error
     arrays = {}

@@ -87,7 +87,7 @@ def write_heatmaps(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> byt
     together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
     file = io.BytesIO()
     # The time of writing is left out, so that the same votes give the same bytes.
-    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)  # type: ignore[no-untyped-call]
+    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
     with stream:
         stream.write(_nifti_head(frame))
         for first in range(0, readout.landmarks, together):

@@ -14,7 +14,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.benchmarks.servers import free_port
-from tests.support.services import RAW, ServiceProcess, running, toy_models, toy_scan, toy_settings
+from tests.support.services import (
+    RAW,
+    ServiceProcess,
+    running,
+    shared_of,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 DASHBOARD = FOLDER / "grafana" / "landmarkd.json"
@@ -49,7 +57,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         assert client.post("/v1/landmarks", content=toy_scan(), headers=RAW).is_success
         assert client.post("/v1/landmarks", content=b"no scan", headers=RAW).is_client_error
         # What a service seldom does: a counter with labels tells them only once it has counted.
-        metrics = client.app.state.shared.metrics  # type: ignore[attr-defined]
+        metrics = shared_of(client).metrics
         metrics.count_faults("tile", 1)
         metrics.count_dropped("late", 0.1)
         text = client.get("/metrics").text

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import nibabel as nib
 import numpy as np
@@ -19,6 +19,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Scope
 
 from app.api.app import create_app
+from app.api.dependencies import Shared
 from app.io.schemas import Problem
 from app.settings import PREFIX, Settings
 from tests.support.model_folders import make_model_folder
@@ -63,6 +64,12 @@ def running(settings: Settings) -> Iterator[TestClient]:
 
 async def _loaded(app: FastAPI) -> None:
     await asyncio.shield(app.state.starting)
+
+
+def shared_of(client: TestClient) -> Shared:
+    """Return what the routes of a running application share."""
+    assert isinstance(client.app, FastAPI)
+    return cast("Shared", client.app.state.shared)
 
 
 def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it

@@ -19,6 +19,7 @@ from tests.support.services import (
     play,
     problem_of,
     running,
+    shared_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -132,7 +133,7 @@ def test_sane_request_id_is_kept_and_another_replaced(client: TestClient) -> Non
 def test_client_that_leaves_takes_its_work_with_it(client: TestClient, scan: bytes) -> None:
     sent = play(client, URL, *body_and_leave(scan))
     assert sent[0]["status"] == 499
-    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    engine = shared_of(client).engine
     assert engine.admission.requests == 0
     assert 'landmarkd_requests_total{code="client-left",route="/v1/landmarks"}' in metrics(client)
     assert client.post(URL, content=scan).status_code == 200

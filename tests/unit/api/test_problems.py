@@ -14,6 +14,7 @@ from tests.support.services import (
     play,
     problem_of,
     running,
+    shared_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -131,7 +132,7 @@ def test_unexpected_error_is_answered_without_details(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(toy_settings(models)) as client:
-        engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+        engine = shared_of(client).engine
         monkeypatch.setattr(type(engine), "readiness", lambda _: 1 / 0)
         response = client.get("/readyz", headers={"X-Request-ID": "abc"})
         monkeypatch.undo()
@@ -142,7 +143,7 @@ def test_unexpected_error_is_answered_without_details(
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
-    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    engine = shared_of(client).engine
     with engine.admission.admit(10), engine.admission.admit(10):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"

@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.services import RAW, body_and_leave, play, problem_of, running, toy_settings
+from tests.support.services import (
+    RAW,
+    body_and_leave,
+    play,
+    problem_of,
+    running,
+    shared_of,
+    toy_settings,
+)
 from tests.support.vote_archives import (
     LANDMARKS,
     OBLIQUE,
@@ -175,7 +183,7 @@ def test_too_many_votes_are_refused(
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
-    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    engine = shared_of(client).engine
     with engine.admission.admit(10), engine.admission.admit(10):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
@@ -185,13 +193,13 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
 def test_client_that_leaves_takes_its_work_with_it(client: TestClient, good: bytes) -> None:
     sent = play(client, URL, *body_and_leave(good))
     assert sent[0]["status"] == 499
-    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    engine = shared_of(client).engine
     assert engine.admission.requests == 0
     assert client.post(URL, content=good).status_code == 200
 
 
 def test_work_that_nobody_waits_for_ends_itself(client: TestClient) -> None:
-    engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+    engine = shared_of(client).engine
     ends: list[BaseException] = []
 
     async def ask() -> None:

@@ -22,7 +22,15 @@ from app.model.network import Network
 from app.model.registry import LoadedModel
 from tests.support.device_loops import CPU, FAR, Faulty, assert_same_landmarks, make_faulty, scan
 from tests.support.model_folders import TILE, make_model_folder
-from tests.support.services import MODEL, RAW, running, toy_models, toy_scan, toy_settings
+from tests.support.services import (
+    MODEL,
+    RAW,
+    running,
+    shared_of,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
 
 NAMES = ("cpu:0", "cpu:1")
 
@@ -268,7 +276,7 @@ def test_reload_swaps_all_copies_at_once_and_only_if_all_pass(tmp_path: Path) ->
     models = toy_models(tmp_path)
     file = models / MODEL / "model.toml"
     with running(toy_settings(models, device=",".join(NAMES))) as client:
-        engine = client.app.state.shared.engine  # type: ignore[attr-defined]
+        engine = shared_of(client).engine
         portal = client.portal
         assert portal is not None
         old = engine.registry.get()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from app.model.onednn import QuickConvolutions
+from app.model.onednn import OneDnnConvolutions
 
 SMALL = (1, 3, 9, 11, 13)
 KINDS = [
@@ -30,7 +30,7 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
     module, tile = nn.Conv3d(3, 6, 3, **kind), torch.randn(SMALL)  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = module(tile)
-        with QuickConvolutions():
+        with OneDnnConvolutions():
             torch.testing.assert_close(module(tile), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -38,20 +38,20 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
 def test_batch_of_one_small_tile_is_computed_by_onednn() -> None:
     module, tile = nn.Conv3d(3, 6, 3), torch.randn(SMALL)
     assert "aten::slow_conv3d" in operations(module, tile), "torch does so itself by now"
-    with QuickConvolutions():
+    with OneDnnConvolutions():
         assert "aten::mkldnn_convolution" in operations(module, tile)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 def test_exported_programs_are_served_alike() -> None:
     program = torch.export.export(nn.Conv3d(3, 6, 3), (torch.randn(SMALL),)).module()
-    with QuickConvolutions():
+    with OneDnnConvolutions():
         assert "aten::mkldnn_convolution" in operations(program, torch.randn(SMALL))
 
 
 def test_other_types_and_keywords_are_left_alone() -> None:
     module, tile = nn.Conv3d(3, 6, 3).double(), torch.randn(SMALL).double()
-    with torch.inference_mode(), QuickConvolutions():
+    with torch.inference_mode(), OneDnnConvolutions():
         torch.testing.assert_close(
             torch.conv3d(tile, weight=module.weight, bias=module.bias, padding=1),
             torch.nn.functional.conv3d(tile, module.weight, module.bias, 1, 1),
