@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from app.model import Field, LandmarkSpec
-from app.voting import GridFrame, Readout, aggregate, filter_rows, filter_votes, locate, vote_rows
+from app.voting import GridFrame, Readout, aggregate, filter_rows, filter_votes, locate
 
 SHAPE = (4, 5, 6)
 
@@ -22,7 +22,6 @@ def compile_loops() -> None:
         scores = torch.full((1, *SHAPE), 0.9, dtype=dtype)
         field = Field(scores, torch.zeros(3, 1, *SHAPE, dtype=dtype), "none", background=False)
         votes = filter_votes(field, 0.5)
-        vote_rows(votes, SHAPE)
         filter_rows(field, 0.5, SHAPE)
         aggregate(votes, [0], readout)
         locate(votes, readout, frame, [LandmarkSpec(name="any")])

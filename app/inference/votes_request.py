@@ -19,18 +19,19 @@ from app.io import VolumeLimits
 from app.model import Field, LandmarkSpec
 from app.voting import (
     Archive,
-    Frame,
     GridFrame,
     Landmark,
     Layout,
     Readout,
     VotesFormat,
-    cast_votes,
     check_affine,
     check_values,
+    filter_rows_in_blocks,
+    filter_votes_in_blocks,
     locate,
     make_field,
     read_archive,
+    write_heatmaps,
 )
 
 RADIUS: Final = 10.0
@@ -118,22 +119,27 @@ def answer_votes(content: bytes, question: VotesQuestion, go_on: Callable[[], No
     readout = _readout_of(field, question, affine)
     specs = _specs_of(question.names, readout.landmarks)
     prepared = time.perf_counter()
-    votes = cast_votes(field, question.threshold, MOST_VOTES, go_on)
-    cast = time.perf_counter()
-    go_on()
     landmarks: tuple[Landmark, ...] = ()
     file = None
-    if question.file is None:
-        landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
+    if question.file is not None and question.file.write_rows is not None:
+        threshold, shape = question.threshold, readout.shape
+        rows = filter_rows_in_blocks(field, threshold, shape, MOST_VOTES, go_on)
+        filtered = time.perf_counter()
+        file = question.file.write_rows(rows, go_on)
     else:
-        frame = Frame(readout, affine)
-        file = question.file.write(votes, frame, go_on)
+        votes = filter_votes_in_blocks(field, question.threshold, MOST_VOTES, go_on)
+        filtered = time.perf_counter()
+        go_on()
+        if question.file is None:
+            landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
+        else:
+            file = write_heatmaps(votes, readout, affine, go_on)
     timing = StageTimes(
         decode=1e3 * (decoded - start),
         prepare=1e3 * (prepared - decoded),
         queue=1e3 * (start - question.asked_s),
-        vote=1e3 * (cast - prepared),
-        locate=1e3 * (time.perf_counter() - cast),
+        vote=1e3 * (filtered - prepared),
+        locate=1e3 * (time.perf_counter() - filtered),
     )
     volume = _describe(readout, affine, digest)
     return VotesAnswer(Detection(volume, landmarks, (), tiles=0, timing=timing), file)

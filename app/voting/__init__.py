@@ -1,7 +1,15 @@
 """app/voting."""
 
+from app.model import LandmarkSpec
 from app.voting.archives import Archive, read_archive
-from app.voting.arrays import Layout, cast_votes, check_affine, check_values, make_field
+from app.voting.arrays import (
+    Layout,
+    check_affine,
+    check_values,
+    filter_rows_in_blocks,
+    filter_votes_in_blocks,
+    make_field,
+)
 from app.voting.constellation import (
     LEAST_LANDMARKS,
     SCALE_BOUNDS,
@@ -11,11 +19,11 @@ from app.voting.constellation import (
     fit_similarity,
     mean_shape,
 )
-from app.voting.export import VOTES_FORMATS, Frame, VotesFormat
+from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
 from app.voting.readout import GridFrame, Readout, readout_of
-from app.voting.votes import Votes, begin_votes, concat_votes, filter_rows, filter_votes, vote_rows
+from app.voting.votes import Votes, begin_votes, concat_votes, filter_rows, filter_votes
 
 __all__ = [
     "LEAST_LANDMARKS",
@@ -23,9 +31,9 @@ __all__ = [
     "VOTES_FORMATS",
     "Archive",
     "Candidate",
-    "Frame",
     "GridFrame",
     "Landmark",
+    "LandmarkSpec",
     "Layout",
     "Point",
     "Readout",
@@ -36,12 +44,13 @@ __all__ = [
     "VotesFormat",
     "aggregate",
     "begin_votes",
-    "cast_votes",
     "check_affine",
     "check_values",
     "concat_votes",
     "filter_rows",
+    "filter_rows_in_blocks",
     "filter_votes",
+    "filter_votes_in_blocks",
     "fit_constellation",
     "fit_similarity",
     "locate",
@@ -49,5 +58,5 @@ __all__ = [
     "mean_shape",
     "read_archive",
     "readout_of",
-    "vote_rows",
+    "write_heatmaps",
 ]

@@ -1,13 +1,12 @@
 """arrays of any network -> Field -> Votes: checked, so that an error names the array at fault.
 
 For notebooks and for ``POST /v1/votes``. The layout says which axis and channel is what; arrays are
-read where they lie, through views. ``app.voting.votes.vote_rows`` lists the votes,
-``app.voting.heatmaps`` adds them up, ``app.voting.landmarks`` reads the landmarks.
+read where they lie, through views.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from app.errors import BadArrays, TooLarge
 from app.geometry import Affine, spacing_of
 from app.io import FLATNESS, FLOAT32_MAX, LEAST_SPACING_MM, MOST_SPACING_MM, REACH_MM
 from app.model import Field
-from app.voting.votes import Votes, concat_votes, filter_votes
+from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes
 
 Array = np.ndarray | Tensor
 
@@ -162,49 +161,81 @@ def check_affine(affine: Array) -> Affine:
     return matrix
 
 
-def cast_votes(field: Field, threshold: float, most: int, go_on: Callable[[], None]) -> Votes:
+def filter_votes_in_blocks(
+    field: Field, threshold: float, max_votes: int, checkpoint: Callable[[], None]
+) -> Votes:
     """Collect the votes of a field as ``filter_votes``, but only up to a number of them.
 
     Args:
         field: Scores and offsets.
         threshold: Least probability of a vote.
-        most: Votes that there may be.
-        go_on: Is called between blocks, and ends the work by raising.
+        max_votes: How many votes there may be.
+        checkpoint: Is called between blocks; ends the work by raising.
 
     Returns:
         The votes, ordered by voxel, then landmark.
 
     Raises:
-        TooLarge: There are more.
+        TooLarge: There are more votes.
     """
     parts: list[Votes] = []
-    count = 0
-    for rows, columns in _blocks(field):
-        go_on()
-        block = Field(
-            field.scores[:, rows, columns],
-            field.offsets[:, :, rows, columns],
-            field.activation,
-            field.background,
-        )
-        parts.append(filter_votes(block, threshold, origin=(rows.start, columns.start, 0)))
-        count += len(parts[-1])
-        if count > most:
-            raise TooLarge(
-                f"expected at most {most:,} votes at threshold {threshold:g}, got more; "
-                "raise the threshold"
-            )
+    for block, origin in _blocks(field):
+        checkpoint()
+        parts.append(filter_votes(block, threshold, origin=origin))
+        _check_count(parts, threshold, max_votes)
     return concat_votes(parts)
 
 
-def _blocks(field: Field) -> Iterator[tuple[slice, slice]]:
+def filter_rows_in_blocks(
+    field: Field,
+    threshold: float,
+    sample_shape: Sequence[int],
+    max_votes: int,
+    checkpoint: Callable[[], None],
+) -> Rows:
+    """List the votes of a field as ``filter_rows``, but only up to a number of them.
+
+    Args:
+        field: Scores and offsets.
+        threshold: Least probability of a vote.
+        sample_shape: Part of the array that counts.
+        max_votes: How many votes there may be in that part.
+        checkpoint: Is called between blocks; ends the work by raising.
+
+    Returns:
+        The rows, ordered by voxel, then landmark.
+
+    Raises:
+        TooLarge: There are more votes.
+    """
+    parts: list[Rows] = []
+    for block, origin in _blocks(field):
+        checkpoint()
+        parts.append(filter_rows(block, threshold, sample_shape, origin=origin))
+        _check_count(parts, threshold, max_votes)
+    return torch.cat(parts)
+
+
+def _check_count(parts: Sequence[Sized], threshold: float, max_votes: int) -> None:
+    if sum(len(part) for part in parts) > max_votes:
+        raise TooLarge(
+            f"expected at most {max_votes:,} votes at threshold {threshold:g}, got more; "
+            "raise the threshold"
+        )
+
+
+def _blocks(field: Field) -> Iterator[tuple[Field, tuple[int, int, int]]]:
     """Cut a field into blocks along i, and planes that are too large along j: in voxel order."""
     _, landmarks, depth, height, width = field.offsets.shape
     lines = max(1, BLOCK // (landmarks * width))
     planes, columns = max(1, lines // height), min(lines, height)
     for i in range(0, depth, planes):
         for j in range(0, height, columns):
-            yield slice(i, min(i + planes, depth)), slice(j, min(j + columns, height))
+            box = (..., slice(i, i + planes), slice(j, j + columns), slice(None))
+            yield (
+                replace(field, scores=field.scores[box], offsets=field.offsets[box]),
+                (i, j, 0),
+            )
 
 
 def _channels_first(

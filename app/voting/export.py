@@ -1,4 +1,4 @@
-"""Votes -> bytes of the votes themselves: rows as text or array, heatmaps as NIfTI."""
+"""Votes -> files: rows as CSV or .npy, heatmaps as NIfTI."""
 
 import io
 import math
@@ -13,10 +13,10 @@ from nibabel import nifti1
 from app.geometry import Affine, spacing_of
 from app.voting.heatmaps import COUNTER_BYTES, aggregate
 from app.voting.readout import Readout
-from app.voting.votes import Votes, vote_rows
+from app.voting.votes import Rows, Votes
 
-COLUMNS: Final = "landmark,probability,x,y,z\n"
-"""Of rows; x, y and z are in voxels, along i, j and k."""
+HEADER: Final = "landmark,probability,x,y,z\n"
+"""Of CSV rows; x, y and z are in voxels, along i, j and k."""
 
 ROW: Final = "%d,%.9g,%.9g,%.9g,%.9g\n"
 """Nine digits give every float32 back."""
@@ -31,67 +31,62 @@ ALIGNED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What the votes of one array point into.
-
-    Attributes:
-        readout: The part of the array that counts, and how votes are counted there.
-        affine: Voxel index -> mm, RAS.
-    """
-
-    readout: Readout
-    affine: Affine
-
-
-@dataclass(frozen=True, slots=True)
 class VotesFormat:
-    """One way to write votes.
+    """A file format for votes.
 
     Attributes:
         name: As in ``?format=``; also the file suffix.
         media_type: As in ``Accept`` and ``Content-Type``.
-        write: Turns votes into bytes; calls its last argument now and then.
+        write_rows: Writes rows; calls its last argument now and then. None: the format holds
+            heatmaps, which ``write_heatmaps`` writes.
     """
 
     name: str
     media_type: str
-    write: Callable[[Votes, Frame, Callable[[], None]], bytes]
+    write_rows: Callable[[Rows, Callable[[], None]], bytes] | None = None
 
 
-def write_rows_csv(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> bytes:
-    """Write ``vote_rows`` as CSV with a header."""
-    rows = vote_rows(votes, frame.readout.shape).numpy()
-    parts = [COLUMNS]
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        go_on()
-        some = rows[first : first + ROWS_AT_ONCE]
+def write_rows_csv(rows: Rows, checkpoint: Callable[[], None]) -> bytes:
+    """Write rows as CSV with a header."""
+    table = rows.numpy()
+    parts = [HEADER]
+    for first in range(0, len(table), ROWS_AT_ONCE):
+        checkpoint()
+        some = table[first : first + ROWS_AT_ONCE]
         parts.append(ROW * len(some) % tuple(some.ravel().tolist()))
     return "".join(parts).encode()
 
 
-def write_rows_npy(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> bytes:
-    """Write ``vote_rows`` as an .npy file: float32, (rows, 5)."""
-    go_on()
+def write_rows_npy(rows: Rows, checkpoint: Callable[[], None]) -> bytes:
+    """Write rows as an .npy file: float32, (rows, 5)."""
+    checkpoint()
     file = io.BytesIO()
-    np.save(file, vote_rows(votes, frame.readout.shape).numpy(), allow_pickle=False)
+    np.save(file, rows.numpy(), allow_pickle=False)
     return file.getvalue()
 
 
-def write_heatmaps(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> bytes:
-    """Write ``aggregate`` as gzip NIfTI-1: float32, i j k landmark.
+def write_heatmaps(
+    votes: Votes, readout: Readout, affine: Affine, checkpoint: Callable[[], None]
+) -> bytes:
+    """Write the heatmaps of all landmarks as gzip NIfTI-1: float32, i j k landmark.
 
     Only as many heatmaps as are counted at once are in memory. All of them together are smaller
     than the arrays that the votes came from.
+
+    Args:
+        votes: Votes of one array.
+        readout: The part of the array that counts.
+        affine: Voxel index -> mm, RAS.
+        checkpoint: Is called between heatmaps; ends the work by raising.
     """
-    readout = frame.readout
     together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
     file = io.BytesIO()
     # The time of writing is left out, so that the same votes give the same bytes.
     stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
     with stream:
-        stream.write(_nifti_head(frame))
+        stream.write(_nifti_header(readout, affine))
         for first in range(0, readout.landmarks, together):
-            go_on()
+            checkpoint()
             chosen = range(first, min(first + together, readout.landmarks))
             heatmaps = aggregate(votes, chosen, readout)
             # In NIfTI i runs fastest.
@@ -99,22 +94,22 @@ def write_heatmaps(votes: Votes, frame: Frame, go_on: Callable[[], None]) -> byt
     return file.getvalue()
 
 
-def _nifti_head(frame: Frame) -> bytes:
+def _nifti_header(readout: Readout, affine: Affine) -> bytes:
     header = nifti1.Nifti1Header(endianness="<")
-    header.set_data_shape((*frame.readout.shape, frame.readout.landmarks))
+    header.set_data_shape((*readout.shape, readout.landmarks))
     header.set_data_dtype(np.float32)
-    header.set_zooms((*spacing_of(frame.affine), 1.0))
-    header.set_sform(frame.affine, ALIGNED)
+    header.set_zooms((*spacing_of(affine), 1.0))
+    header.set_sform(affine, ALIGNED)
     header.set_xyzt_units("mm")
     header["magic"] = b"n+1"
     header["vox_offset"] = nifti1.Nifti1Header.single_vox_offset
-    head: bytes = header.binaryblock
-    return head + bytes(nifti1.Nifti1Header.single_vox_offset - len(head))
+    content: bytes = header.binaryblock
+    return content + bytes(nifti1.Nifti1Header.single_vox_offset - len(content))
 
 
 # In order of preference, after the formats of landmarks.
 VOTES_FORMATS: Final = (
     VotesFormat("rows.csv", "text/csv", write_rows_csv),
     VotesFormat("rows.npy", "application/x-npy", write_rows_npy),
-    VotesFormat("nii.gz", "application/gzip", write_heatmaps),
+    VotesFormat("nii.gz", "application/gzip"),
 )

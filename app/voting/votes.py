@@ -14,9 +14,12 @@ from torch import Tensor
 
 from app.compute import kernels_serve
 from app.model import Field
-from app.voting.cpu.plan import collect_rows, collect_votes, rows_of
+from app.voting.cpu.plan import collect_rows, collect_votes
 from app.voting.indices import true_indices
 from app.voting.reference import Profiles, collect
+
+Rows = Float[Tensor, "rows 5"]
+"""Votes as rows: landmark, probability, and position i, j, k in voxels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,41 +200,34 @@ def empty_votes(device: torch.device) -> Votes:
 
 
 def filter_rows(
-    field: Field, threshold: float, sample_shape: Sequence[int]
-) -> Float[Tensor, "rows 5"]:
-    """List the votes of a field as rows at once: ``vote_rows`` of ``filter_votes``, but sooner.
+    field: Field,
+    threshold: float,
+    sample_shape: Sequence[int],
+    *,
+    origin: Sequence[int] = (0, 0, 0),
+) -> Rows:
+    """List the votes of a field as rows ``landmark, probability, i, j, k``: the known case P1.
 
     Args:
-        field: Scores and offsets of one array.
+        field: Scores and offsets of one array, or of a part of it.
         threshold: Least probability of a vote, compared in float32.
-        sample_shape: As for ``vote_rows``.
-
-    Returns:
-        As of ``vote_rows``.
-
-    Raises:
-        NetworkFailed: As ``filter_votes``.
-    """
-    if field.scores.device.type == "cpu":
-        return torch.from_numpy(collect_rows(field, threshold, sample_shape))
-    return vote_rows(filter_votes(field, threshold), sample_shape)
-
-
-def vote_rows(votes: Votes, sample_shape: Sequence[int]) -> Float[Tensor, "rows 5"]:
-    """List votes as rows ``landmark, probability, i, j, k``: the filter of the known case P1.
-
-    Args:
-        votes: Votes of one array, positions in its voxels.
         sample_shape: Part of the array that counts; a position p is kept if 0 <= p < sample_shape
             on every axis.
+        origin: Index in the array of the field's first voxel.
 
     Returns:
-        One row per vote kept, in the order of ``votes``: that of ``filter_votes`` is by voxel (i,
-        then j, then k), then by landmark.
+        One row per vote kept, ordered by voxel (i, then j, then k), then by landmark.
+
+    Raises:
+        NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    if votes.position.device.type == "cpu":
-        place, probability = votes.position.T.numpy(), votes.probability.numpy()
-        return torch.from_numpy(rows_of(votes.landmark.numpy(), place, probability, sample_shape))
+    if field.scores.device.type == "cpu":
+        return torch.from_numpy(collect_rows(field, threshold, sample_shape, origin))
+    return rows_of(filter_votes(field, threshold, origin=origin), sample_shape)
+
+
+def rows_of(votes: Votes, sample_shape: Sequence[int]) -> Rows:
+    """Do as ``filter_rows`` by torch alone, from votes of the array."""
     end = torch.tensor(sample_shape, device=votes.position.device)
     kept = ((votes.position >= 0) & (votes.position < end)).all(1)
     columns = (votes.landmark[kept, None], votes.probability[kept, None], votes.position[kept])

@@ -24,7 +24,6 @@ from app.voting.votes import (
     filter_votes,
     filter_votes_plainly,
     select_votes,
-    vote_rows,
 )
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "filter_votes",
     "filter_votes_plainly",
     "select_votes",
-    "vote_rows",
 ]
 
 

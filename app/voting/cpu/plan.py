@@ -19,7 +19,7 @@ from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cpu.activations import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
 from app.voting.cpu.rows import BATCH, count_rows
-from app.voting.cpu.votes import fill_rows, list_rows, list_votes
+from app.voting.cpu.votes import fill_rows, list_rows
 from app.voting.reference import Profiles, score_limit
 
 BITS: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -161,10 +161,10 @@ def collect_votes(
 
 
 def collect_rows(
-    field: Field, threshold: float, sample_shape: Sequence[int]
+    field: Field, threshold: float, sample_shape: Sequence[int], origin: Sequence[int]
 ) -> Float32[np.ndarray, "rows 5"]:
     """Do what ``app.voting.votes.filter_rows`` does, with the same arguments, on the CPU."""
-    plan = make_plan(field, threshold, 1, (0, 0, 0), None)
+    plan = make_plan(field, threshold, 1, origin, None)
     bounds = share_out(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
     room = max(ROWS_AT_ONCE, field.offsets.shape[1] * (BATCH + len(plan.limits)) + 1)
     end = np.array(sample_shape, dtype=np.float32)
@@ -183,18 +183,6 @@ def collect_rows(
     if any(bad for _, bad in parts):
         raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
     return np.concatenate([rows for lists, _ in parts for rows in lists])
-
-
-def rows_of(
-    landmark: Int64[np.ndarray, " n"],
-    position: Float32[np.ndarray, "3 n"],
-    probability: Float32[np.ndarray, " n"],
-    sample_shape: Sequence[int],
-) -> Float32[np.ndarray, "rows 5"]:
-    """Do what ``app.voting.votes.vote_rows`` does, on the CPU."""
-    rows = np.empty((len(landmark), 5), dtype=np.float32)
-    end = np.array(sample_shape, dtype=np.float32)
-    return rows[: list_votes(landmark, position, probability, end, rows)]
 
 
 def make_plan(

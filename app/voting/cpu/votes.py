@@ -39,7 +39,7 @@ def fill_rows(plan, first, last, before, votes):
 @compiled
 @no_type_check
 def list_rows(plan, row, last, end, rows):
-    """Write the votes with 0 <= position < end of some rows as ``vote_rows`` has them.
+    """Write the votes with 0 <= position < end of some rows as ``filter_rows`` lists them.
 
     Their columns are never in memory, but only in the cache, a batch at a time.
 
@@ -59,7 +59,7 @@ def list_rows(plan, row, last, end, rows):
     place, bad = 0, False
     while row < last and place + most <= len(rows):
         row, count, wrong = _fill_batch(plan, (row, last, None), desk, (landmarks, columns), 0)
-        place += list_votes(landmarks[:count], columns[3:6], columns[6], end, rows[place:])
+        place += _list_votes(landmarks[:count], columns[3:6], columns[6], end, rows[place:])
         bad |= wrong
     return row, place, bad
 
@@ -240,7 +240,7 @@ def _drop_lost(landmarks, columns, place, end):
 
 @compiled
 @no_type_check
-def list_votes(landmark, position, probability, end, rows):
+def _list_votes(landmark, position, probability, end, rows):
     """Write landmark, probability and position of the votes with 0 <= position < end.
 
     Returns:

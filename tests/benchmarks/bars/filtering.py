@@ -81,10 +81,10 @@ def _rows(case: KnownCase) -> Rows:
 
 
 def _rows_and_heatmaps(case: KnownCase) -> RowsAndHeatmaps:
+    rows = _rows(case)
     reading = ours.make_reading(case.probs.shape[:3], case.landmarks, 6.0)
     votes = ours.filter_votes(case.field(), case.threshold)
-    heatmaps = ours.add_up(votes, range(case.landmarks), reading)
-    return ours.vote_rows(votes, case.sample_shape), heatmaps
+    return rows, ours.add_up(votes, range(case.landmarks), reading)
 
 
 def _same_rows(case: KnownCase, rows: Rows, theirs: np.ndarray) -> None:

@@ -177,9 +177,10 @@ def test_too_many_votes_are_refused(
     client: TestClient, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.inference.votes_request.MOST_VOTES", 100)
-    problem = problem_of(client.post(URL, content=good))
-    assert (problem.status, problem.code) == (413, "too-large")
-    assert "expected at most 100 votes" in problem.detail
+    for form in ("json", "rows.npy"):
+        problem = problem_of(client.post(URL, content=good, params={"format": form}))
+        assert (problem.status, problem.code) == (413, "too-large")
+        assert "expected at most 100 votes" in problem.detail
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:

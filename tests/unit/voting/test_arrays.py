@@ -6,8 +6,15 @@ import torch
 from numpy.typing import NDArray
 
 from app.errors import BadArrays, TooLarge
-from app.voting.arrays import Layout, cast_votes, check_affine, check_values, make_field
-from app.voting.votes import filter_votes, vote_rows
+from app.voting.arrays import (
+    Layout,
+    check_affine,
+    check_values,
+    filter_rows_in_blocks,
+    filter_votes_in_blocks,
+    make_field,
+)
+from app.voting.votes import filter_rows, filter_votes
 from tests.support.synthetic import random_field
 from tests.support.vote_archives import (
     LANDMARKS,
@@ -44,7 +51,7 @@ def test_every_layout_becomes_the_same_field_without_a_copy(
 def test_rows_are_those_of_a_plain_loop_in_its_order(activation: str) -> None:
     output = make_output(activation)
     field = make_field(**laid_out(output, "last", "axis"))  # type: ignore[arg-type]
-    rows = vote_rows(filter_votes(field, 0.3), SAMPLE).numpy()
+    rows = filter_rows(field, 0.3, SAMPLE).numpy()
     expected = p1_rows(output, 0.3, SAMPLE)
     assert len(rows) > 50
     assert np.array_equal(rows[:, [0, 2, 3, 4]], expected[:, [0, 2, 3, 4]])
@@ -160,17 +167,24 @@ def test_votes_in_blocks_are_the_votes(block: int, monkeypatch: pytest.MonkeyPat
     field = random_field((5, 7, 6), landmarks=3)
     whole = filter_votes(field, 0.3)
     calls: list[None] = []
-    votes = cast_votes(field, 0.3, most=len(whole), go_on=lambda: calls.append(None))
+    votes = filter_votes_in_blocks(field, 0.3, len(whole), lambda: calls.append(None))
     assert calls
     for name in ("landmark", "source", "position", "probability", "weight"):
         assert torch.equal(getattr(votes, name), getattr(whole, name))
+    expected = filter_rows(field, 0.3, (4, 7, 5))
+    rows = filter_rows_in_blocks(field, 0.3, (4, 7, 5), len(expected), lambda: calls.append(None))
+    assert torch.equal(rows, expected)
 
 
 def test_more_votes_than_allowed_are_refused_before_all_are_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.voting.arrays.BLOCK", 100)
+    field = random_field((50, 7, 6), 3)
     calls: list[None] = []
     with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
-        cast_votes(random_field((50, 7, 6), 3), 0.0, most=20, go_on=lambda: calls.append(None))
+        filter_votes_in_blocks(field, 0.0, 20, lambda: calls.append(None))
     assert len(calls) == 1
+    with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
+        filter_rows_in_blocks(field, 0.0, (50, 7, 6), 20, lambda: calls.append(None))
+    assert len(calls) < 10  # of 100 blocks: of its rows, many lie outside the sample

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
 from app.model.network import Field
-from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_plainly, vote_rows
+from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_plainly, rows_of
 from tests.support.synthetic import random_field
 
 RAMP = torch.linspace(0.1, 1.0, 24)
@@ -119,7 +119,7 @@ def test_rows_at_once_are_those_of_the_votes(
     field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
     field.offsets[1, 2, 3:5] = torch.nan
     for threshold in (0.01, 0.5, 1.0):
-        expected = vote_rows(filter_votes(field, threshold), (8, 11, 9))
+        expected = rows_of(filter_votes(field, threshold), (8, 11, 9))
         assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
         with monkeypatch.context() as patch:
             patch.setattr("app.voting.cpu.plan.ROWS_AT_ONCE", 1)

@@ -12,7 +12,14 @@ from app.errors import NetworkFailed
 from app.model.manifest import InputSpec
 from app.model.network import Field
 from app.preprocessing.tiling import load_profiles, plan_tiles, weigh
-from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes, select_votes, vote_rows
+from app.voting.votes import (
+    Votes,
+    concat_votes,
+    empty_votes,
+    filter_rows,
+    filter_votes,
+    select_votes,
+)
 from tests.support import oracle
 from tests.support.synthetic import random_field
 
@@ -54,7 +61,7 @@ def test_known_case_p1_gives_the_oracles_rows_and_heatmaps() -> None:
         activation="none",
         background=True,
     )
-    rows = vote_rows(filter_votes(field, 0.5), (50, 60, 70)).numpy()
+    rows = filter_rows(field, 0.5, (50, 60, 70)).numpy()
 
     # Written out once more, channel by channel, as the problem states it.
     expected = []
@@ -237,7 +244,7 @@ def test_no_votes_are_votes() -> None:
     field = random_field(SHAPE, 4, "sigmoid")
     none = filter_votes(field, 1.0)
     assert len(none) == len(concat_votes([])) == len(concat_votes([none, none])) == 0
-    assert vote_rows(none, SHAPE).shape == (0, 5)
+    assert filter_rows(field, 1.0, SHAPE).shape == (0, 5)
     assert len(select_votes(none, torch.zeros(0, dtype=torch.bool))) == 0
     assert len(empty_votes(torch.device("cpu"))) == 0
 
@@ -246,5 +253,5 @@ def test_rows_end_where_the_sample_ends() -> None:
     """0 is inside, the sample's shape is outside."""
     field = random_field((2, 3, 4), 1, "none")
     field.offsets.zero_()
-    rows = vote_rows(filter_votes(field, 0.0), (2, 2, 3))
+    rows = filter_rows(field, 0.0, (2, 2, 3))
     assert rows[:, 2:].tolist() == [[i, j, k] for i in range(2) for j in range(2) for k in range(3)]
