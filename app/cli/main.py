@@ -19,7 +19,7 @@ from rich.table import Table
 
 from app.cli.plugins import Commands
 from app.errors import LandmarkdError, StartupError
-from app.io import FORMATS, Format, LandmarksAnswer
+from app.io import FORMATS, Format, LandmarksAnswer, Volume
 from app.settings import Settings
 
 SCANS: Final = (".nii", ".nii.gz")
@@ -187,7 +187,14 @@ def _write(content: bytes, path: Path | None) -> None:
 @app.command()
 def check(
     folder: Annotated[Path, typer.Argument(help="A model folder.")],
-    write: Annotated[bool, typer.Option(help="Make the self-check file and the hashes.")] = False,
+    write: Annotated[
+        bool,
+        typer.Option(help="Write self-check file and hashes; with --scans, precisions."),
+    ] = False,
+    scans: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --write: scan to verify lower precisions with; may be repeated."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Check a model folder against the contract, and run its self-check."""
@@ -197,11 +204,33 @@ def check(
 
     if write:
         write_selfcheck(folder)
+    if write and scans:
+        _verify_precisions(folder, scans, device)
     manifest = load_checked(folder, choose_device(device)).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
     )
+
+
+def _verify_precisions(folder: Path, scans: list[Path], device: str) -> None:
+    """Write in which precisions below float32 a model's landmarks stay where they are."""
+    from app.compute import choose_device
+    from app.inference import verify_precisions
+    from app.io import read_volume
+    from app.model import write_precisions
+
+    def volumes() -> Iterator[Volume]:
+        return (read_volume(path.read_bytes()) for path in scans)
+
+    found = verify_precisions(folder, volumes, choose_device(device))
+    for one in found:
+        told = one.reason if one.shift_mm is None else f"landmarks shift by {one.shift_mm:.2g} mm"
+        console.print(f"{one.precision}: {told}")
+    if not found:
+        fail("expected --scans in which the model finds landmarks, got none")
+    shifts_mm = {one.precision: one.shift_mm for one in found if one.shift_mm is not None}
+    write_precisions(folder, shifts_mm)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from app.inference.load import check_again, load_checked
 from app.inference.pose import index_grid, pose_of, sample_at, smooth_for
 from app.inference.refinement import SecondLook
 from app.inference.scan_state import Case
+from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesQuestion, answer_votes
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Flight",
     "SecondLook",
     "StageTimes",
+    "Verification",
     "VotesQuestion",
     "answer_votes",
     "build_answer",
@@ -35,4 +37,5 @@ __all__ = [
     "stage_times",
     "start",
     "timing_of",
+    "verify_precisions",
 ]

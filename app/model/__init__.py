@@ -1,4 +1,18 @@
-"""app/model."""
+"""From a model folder to a network on a device.
+
+============  ======================================================================================
+manifest      ``model.toml``, validated key by key
+files         files of the folder: inside it, and with the promised hash
+loader        an allow-listed architecture with its weights, or a program, as a torch module
+exported      programs of ``torch.export``, run without running code of theirs
+mean_shape    where the landmarks lie on average
+network       tile batch -> Fields of scores and offsets
+onednn        small 3D convolutions made fast on a CPU
+precision     the precision that a network computes in, by a fixed rule
+selfcheck     does a network answer what it answered when its folder was made?
+registry      the models that serve, why others do not, and hot reload
+============  ======================================================================================
+"""
 
 from app.model.files import hash_file
 from app.model.loader import find_architecture, load_module
@@ -7,6 +21,7 @@ from app.model.manifest import (
     InputSpec,
     IntensitySpec,
     LandmarkSpec,
+    LowerPrecision,
     Manifest,
     read_manifest,
 )
@@ -14,7 +29,7 @@ from app.model.mean_shape import load_shape
 from app.model.network import Field
 from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
-from app.model.selfcheck import check, write_selfcheck
+from app.model.selfcheck import check, write_precisions, write_selfcheck
 
 __all__ = [
     "WHOLE",
@@ -23,6 +38,7 @@ __all__ = [
     "IntensitySpec",
     "LandmarkSpec",
     "LoadedModel",
+    "LowerPrecision",
     "Manifest",
     "PrecisionSetting",
     "Registry",
@@ -34,5 +50,6 @@ __all__ = [
     "load_shape",
     "read_manifest",
     "scan_models",
+    "write_precisions",
     "write_selfcheck",
 ]

@@ -1,8 +1,10 @@
 """model folder -> its files: inside the folder, never elsewhere, and their hashes."""
 
 import hashlib
+import math
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,26 @@ def update_hashes(folder: Path, text: str) -> str:
             path = find_file(folder, f"{section}.{key}", file)
             text = _set_hash(folder.name, text, section, key, hash_file(path))
     return text
+
+
+def update_precisions(text: str, shifts_mm: Mapping[Any, float]) -> str:
+    """Replace the section ``[precision]`` in the text of a ``model.toml``.
+
+    Args:
+        text: The text.
+        shifts_mm: Largest shift of a landmark in mm, by precision; empty: no section.
+
+    Returns:
+        The new text; the section stands before the first ``[[landmarks]]``.
+    """
+    text = re.sub(r"^\[precision\][^\[]*", "", text, flags=re.MULTILINE)
+    if not shifts_mm:
+        return text
+    # Rounded up: it is an upper bound.
+    lines = [f"{name} = {math.ceil(1e4 * mm) / 1e4}" for name, mm in shifts_mm.items()]
+    section = "\n".join(["[precision]", *lines])
+    head, landmarks, rest = text.partition("[[landmarks]]")
+    return f"{head}{section}\n\n{landmarks}{rest}"
 
 
 def _set_hash(name: str, text: str, section: str, key: str, value: str) -> str:

@@ -24,6 +24,7 @@ Spacing = Annotated[float, Field(gt=0.0, le=100.0)]
 TileEdge = Annotated[int, Field(ge=8, le=1024)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+LowerPrecision = Literal["bfloat16", "float16"]
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 
 ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -137,9 +138,9 @@ class PrecisionSpec(_Section):
     float16: Annotated[float, Field(ge=0.0)] | None = None
 
     @property
-    def verified(self) -> dict[Literal["bfloat16", "float16"], float]:
+    def verified(self) -> dict[LowerPrecision, float]:
         """The precisions that are there, with their shifts in mm, in order of preference."""
-        shifts: dict[Literal["bfloat16", "float16"], float | None] = {
+        shifts: dict[LowerPrecision, float | None] = {
             "bfloat16": self.bfloat16,
             "float16": self.float16,
         }

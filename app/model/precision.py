@@ -13,12 +13,12 @@ import torch
 
 from app.compute import fast_precisions
 from app.errors import ModelRefused
-from app.model.manifest import Manifest
+from app.model.manifest import LowerPrecision, Manifest
 from app.model.network import Network
 
 logger = logging.getLogger("landmarkd.precision")
 
-Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]
 
 DTYPES: Final[Mapping[Precision, torch.dtype]] = {

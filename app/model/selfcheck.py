@@ -6,7 +6,7 @@ its Field are compared with those that ``landmarkd check --write`` stored. A mod
 checked by landmarks that it must find in a phantom.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.files import find_file, read_text, update_hashes
+from app.model.files import find_file, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, InputSpec, Manifest, parse_manifest
+from app.model.manifest import WHOLE, InputSpec, LowerPrecision, Manifest, parse_manifest
 from app.model.network import Field, Network
 
 Detect = Callable[[int], tuple[Points, Points]]
@@ -174,6 +174,18 @@ def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifes
         )
     _replace(folder / "model.toml", lambda path: path.write_text(text, encoding="utf-8"))
     return manifest
+
+
+def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:
+    """Write into a ``model.toml`` in which precisions its model was verified.
+
+    Args:
+        folder: The model folder.
+        shifts_mm: Largest shift of a landmark in mm, by precision.
+    """
+    text = update_precisions(read_text(folder, "model.toml"), shifts_mm)
+    parse_manifest(folder.name, text)
+    _replace(folder / "model.toml", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

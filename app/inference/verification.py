@@ -1,0 +1,91 @@
+"""How far a model's landmarks shift when its networks compute in a lower precision.
+
+What ``[precision]`` of a model folder promises, and what ``LANDMARKD_PRECISION=auto`` relies on.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from app.errors import ModelRefused
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io import Volume
+from app.model import LowerPrecision
+from app.voting import Landmark
+
+PRECISIONS: Final[tuple[LowerPrecision, ...]] = ("bfloat16", "float16")
+
+MAX_SHIFT: Final = 0.1
+"""Of the model grid's finest spacing: a larger shift is no rounding error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a precision did to the landmarks of some scans.
+
+    Attributes:
+        precision: What was compared with float32.
+        shift_mm: Largest distance between a landmark in both; None if the precision is refused.
+        reason: Why it is refused; empty if it is not.
+    """
+
+    precision: LowerPrecision
+    shift_mm: float | None
+    reason: str = ""
+
+
+def verify_precisions(
+    folder: Path, volumes: Callable[[], Iterable[Volume]], device: torch.device
+) -> tuple[Verification, ...]:
+    """Compare the landmarks of some scans in each lower precision with those in float32.
+
+    Args:
+        folder: The model folder.
+        volumes: Gives the scans, once per call.
+        device: Where to compute.
+
+    Returns:
+        What was found, for each lower precision; nothing if no scan shows a landmark.
+
+    Raises:
+        ModelRefused: The folder breaks the contract.
+        LandmarkdError: A scan cannot be answered.
+    """
+    exact = load_checked(folder, device)
+    expected = [Detector(exact).detect(volume).landmarks for volume in volumes()]
+    if not any(landmark.ras_mm is not None for found in expected for landmark in found):
+        return ()
+    limit_mm = MAX_SHIFT * min(exact.manifest.input.spacing_mm)
+
+    def verify(precision: LowerPrecision) -> Verification:
+        try:
+            lower = Detector(load_checked(folder, device, precision))
+        except ModelRefused as refusal:
+            return Verification(precision, None, str(refusal))
+        pairs = zip(expected, volumes(), strict=True)
+        shift_mm = max(_shift_mm(found, lower.detect(volume).landmarks) for found, volume in pairs)
+        if not shift_mm <= limit_mm:
+            reason = f"expected landmarks within {limit_mm:.2g} mm, got {shift_mm:.2g} mm"
+            return Verification(precision, None, reason)
+        return Verification(precision, shift_mm)
+
+    return tuple(verify(precision) for precision in PRECISIONS)
+
+
+def _shift_mm(expected: Sequence[Landmark], found: Sequence[Landmark]) -> float:
+    """Measure how far landmarks of one scan lie apart at most; infinity if a status differs."""
+    if [landmark.status for landmark in expected] != [landmark.status for landmark in found]:
+        return float("inf")
+    return max(
+        (
+            float(np.linalg.norm(one.ras_mm - other.ras_mm))
+            for one, other in zip(expected, found, strict=True)
+            if one.ras_mm is not None and other.ras_mm is not None
+        ),
+        default=0.0,
+    )

@@ -1,0 +1,75 @@
+"""Precisions below float32 are verified in millimetres, on scans, and written into the folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.inference.verification import verify_precisions
+from app.io import Volume
+from app.model.files import update_precisions
+from app.model.manifest import read_manifest
+from app.phantom import make_phantom, write_phantom
+from tests.support.device_loops import scan
+from tests.support.model_folders import make_model_folder
+
+CPU = torch.device("cpu")
+PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
+
+
+def scans() -> Iterable[Volume]:
+    return (scan(seed) for seed in (1, 2))
+
+
+def test_small_shifts_are_measured_in_mm(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, voting={"threshold": 0.3})
+    found = {one.precision: one for one in verify_precisions(folder, scans, CPU)}
+    assert found["float16"].shift_mm is not None
+    assert 0 < found["float16"].shift_mm < 0.1
+
+
+def test_a_large_shift_is_no_verified_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.inference.verification.MAX_SHIFT", 1e-9)
+    folder = make_model_folder(tmp_path, voting={"threshold": 0.3})
+    for one in verify_precisions(folder, scans, CPU):
+        assert one.shift_mm is None
+        assert "expected landmarks within" in one.reason
+
+
+def test_scans_that_show_nothing_verify_nothing(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, voting={"threshold": 0.999999})
+    assert verify_precisions(folder, scans, CPU) == ()
+
+
+def test_the_section_is_replaced_and_all_else_stays() -> None:
+    text = 'name = "toy"\n\n[[landmarks]]\nname = "a"\n\n[[landmarks]]\nname = "b"\n'
+    once = update_precisions(text, {"bfloat16": 0.00123})
+    assert once == text.replace("[[", "[precision]\nbfloat16 = 0.0013\n\n[[", 1)
+    assert update_precisions(once, {"float16": 0.0}) == once.replace(
+        "bfloat16 = 0.0013", "float16 = 0.0"
+    )
+    assert update_precisions(once, {}) == text
+
+
+@pytest.fixture
+def phantom_scan(tmp_path: Path) -> str:
+    phantom = make_phantom(9000)
+    write_phantom(phantom, tmp_path / "phantom.nii.gz")
+    return str(tmp_path / "phantom.nii.gz")
+
+
+def test_check_writes_what_was_verified(tmp_path: Path, phantom_scan: str) -> None:
+    folder = Path(copytree(PHANTOM, tmp_path / "phantom"))
+    words = ["check", str(folder), "--write", "--device", "cpu", "--scans", phantom_scan]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "bfloat16: landmarks shift by" in result.stderr
+    verified = read_manifest(folder).precision.verified
+    assert verified.keys() == {"bfloat16", "float16"}
+    assert all(0 < shift_mm < 0.1 for shift_mm in verified.values())
