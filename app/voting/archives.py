@@ -1,28 +1,31 @@
-"""bytes -> Archive: the arrays of a safetensors or npz file, none larger than it may be.
+"""Bytes -> Archive: the arrays of a safetensors or npz file, none larger than it may be.
 
-The kind of file is told by its bytes. Nothing in it is run: an .npy header is matched, not
-evaluated, and pickled objects are refused by their type. What a header declares is compared with
-the limit, and with what the file can hold at all, before memory is reserved or a byte inflated.
+Nothing in a file is run: the header of an .npy file is parsed as a literal of bounded length, and
+objects, which would be unpickled, are refused by their type. What a header declares is compared
+with the limit, and with what the file holds, before memory is reserved or a byte inflated.
 """
 
 import io
 import math
-import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from itertools import chain
+from tokenize import TokenError
+from typing import Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, deserialize
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
-from app.io import MOST_INFLATION, PIECE_BYTES
 
 NAMES: Final = ("probs", "scores", "offsets", "affine")
 
@@ -32,55 +35,29 @@ HEADER_BYTES: Final = 16 << 10
 DIRECTORY_BYTES: Final = 1 << 20
 """Most of a ZIP directory that is read: it may list millions of files."""
 
-ZIP_MAGIC: Final = b"PK\x03\x04"
-NPY_MAGIC: Final = b"\x93NUMPY"
-NPY_KEYS: Final = (
-    re.compile(r"'descr'\s*:\s*'([^']{2,32})'"),
-    re.compile(r"'fortran_order'\s*:\s*(True|False)\b"),
-    re.compile(r"'shape'\s*:\s*\(([\d\s,L]*)\)"),
-)
-NPY_TYPE: Final = re.compile(r"[<>=|]?[fiu][1248]")
+CHUNK_BYTES: Final = 1 << 18
+"""Bytes inflated at a time."""
 
-FLOATS: Final = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-SAFETENSORS_TYPES: Final = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-}
+FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-# What zipfile and zlib raise for files that are not what they seem; they have no common base.
-ODDITIES: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    ValueError,
+# What the libraries raise for malformed files; most have no common base.
+MALFORMED: Final = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
+    *(EOFError, LookupError, OSError, RuntimeError, ValueError),
 )
+MALFORMED_LITERAL: Final = (*MALFORMED, SyntaxError, TokenError, TypeError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The arrays of a file, None where it has none of that name.
+    """The arrays of a file, of any shape and memory layout; None where it has none of that name.
 
     Attributes:
-        probs: Floats of any shape and memory layout.
-        scores: Likewise.
-        offsets: Likewise.
-        affine: Real numbers of any shape.
+        probs: Floats.
+        scores: Floats.
+        offsets: Floats.
+        affine: Real numbers.
     """
 
     probs: Tensor | None = None
@@ -89,77 +66,56 @@ class Archive:
     affine: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """What the header of an .npy file says."""
-
-    dtype: np.dtype[np.generic]
-    fortran: bool
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def read_archive(content: bytes, most_bytes: int) -> Archive:
+def read_archive(content: bytes, max_bytes: int) -> Archive:
     """Read a file of arrays.
 
     Args:
         content: The whole file: safetensors, or npz (stored or deflated).
-        most_bytes: Bytes that all of its arrays may have together.
+        max_bytes: Bytes that all of its arrays may have together.
 
     Returns:
         The arrays, in memory of their own, in the order in which they are stored.
 
     Raises:
         NotAnArchive: The bytes are something else.
-        BrokenArchive: Truncated, corrupt, encrypted, or inflates past what it declares.
+        BrokenArchive: Truncated, corrupt, encrypted, or not as long as it declares.
         TooLarge: The arrays declare more bytes than allowed.
         BadArrays: An array of unknown name, named twice, empty, or not of real numbers.
     """
-    if content[:4] == ZIP_MAGIC:
-        arrays = _read_npz(content, most_bytes)
+    if content[:4] == b"PK\x03\x04":
+        with _expect_sound("npz"):
+            arrays = _read_npz(content, max_bytes)
     elif content[8:9] == b"{":
-        arrays = _read_safetensors(content, most_bytes)
+        arrays = _read_safetensors(content, max_bytes)
     else:
         raise NotAnArchive("expected a safetensors or npz file, got bytes of another kind")
     for name, array in arrays.items():
-        if name != "affine" and array.dtype not in FLOATS.values():
+        if array.dtype not in (FLOATS + INTEGERS if name == "affine" else FLOATS):
             raise _bad_type(name, str(array.dtype).removeprefix("torch."))
     return Archive(**arrays)
 
 
-def _read_safetensors(content: bytes, most_bytes: int) -> dict[str, Tensor]:
-    head = int.from_bytes(content[:8], "little")
-    if head > HEADER_BYTES:
-        raise BrokenArchive(f"expected a header of at most {HEADER_BYTES:,} bytes, got {head:,}")
-    _check_size(len(content) - 8 - head, most_bytes)
-    try:
-        entries = deserialize(content)
-    except SafetensorError as error:
-        raise BrokenArchive("expected a sound safetensors file, got a broken one") from error
-    arrays = {}
-    for name, entry in entries:
+def _read_safetensors(content: bytes, max_bytes: int) -> dict[str, Tensor]:
+    header = int.from_bytes(content[:8], "little")
+    if header > HEADER_BYTES:
+        raise BrokenArchive(f"expected a header of at most {HEADER_BYTES:,} bytes, got {header:,}")
+    _check_size(len(content) - 8 - header, max_bytes)
+    with _expect_sound("safetensors"):
+        arrays = load(content)
+    for name, array in arrays.items():
         _check_name(name)
-        shape = tuple(entry["shape"])
-        _check_shape(name, shape)
-        if entry["dtype"] not in SAFETENSORS_TYPES:
-            raise _bad_type(name, entry["dtype"])
-        # The library gives each array memory of its own: writable, which torch asks for.
-        flat = torch.frombuffer(entry["data"], dtype=SAFETENSORS_TYPES[entry["dtype"]])
-        arrays[name] = flat.reshape(shape)
+        _check_shape(name, tuple(array.shape))
     return arrays
 
 
-def _read_npz(content: bytes, most_bytes: int) -> dict[str, Tensor]:
-    with _odd_is_broken():
-        archive = zipfile.ZipFile(_Bounded(content))
-    entries: dict[str, zipfile.ZipInfo] = {}
+def _read_npz(content: bytes, max_bytes: int) -> dict[str, Tensor]:
+    archive = zipfile.ZipFile(_BoundedReads(content))
+    arrays: dict[str, Tensor] = {}
+    total = 0
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
         _check_name(name)
-        if name in entries:
+        if name in arrays:
             raise BadArrays(f"array {name!r}: expected it once, got it twice")
         if info.flag_bits & 1:
             raise BrokenArchive(f"array {name!r}: expected plain data, got encrypted data")
@@ -167,69 +123,69 @@ def _read_npz(content: bytes, most_bytes: int) -> dict[str, Tensor]:
             raise BrokenArchive(
                 f"array {name!r}: expected it stored or deflated, got method {info.compress_type}"
             )
-        entries[name] = info
-    declared = {}
-    for name, info in entries.items():
-        with _odd_is_broken(), archive.open(info) as stream:
-            declared[name] = _read_declaration(name, stream)
-        _check_held(name, declared[name], info, len(content))
-    _check_size(sum(one.size for one in declared.values()), most_bytes)
-    arrays = {}
-    for name, info in entries.items():
-        with _odd_is_broken(), archive.open(info) as stream:
-            _read_declaration(name, stream)
-            arrays[name] = _inflate(name, stream, declared[name])
+        with archive.open(info) as stream:
+            start = io.BytesIO(stream.read(HEADER_BYTES))
+            shape, fortran, dtype = _read_npy_header(name, start)
+            size, held = math.prod(shape) * dtype.itemsize, info.file_size - start.tell()
+            if size != held:
+                raise BrokenArchive(
+                    f"array {name!r}: expected {size:,} bytes, as its header declares, "
+                    f"got a file that holds {held:,}"
+                )
+            total += size
+            _check_size(total, max_bytes)
+            array = np.empty(math.prod(shape), dtype)
+            # At the end, zipfile compares the checksum.
+            rest = iter(partial(stream.read, CHUNK_BYTES), b"")
+            _fill(array.view(np.uint8).data, chain([start.read()], rest))
+        # Torch knows no other byte order, and little but uint8 without a sign.
+        native = array.astype(
+            np.int64 if dtype.kind == "u" else dtype.newbyteorder("="), copy=False
+        )
+        arrays[name] = torch.from_numpy(native.reshape(shape, order="F" if fortran else "C"))
     return arrays
 
 
-def _read_declaration(name: str, stream: Any) -> _Declared:  # noqa: ANN401 - zipfile's stream
-    """Read the header of an .npy file, of version 1, 2 or 3; numpy.lib.format has the format."""
-    magic = stream.read(8)
-    if magic[:6] != NPY_MAGIC or magic[6:7] not in (b"\1", b"\2", b"\3"):
-        raise BrokenArchive(f"array {name!r}: expected an .npy file of version 1 to 3, got another")
-    length = int.from_bytes(stream.read(2 if magic[6] == 1 else 4), "little")
-    if length > HEADER_BYTES:
-        raise BrokenArchive(
-            f"array {name!r}: expected a header of at most {HEADER_BYTES:,} bytes, got {length:,}"
-        )
-    text = stream.read(length).decode("latin-1")
-    found = [key.findall(text) for key in NPY_KEYS]
-    if len(found[0]) == 1 and not NPY_TYPE.fullmatch(found[0][0]):
-        raise _bad_type(name, found[0][0])
-    if any(len(values) != 1 for values in found):
-        raise BadArrays(f"array {name!r}: expected one plain array of numbers, got something else")
-    (descr,), (fortran,), (lengths,) = found
-    parts = [part for part in re.split(r"[\sL,]+", lengths) if part]
-    shape = tuple(int(part) for part in parts)
-    _check_shape(name, shape)
-    return _Declared(_dtype(name, descr), fortran == "True", shape)
+def _read_npy_header(
+    name: str, start: io.BytesIO
+) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Read shape, whether the first axis is the fastest, and type from the start of an .npy file.
 
-
-def _dtype(name: str, descr: str) -> np.dtype[np.generic]:
+    NumPy reads all of a header before it compares the length with a limit: so the start is bounded.
+    """
     try:
-        return np.dtype(descr)
-    except TypeError:  # An 8-bit float, say.
-        raise _bad_type(name, descr) from None
-
-
-def _inflate(name: str, stream: Any, declared: _Declared) -> Tensor:  # noqa: ANN401 - as above
-    flat = np.empty(math.prod(declared.shape), declared.dtype)
-    target = flat.view(np.uint8).data
-    filled = 0
-    while filled < len(target):
-        count = stream.readinto(target[filled : filled + PIECE_BYTES])
-        if count == 0:
+        version = read_magic(start)
+    except ValueError:
+        version = (0, 0)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise BrokenArchive(f"array {name!r}: expected an .npy file of version 1 to 3, got another")
+    read = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(start, max_header_size=HEADER_BYTES)
+    except MALFORMED_LITERAL as error:
+        if not start.read(1):
             raise BrokenArchive(
-                f"array {name!r}: expected {len(target):,} bytes, got {filled:,}: it is truncated"
-            )
-        filled += count
-    # Reading on also makes zipfile compare the checksum.
-    if stream.read(1):
-        raise BrokenArchive(f"array {name!r}: expected {len(target):,} bytes, got more")
-    native = flat.astype(declared.dtype.newbyteorder("="), copy=False)
-    if native.dtype.kind == "u":  # torch knows little but uint8, and an affine is small.
-        native = native.astype(np.int64)
-    return torch.from_numpy(native.reshape(declared.shape, order="F" if declared.fortran else "C"))
+                f"array {name!r}: expected a header of at most {HEADER_BYTES:,} bytes, got a "
+                "longer or truncated one"
+            ) from error
+        raise BadArrays(
+            f"array {name!r}: expected one plain array of numbers, got something else: "
+            f"{error!s:.80}"
+        ) from error
+    _check_shape(name, shape)
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise _bad_type(name, dtype.str)
+    return shape, fortran, dtype
+
+
+def _fill(target: memoryview, pieces: Iterable[bytes]) -> None:
+    """Fill a view of bytes; raises ValueError where there are more or fewer."""
+    filled = 0
+    for piece in pieces:
+        target[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if filled < len(target):
+        raise ValueError(f"expected {len(target):,} bytes, got {filled:,}")
 
 
 def _check_name(name: str) -> None:
@@ -239,51 +195,40 @@ def _check_name(name: str) -> None:
 
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
-    if len(shape) > 8 or 0 in shape:
+    if len(shape) > 8 or min(shape, default=1) < 1:
         raise BadArrays(
             f"array {name!r}: expected at most 8 axes, none empty, got shape {list(shape[:9])}"
         )
 
 
-def _check_size(size: int, most_bytes: int) -> None:
-    if size > most_bytes:
-        raise TooLarge(f"expected arrays of at most {most_bytes:,} bytes together, got {size:,}")
-
-
-def _check_held(name: str, declared: _Declared, info: zipfile.ZipInfo, length: int) -> None:
-    """Refuse a header that declares more than the file can hold, however well it is compressed."""
-    gain = 1 if info.compress_type == zipfile.ZIP_STORED else MOST_INFLATION
-    most = gain * min(info.compress_size, length)
-    if declared.size > most:
-        raise BrokenArchive(
-            f"array {name!r}: expected {declared.size:,} bytes, as its header declares, "
-            f"got a file that holds {most:,} at most"
-        )
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise TooLarge(f"expected arrays of at most {max_bytes:,} bytes together, got {size:,}")
 
 
 def _bad_type(name: str, got: str) -> BadArrays:
-    expected = ", ".join(FLOATS)
     return BadArrays(
-        f"array {name!r}: expected numbers of {expected} (bfloat16 in safetensors only), got {got}"
+        f"array {name!r}: expected numbers of float16, bfloat16 (in safetensors only), float32 or "
+        f"float64, got {got}"
     )
 
 
 @contextmanager
-def _odd_is_broken() -> Iterator[None]:
+def _expect_sound(kind: str) -> Iterator[None]:
+    """Turn what libraries raise for a malformed file into BrokenArchive."""
     try:
         yield
     except RequestError:
         raise
-    except ODDITIES as error:
-        raise BrokenArchive("expected a sound npz file, got a broken one") from error
+    except MALFORMED as error:
+        raise BrokenArchive(f"expected a sound {kind} file, got a broken one") from error
 
 
-class _Bounded(io.BytesIO):
-    """A file that is never read far at once, so that a directory of millions is not, either."""
+class _BoundedReads(io.BytesIO):
+    """A file of which zipfile never reads much at once, such as a directory of millions."""
 
     def read(self, size: int | None = -1) -> bytes:
         left = self.getbuffer().nbytes - self.tell()
-        wanted = left if size is None or size < 0 else min(size, left)
-        if wanted > DIRECTORY_BYTES:
+        if min(left, left if size is None or size < 0 else size) > DIRECTORY_BYTES:
             raise zipfile.BadZipFile("a directory too large")
-        return super().read(wanted)
+        return super().read(size)

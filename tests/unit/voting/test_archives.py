@@ -105,18 +105,20 @@ def test_affine_may_be_whole_numbers(dtype: type[np.generic]) -> None:
         (npz({"probs": SMALL.astype(complex)}), "'probs': .* got <c16"),
         (npz({"probs": np.array(["a", "b"])}), "'probs': .* got <U1"),
         (npz({"probs": SMALL.astype("M8[s]")}), r"'probs': .* got <M8\[s\]"),
-        (npz({"probs": np.zeros(3, dtype=[("a", "<f4")])}), "'probs': expected one plain array"),
+        (npz({"probs": np.zeros(3, dtype=[("a", "<f4")])}), r"'probs': .* got \|V4"),
         (npz({"probs": SMALL[:0]}), r"'probs': .* none empty, got shape \[0, 3, 4\]"),
         (npz({"probs": SMALL.reshape([1] * 6 + [2, 3, 4])}), "'probs': expected at most 8 axes"),
         (safetensors({"probs": SMALL[:0]}), "'probs': .* none empty"),
         (save({"probs": torch.zeros(3, dtype=torch.int32)}), "'probs': .* got int32"),
-        (save({"probs": torch.zeros(3, dtype=torch.bool)}), "'probs': .* got BOOL"),
-        (headed(declaring(descr="<f1")), "'probs': .* got <f1"),
+        (save({"probs": torch.zeros(3, dtype=torch.bool)}), "'probs': .* got bool"),
+        (headed(declaring(descr="<f1")), "'probs': .* not a valid dtype descriptor: '<f1'"),
         (headed(declaring(descr="|O")), r"'probs': .* got \|O"),
         (headed(declaring("__import__('os')")), "expected one plain array"),
         (headed("-" * 1000), "expected one plain array"),
         (headed(declaring() + declaring()), "expected one plain array"),
-        (headed(declaring("(-2, 3)")), "expected one plain array"),
+        (headed(declaring("(-2, 3)")), "none empty, got shape"),
+        (headed("{'descr': '<f4', 'fortran_order': False, [1]: 2}"), "expected one plain array"),
+        (headed("(" * 5000), "expected one plain array"),
     ],
 )
 def test_unreadable_array_is_named(content: bytes, words: str) -> None:
@@ -128,11 +130,12 @@ def test_unreadable_array_is_named(content: bytes, words: str) -> None:
     ("content", "words"),
     [
         (zipped(("probs.npy", npy(SMALL)), method=zipfile.ZIP_BZIP2), "got method 12"),
-        (zipped(("probs.npy", npy(SMALL)[:-4])), "expected 96 bytes, .* holds|got 92: it is trunc"),
-        (zipped(("probs.npy", npy(SMALL) + b"x")), "expected 96 bytes, got more"),
+        (zipped(("probs.npy", npy(SMALL)[:-4])), "expected 96 bytes, .* holds 92"),
+        (zipped(("probs.npy", npy(SMALL) + b"x")), "expected 96 bytes, .* holds 97"),
         (zipped(("probs.npy", b"not numpy" * 9)), "expected an .npy file"),
         (zipped(("probs.npy", b"")), "expected an .npy file"),
         (headed(declaring().ljust(HEADER_BYTES + 1)), "expected a header of at most"),
+        (headed(declaring(f"({'9' * 4000}, {'9' * 4000})")), "expected a sound npz file"),
         (npz({"probs": SMALL})[:-30], "expected a sound npz file"),
         (b"PK\x03\x04", "expected a sound npz file"),
         (safetensors({"probs": SMALL})[:-1], "expected a sound safetensors file"),
@@ -195,6 +198,23 @@ def empty_threat() -> bytes:
     return headed(declaring("(1000000, 1000000)"))
 
 
+def lying_directory() -> bytes:
+    """Declare a million bytes in the header and in the directory, and hold 96."""
+    text = declaring("(250000,)")
+    content = bytearray(headed(text))
+    honest = struct.pack("<I", 10 + len(text) + 96)
+    entry = content.rindex(b"PK\x01\x02")
+    place = content.index(honest, entry)
+    content[place : place + 4] = struct.pack("<I", 10 + len(text) + 1_000_000)
+    return bytes(content)
+
+
+def long_header() -> bytes:
+    """Declare a header of 4 GB in an .npy file of version 2, which deflates well."""
+    content = b"\x93NUMPY\2\0" + struct.pack("<I", (1 << 32) - 1) + bytes(1 << 25)
+    return zipped(("probs.npy", content))
+
+
 def many_arrays() -> bytes:
     """Hold four arrays of 0.4 MiB, of which two are allowed."""
     part = np.zeros(100_000, dtype=np.float32)
@@ -216,11 +236,22 @@ def many_files() -> bytes:
         (declared_bomb(), TooLarge),
         (silent_bomb(), BrokenArchive),
         (empty_threat(), BrokenArchive),
+        (lying_directory(), BrokenArchive),
+        (long_header(), BrokenArchive),
         (many_arrays(), TooLarge),
         (many_files(), BrokenArchive),
         (safetensors({"probs": np.zeros(1 << 19, dtype=np.float32)}), TooLarge),
     ],
-    ids=["declared", "silent", "empty threat", "many arrays", "many files", "safetensors"],
+    ids=[
+        "declared",
+        "silent",
+        "empty threat",
+        "lying directory",
+        "long header",
+        "many arrays",
+        "many files",
+        "safetensors",
+    ],
 )
 def test_bomb_is_refused_at_little_cost(content: bytes, error: type[RequestError]) -> None:
     tracemalloc.start()
@@ -247,6 +278,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*created on Python 2")
 @given(
     content=st.sampled_from(GOOD),
     end=st.one_of(st.none(), st.integers(0, 8000)),
