@@ -19,8 +19,7 @@ import httptools
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api import EXTENSION, MEMORY, fresh_buffer
-from app.server.buffer_pool import Buffers
+from app.api import EXTENSION
 
 DROPPED_BYTES: Final = 64 << 10
 """Received at a time of a body that nobody waits for any more."""
@@ -32,7 +31,6 @@ class DirectBodyProtocol(HttpToolsProtocol):
     The parser is not shown bytes that did not come through it: the next request gets a new one.
     """
 
-    buffers: Buffers | None = None  # For the bodies of all connections of a server.
     _left = 0  # Bytes of the body at hand that have not come.
     _deaf = False  # The connection closes with the answer at hand: what comes is no request.
 
@@ -48,8 +46,7 @@ class DirectBodyProtocol(HttpToolsProtocol):
         # The parser has refused more than one length, odd ones, and both kinds of framing at once.
         if b"content-length" in headers and b"transfer-encoding" not in headers:
             self._left = int(headers[b"content-length"])
-            reserve = self.buffers.reserve if self.buffers else fresh_buffer
-            offered = {EXTENSION: _Offer(self, self.cycle), MEMORY: reserve}
+            offered = {EXTENSION: _Offer(self, self.cycle)}
             self.scope["extensions"] = cast("dict[str, dict[object, object]]", offered)
 
     def on_body(self, body: bytes) -> None:

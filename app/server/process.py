@@ -1,9 +1,8 @@
 """Settings -> a process that serves the application until it is told to stop.
 
-uvicorn with four things added: large bodies that are received in place (app.server.http_protocol)
-into memory that is used again (app.server.buffer_pool), a limit on the time that a request's head
-may take, a drain during which the service still answers (readiness says no, new work gets 503, old
-work is finished), and exit code 0 after a stop that was asked for.
+uvicorn with four additions: large bodies are received in place (``app.server.http_protocol``); the
+head of a request has to arrive within a time limit; before it stops, the service drains (readiness
+says no, new work gets 503, accepted work is finished); after a requested stop the exit code is 0.
 """
 
 import asyncio
@@ -18,7 +17,6 @@ from typing import Final
 import uvicorn
 
 from app.api import Shared, create_app
-from app.server.buffer_pool import Buffers
 from app.server.http_protocol import DirectBodyProtocol
 from app.server.logging import configure_logging
 from app.settings import Settings, open_to_strangers, unknown_variables
@@ -66,7 +64,6 @@ class LandmarkdServer(uvicorn.Server):
 
         class Protocol(TimedHeadProtocol):
             head_timeout_s = settings.header_timeout_s
-            buffers = Buffers()
 
         super().__init__(
             uvicorn.Config(

@@ -1,6 +1,7 @@
 """event loop -> a service that receives bodies in place, and a client that talks to it."""
 
 import asyncio
+import weakref
 from asyncio import AbstractEventLoop, StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from app.api.upload.direct import fill_body_of, reserve_of
-from app.server.buffer_pool import Buffers
+from app.api.upload.direct import fill_body_of
 from app.server.http_protocol import DirectBodyProtocol
 
 BODY = np.random.default_rng(5).bytes(3 << 20)
@@ -35,14 +35,12 @@ class Service:
     Attributes:
         left: Is set when it has seen a client leave.
         counted: Bytes that have come in place.
-        buffers: What bodies are received into.
-        places: Where in memory they were.
+        buffers: Weak references to the memory that bodies were received into.
     """
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
     counted: int = 0
-    buffers: Buffers = field(default_factory=Buffers)
-    places: list[int] = field(default_factory=list)
+    buffers: list[weakref.ref[np.ndarray]] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 200 if all is well."""
@@ -77,11 +75,16 @@ class Service:
     async def _fill(self, scope: Scope, first: bytes) -> memoryview:
         fill = fill_body_of(scope)
         assert fill is not None
-        content = reserve_of(scope)(len(BODY))
-        self.places.append(np.asarray(content).ctypes.data)
+        buffer = np.empty(len(BODY), dtype=np.uint8)
+        self.buffers.append(weakref.ref(buffer))
+        content = buffer.data
         content[: len(first)] = first
         await fill(content[len(first) :], self._count)
         return content
+
+    def buffers_alive(self) -> int:
+        """Count the bodies that are still in memory."""
+        return sum(buffer() is not None for buffer in self.buffers)
 
     def _count(self, size: int) -> None:
         self.counted += size
@@ -110,29 +113,29 @@ class Talk:
         return int((await self.reader.readuntil(b"\r\n\r\n")).split()[1])
 
 
-Play = Callable[[Callable[[Talk], Awaitable[None]]], None]
+Client = Callable[[Talk], Awaitable[None]]
+Play = Callable[[Client], None]
 
 
 def play_on(new_loop: Callable[[], AbstractEventLoop]) -> Play:
     """Make what runs a client against a new service, on a loop of some kind."""
 
-    async def talk(client: Callable[[Talk], Awaitable[None]]) -> None:
+    async def talk(client: Client) -> None:
         service = Service()
         config = Config(service, lifespan="off", log_config=None)
 
-        class Protocol(DirectBodyProtocol):
-            buffers = service.buffers
-
         server = await asyncio.get_running_loop().create_server(
-            lambda: Protocol(config, ServerState(), {}), "127.0.0.1", 0
+            lambda: DirectBodyProtocol(config, ServerState(), {}), "127.0.0.1", 0
         )
         address = server.sockets[0].getsockname()
         async with server, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection(*address)
-            await client(Talk(service, reader, writer))
-            writer.close()
+            try:
+                await client(Talk(service, reader, writer))
+            finally:
+                writer.close()
 
-    def run(client: Callable[[Talk], Awaitable[None]]) -> None:
+    def run(client: Client) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(talk(client))
 

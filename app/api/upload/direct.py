@@ -1,49 +1,35 @@
-"""What a server may offer for large bodies: to receive them straight into memory of the handler's.
+"""ASGI extension: a server that receives a body directly into a buffer of the application.
 
-Two keys of ASGI's ``scope["extensions"]``; a server that knows neither is served all the same.
+``app.server.http_protocol`` offers it. Under a server that does not, bodies are read by ``receive``
+alone.
 """
 
 from collections.abc import Callable
 from typing import Final, Protocol, cast, runtime_checkable
 
-import numpy as np
 from starlette.types import Scope
 
 EXTENSION: Final = "landmarkd.body"
-"""Of ASGI: key of a ``FillBody`` in ``scope["extensions"]``."""
-
-MEMORY: Final = "landmarkd.memory"
-"""Of ASGI: key of what reserves memory for a body, which is as ``Buffers.reserve``."""
+"""Key of a ``FillBody`` in ``scope["extensions"]``."""
 
 
 @runtime_checkable
 class FillBody(Protocol):
-    """Receives what is left of a body; as an ASGI server offers it."""
+    """Receives the rest of a request's body."""
 
     async def __call__(self, rest: memoryview, count: Callable[[int], None]) -> None:
-        """Fill ``rest`` with the bytes that follow those which ``receive`` has given.
+        """Fill a buffer with the bytes that follow those already returned by ``receive``.
 
         Args:
-            rest: As long as what is left of the body, and not empty.
-            count: Is told how many more bytes have come, now and then; must not raise.
+            rest: The buffer; exactly as long as the rest of the body, and not empty.
+            count: Called with the number of bytes each time some have arrived; must not raise.
 
         Raises:
-            ValueError: ``rest`` is not as long as what is left.
-            ClientDisconnect: The client closed the connection before all had come.
+            ValueError: ``rest`` has another length than the rest of the body.
+            ClientDisconnect: The client closed the connection before the body was complete.
         """
 
 
 def fill_body_of(scope: Scope) -> FillBody | None:
-    """Return what fills memory with the rest of a request's body; None if the server cannot."""
+    """Return the extension of a request's scope; None if the server does not offer it."""
     return cast("FillBody | None", scope.get("extensions", {}).get(EXTENSION))
-
-
-def reserve_of(scope: Scope) -> Callable[[int], memoryview]:
-    """Return what reserves memory for a request's body: fresh memory if the server keeps none."""
-    kept = scope.get("extensions", {}).get(MEMORY, fresh_buffer)
-    return cast("Callable[[int], memoryview]", kept)
-
-
-def fresh_buffer(length: int) -> memoryview:
-    """Reserve memory, which is not touched."""
-    return np.empty(length, dtype=np.uint8).data

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from app.api.upload.direct import fill_body_of, reserve_of
+from app.api.upload.direct import fill_body_of
 from app.api.upload.multipart import MultipartFile
 from app.api.upload.raw import RawFile, SizedFile
 from app.errors import (
@@ -188,7 +188,7 @@ async def read_upload(
         ClientLeft: The client closed the connection.
     """
     start = time.perf_counter()
-    sink = _sink_of(plan, request)
+    sink = _sink_of(plan)
     meter = _Meter(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
@@ -284,9 +284,9 @@ class _Meter:
             )
 
 
-def _sink_of(plan: UploadPlan, request: Request) -> _Sink:
+def _sink_of(plan: UploadPlan) -> _Sink:
     if plan.boundary is not None:
         return MultipartFile(plan.boundary, plan.kind.field)
     if plan.length is not None and plan.kind.in_place:
-        return SizedFile(reserve_of(request.scope)(plan.length))
+        return SizedFile(plan.length)
     return RawFile()

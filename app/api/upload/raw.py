@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from app.errors import RequestError
 
 
@@ -26,16 +28,16 @@ class RawFile:
 
 
 class SizedFile:
-    """A body that is the file, of known length, in memory that may be received into.
+    """A body of known length that is the file, received into one buffer.
 
     Attributes:
-        rest: What has not been filled yet; whoever fills it cuts it shorter.
+        rest: The part of the buffer that is still to be filled; whoever fills it shortens it.
     """
 
-    def __init__(self, memory: memoryview) -> None:
-        """Args: memory, as long as the body; what it holds is never given out."""
-        self._memory = memory
-        self.rest = memory
+    def __init__(self, length: int) -> None:
+        # Not zeroed: only bytes that have been received are ever returned.
+        self._memory = np.empty(length, dtype=np.uint8).data
+        self.rest = self._memory
 
     def write(self, chunk: bytes) -> None:
         """Take the next piece of the body.

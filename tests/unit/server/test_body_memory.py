@@ -1,4 +1,4 @@
-"""Memory of bodies received in place: used again, never by two, and let go of at once."""
+"""Memory that bodies are received into: never shared, and freed with the request that needed it."""
 
 import asyncio
 import gc
@@ -8,7 +8,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.server.http_protocol import DirectBodyProtocol
-from tests.support.body_services import BODY, LIVE, OTHER, Play, Talk, play_on, post
+from tests.support.body_services import BODY, LIVE, OTHER, Client, Play, Talk, play_on, post
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -16,46 +16,52 @@ def play(request: pytest.FixtureRequest) -> Play:
     return play_on(request.param)
 
 
-def test_memory_of_one_body_is_used_for_the_next_which_comes_whole(play: Play) -> None:
+def test_bodies_received_side_by_side_do_not_mix(play: Play) -> None:
     async def client(talk: Talk) -> None:
-        for path, body in (("/fill", BODY), ("/other", OTHER)) * 2:
-            await talk.send(post(path) + body)
-            assert await talk.status() == 200
-        assert len(talk.service.places) == 4
-        assert len(set(talk.service.places)) == 1
+        await talk.send(post("/fill") + BODY[:1_500_000])
+        other = await talk.again()
+        await other.send(post("/other") + OTHER)
+        assert await other.status() == 200
+        other.writer.close()
+        await talk.send(BODY[1_500_000:])
+        assert await talk.status() == 200
+        assert len(talk.service.buffers) == 2
 
     play(client)
 
 
-def test_bodies_side_by_side_do_not_meet(play: Play) -> None:
+def test_answered_body_is_freed(play: Play) -> None:
     async def client(talk: Talk) -> None:
-        for _ in range(2):
-            await talk.send(post("/fill") + BODY[:1_500_000])
-            other = await talk.again()
-            await other.send(post("/other") + OTHER)
-            assert await other.status() == 200
-            other.writer.close()
-            await talk.send(BODY[1_500_000:])
-            assert await talk.status() == 200
-        assert len(set(talk.service.places)) == 2
+        await talk.send(post("/fill") + BODY)
+        assert await talk.status() == 200
+        assert talk.service.buffers_alive() == 0
 
-    play(client)
+    without_garbage_collection(play, client)
 
 
-def test_memory_of_a_body_given_up_is_used_only_when_nothing_comes_into_it(play: Play) -> None:
+def test_body_given_up_is_freed_while_its_rest_still_arrives(play: Play) -> None:
     async def client(talk: Talk) -> None:
         await talk.send(post("/impatient") + BODY[:400_000])
         assert await talk.status() == 408
-        other = await talk.again()
-        await other.send(post("/other") + OTHER[:1_000_000])
+        assert talk.service.buffers_alive() == 0
         await talk.send(BODY[400_000:] + LIVE)
         assert await talk.status() == 200
-        await other.send(OTHER[1_000_000:])
-        assert await other.status() == 200
-        other.writer.close()
-        assert len(set(talk.service.places)) == 1
 
-    play(client)
+    without_garbage_collection(play, client)
+
+
+@pytest.mark.parametrize("sent", [1, 1_300_000])
+def test_body_of_a_client_that_left_is_freed(sent: int, play: Play) -> None:
+    async def client(talk: Talk) -> None:
+        leaver = await talk.again()
+        await leaver.send(post("/fill") + BODY[:sent])
+        leaver.writer.close()
+        await talk.service.left.wait()
+        await talk.send(LIVE)
+        assert await talk.status() == 200
+        assert talk.service.buffers_alive() == 0
+
+    without_garbage_collection(play, client)
 
 
 def test_requests_leave_nothing_to_the_garbage_collector(play: Play) -> None:
@@ -74,6 +80,10 @@ def test_requests_leave_nothing_to_the_garbage_collector(play: Play) -> None:
         kinds = (RequestResponseCycle, DirectBodyProtocol, memoryview)
         assert [held for held in gc.garbage if isinstance(held, kinds)] == []
 
+    without_garbage_collection(play, client)
+
+
+def without_garbage_collection(play: Play, client: Client) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -82,17 +92,3 @@ def test_requests_leave_nothing_to_the_garbage_collector(play: Play) -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-
-
-@pytest.mark.parametrize("sent", [1, 1_300_000])
-def test_memory_of_a_client_that_left_is_used_again(sent: int, play: Play) -> None:
-    async def client(talk: Talk) -> None:
-        leaver = await talk.again()
-        await leaver.send(post("/fill") + BODY[:sent])
-        leaver.writer.close()
-        await talk.service.left.wait()
-        await talk.send(post("/other") + OTHER)
-        assert await talk.status() == 200
-        assert len(set(talk.service.places)) == 1
-
-    play(client)
