@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-TRAINER: Final = "app.training.commands"
+TRAINER: Final = "app.training"
 """Module whose ``COMMANDS`` names ``module:function`` of every command of the trainer."""
 
 

@@ -1,6 +1,6 @@
 """app/preprocessing."""
 
-from app.preprocessing.grid import Grid, foresee_shape, make_grid, normalise
+from app.preprocessing.grid import Grid, find_window, foresee_shape, make_grid, normalise
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians, resample
 from app.preprocessing.tiling import Profiles, TilePlan, cut, load_profiles, plan_tiles, weigh
 
@@ -11,6 +11,7 @@ __all__ = [
     "TilePlan",
     "apply_along",
     "cut",
+    "find_window",
     "foresee_shape",
     "gaussians",
     "load_profiles",

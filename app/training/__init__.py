@@ -1,1 +1,38 @@
-"""Training, evaluation and calibration of the models that the service loads."""
+"""Training, evaluation and calibration of model folders: ``landmarkd train`` and its siblings.
+
+The service never imports this package. ``app.cli.plugins`` finds its commands in ``COMMANDS``, by
+name; a command's module is imported for ``landmarkd --help``, too, so whatever takes a second to
+import (torch, matplotlib) is imported in the function's body.
+
+=============  ==================================================================================
+data           scans and landmark files: reading, checking, splitting into training and held out
+fit            augmentation, network, loss, training loop, checkpoints, export to a model folder
+evaluate       errors on scans with known landmarks: metrics, tables, plots, report, leakage
+calibrate      95 % regions and presence thresholds from held-out errors
+cli            the command lines
+tools          scripts: make phantoms, bring landmarks into the frame of their scan
+options        what the command line asked for
+recipe         every number that shapes a model
+pipeline       options -> first network
+refine         options -> second network
+crossvalidate  the same K times, each without one fold
+average        the mean of two models' weights
+=============  ==================================================================================
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["COMMANDS"]
+
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "train": "app.training.cli.train:train",
+        "refine": "app.training.cli.train:refine",
+        "evaluate": "app.training.cli.evaluate:evaluate",
+        "calibrate": "app.training.cli.calibrate:calibrate",
+        "average": "app.training.cli.average:average",
+    }
+)
+"""``module:function`` of every command, in the order in which the help lists them."""

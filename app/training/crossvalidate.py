@@ -28,16 +28,15 @@ from app.training.data.folds import (
     unlearnt,
 )
 from app.training.data.issues import listed
-from app.training.evaluate.command import measure
 from app.training.evaluate.crossvalidation import Pooled, conclude, describe
 from app.training.evaluate.outcome_files import OUTCOMES, read_outcomes, write_outcomes
-from app.training.evaluate.outcomes import Outcome
+from app.training.evaluate.outcomes import Outcome, measure
 from app.training.fit.checkpoint import CHECKPOINT, check_same, read_record
 from app.training.fit.suggest import Choice
 from app.training.options import Missing, Options
-from app.training.train_first import Plan, as_begun, look_through, plan_first, run_first, show
-from app.training.train_refine import FOLDER as REFINE
-from app.training.train_refine import plan_refine, run_refine
+from app.training.pipeline import Plan, as_begun, look_through, plan_first, run_first, show
+from app.training.refine import FOLDER as REFINE
+from app.training.refine import plan_refine, run_refine
 
 
 @dataclass(frozen=True, slots=True)

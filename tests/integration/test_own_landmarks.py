@@ -37,7 +37,7 @@ def run(line: str, more: str = "") -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the data of the chapter."""
     here = tmp_path_factory.mktemp("own")
-    made = re.search(r"models\.make_phantoms \. --count (\d+)", COMMANDS[0])
+    made = re.search(r"training\.tools\.make_phantoms \. --count (\d+)", COMMANDS[0])
     assert made is not None
     make_phantoms(here, int(made[1]), 1000)
     return here

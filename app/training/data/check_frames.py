@@ -81,7 +81,7 @@ def check_frames(specimens: Sequence[Facts]) -> list[Finding]:
     ratios = [float(np.ptp(np.log(spacing_of(facts.affine)))) for facts in specimens]
     findings += _odd(
         [facts.name for facts in specimens],
-        [ratio > np.log(FLAT) for ratio in ratios],
+        [bool(ratio > np.log(FLAT)) for ratio in ratios],
         f"voxels are over {FLAT:g} times as long as wide: places along them are known less well",
         f"voxels are over {FLAT:g} times as long as wide, those of the others are not",
     )

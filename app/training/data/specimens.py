@@ -14,7 +14,7 @@ from app.geometry import Affine, Points, spacing_of, transform
 from app.inference import smooth_for
 from app.io import read_volume
 from app.model import IntensitySpec
-from app.preprocessing import normalise, resample
+from app.preprocessing import find_window, normalise, resample
 from app.training.data.landmark_files import is_landmark_file, landmark_stem, read_landmarks
 
 SCAN_SUFFIXES: Final = (".nii", ".nii.gz")
@@ -148,19 +148,9 @@ def load_specimen(
         )
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
     coarse, _ = resample(values, (window_mm or spacing_mm) / spacing_of(volume.affine))
-    values = normalise_like(values, coarse, intensity)
+    values = normalise(values, intensity, find_window(coarse, intensity))
     values = smooth_for(values, spacing_mm, volume.affine)
     return Specimen(name=name, voxels=values, to_world=volume.affine, points=points)
-
-
-def normalise_like(values: Voxels, coarse: Voxels, intensity: IntensitySpec) -> Voxels:
-    """Normalise fine values by the bounds that the rule finds in the coarse ones."""
-    if intensity.method != "percentile":
-        return normalise(values, intensity)
-    bounds = np.percentile(coarse.numpy(), [intensity.lower, intensity.upper])
-    return normalise(
-        values, IntensitySpec(method="window", lower=float(bounds[0]), upper=float(bounds[1]))
-    )
 
 
 def inside_volume(

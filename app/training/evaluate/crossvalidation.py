@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from app.training.data.folds import FOLDS, Folds
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, Pair
+from app.training.evaluate.report import About, write_report
 from app.training.evaluate.spread import Spread, measure_spread, say_spread
 from app.training.evaluate.tables import (
     MEANINGS,
@@ -86,15 +86,7 @@ def conclude(pooled: Pooled, pairs: Sequence[Pair], console: Console) -> None:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
     write_tables(pooled.outcomes, folder, folds)
     write_csv(folder / SPREAD, spread_lines(spread))
-    if find_spec("matplotlib") is None:
-        told = (
-            f"wrote tables into {folder}; a report needs matplotlib: pip install 'landmarkd[train]'"
-        )
-        console.print(told, markup=False)
-        return
     if pooled.outcomes:
-        from app.training.evaluate.report import About, write_report  # noqa: PLC0415 - pulls in matplotlib
-
         failed = f" Not answered: {'; '.join(pooled.failures)}." if pooled.failures else ""
         text = f"{pooled.meaning()} {say_spread(spread)}{failed}"
         title = f"{pooled.model.name}, cross-validation"

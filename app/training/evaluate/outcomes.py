@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 
+from app.errors import LandmarkdError
 from app.geometry import transform
 from app.inference import Detector, load_checked
 from app.io import Volume, read_volume
@@ -97,6 +100,39 @@ def validate_scan(
     volume = read_volume(scan.read_bytes())
     truth = read_truth(landmarks)
     return compare(name, volume, truth, detector.detect(volume).landmarks, missing)
+
+
+def measure(
+    detector: Detector,
+    pairs: Sequence[Pair],
+    console: Console,
+    missing: Missing = "unknown",
+) -> tuple[tuple[Outcome, ...], list[str]]:
+    """Run a model over scans; those that cannot be read are told of, and do not stop the others.
+
+    Args:
+        detector: The model.
+        pairs: Name, scan and landmark file of each specimen.
+        console: Shows the progress, and a warning of landmarks that the model does not know.
+        missing: What a landmark is that a file does not have.
+
+    Returns:
+        The outcomes, and a line for each scan that failed.
+    """
+    names = [landmark.name for landmark in detector.model.manifest.landmarks]
+    outcomes: list[Outcome] = []
+    failures: list[str] = []
+    strange: dict[str, None] = {}
+    for pair in track(pairs, "Detecting", console=console):
+        try:
+            strange.update(dict.fromkeys(strange_names(pair, names)))
+            outcomes.extend(validate_scan(detector, pair, missing))
+        except (LandmarkdError, OSError, ValueError) as error:
+            failures.append(f"{pair[0]}: {error}")
+    if strange:
+        told = f"the model does not know these landmarks of the files: {', '.join(strange)}"
+        console.print(f"[yellow]{told}[/yellow]", highlight=False, soft_wrap=True)
+    return tuple(outcomes), failures
 
 
 def compare(

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
+from torch import nn
 
 from app.errors import StartupError
 from app.training.recipe import Recipe
@@ -15,14 +16,8 @@ CHECKPOINT: Final = "checkpoint.pt"
 RECORD: Final = "recipe.json"
 
 
-class Stateful(Protocol):
-    """What a checkpoint can hold."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give the state."""
-
-    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - as in torch
-        """Take the state back."""
+Stateful = nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
+"""Parts of a training whose state a checkpoint holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,11 @@ import csv
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+# Without pyplot, which would look for a screen.
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 TABLE: Final = "history.csv"
 CURVES: Final = "curves.png"
@@ -56,22 +60,14 @@ def write_history(folder: Path, moments: Sequence[Moment]) -> None:
     partial.replace(folder / TABLE)
 
 
-def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> bool:
+def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> None:
     """Draw the history as a picture.
 
     Args:
         folder: Where to.
         moments: The history.
         title: Of the picture.
-
-    Returns:
-        Whether there is a picture: matplotlib, which draws it, need not be installed.
     """
-    try:
-        # Only here, as it takes a second; and without pyplot, which would look for a screen.
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return False
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     figure.suptitle(title)
     losses, errors = figure.subplots(2, 1, sharex=True)
@@ -88,20 +84,23 @@ def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> bool:
     partial = folder / f"{CURVES}.partial"
     figure.savefig(partial, format="png")
     partial.replace(folder / CURVES)
-    return True
 
 
-def _draw_errors(axes: Any, moments: Sequence[Moment]) -> None:  # noqa: ANN401 - matplotlib's Axes
+def _draw_errors(axes: Axes, moments: Sequence[Moment]) -> None:
     """Draw the errors on scans held out, or say that there are none."""
-    measured = [moment for moment in moments if moment.mean_mm is not None]
+    measured = [
+        (moment.step, moment.mean_mm, moment.p95_mm)
+        for moment in moments
+        if moment.mean_mm is not None and moment.p95_mm is not None
+    ]
     axes.set_ylabel("error on scans held out, mm")
     if not measured:
         axes.text(0.5, 0.5, "none measured", transform=axes.transAxes, ha="center", va="center")
         return
-    steps = [moment.step for moment in measured]
-    axes.plot(steps, [moment.mean_mm for moment in measured], marker="o", label="mean")
-    axes.plot(steps, [moment.p95_mm for moment in measured], marker="o", label="95th percentile")
-    axes.set_ylim(0, 1.1 * max(moment.p95_mm or 0.0 for moment in measured) + 1e-9)
+    steps, mean_mm, p95_mm = zip(*measured, strict=True)
+    axes.plot(steps, mean_mm, marker="o", label="mean")
+    axes.plot(steps, p95_mm, marker="o", label="95th percentile")
+    axes.set_ylim(0, 1.1 * max(p95_mm) + 1e-9)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
 

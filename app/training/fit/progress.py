@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.training.evaluate.outcomes import Outcome, summary
-from app.training.fit.history import CURVES, Moment, draw_curves, read_history, write_history
+from app.training.fit.history import Moment, draw_curves, read_history, write_history
 
 REPORT_EVERY: Final = 50
 
@@ -62,10 +62,7 @@ class Diary:
             now = replace(now, mean_mm=float(errors.mean()), p95_mm=p95)
         self._console.print(f"step {step}: {told}", highlight=False)
         self._keep(now)
-        if not draw_curves(self._folder, self._moments, self._folder.name):
-            self._console.print(
-                f"({CURVES} needs matplotlib: pip install 'landmarkd[train]')", markup=False
-            )
+        draw_curves(self._folder, self._moments, self._folder.name)
 
     def interrupted(self, step: int) -> None:
         """Say how to go on."""

@@ -42,6 +42,7 @@ SIGMA_MM: Final = 0.5
 ROUNDS: Final = 30
 
 Known = Float64[np.ndarray, "points 3"]
+PosedPoints = Float64[np.ndarray, "poses points 3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def voxel_extent(volume: Volume) -> Float64[np.ndarray, " 3"]:
     return np.asarray(volume.voxels.shape * spacing_of(volume.affine))
 
 
-def _fit(points: Points, found: Points) -> Similarity:
+def _fit(points: Points, found: PosedPoints) -> Similarity:
     """Fit points to where they were found, in every pose."""
     known = np.isfinite(found).all(axis=2) & np.isfinite(points).all(axis=1)
     if known.any(axis=0).sum() < LEAST_LANDMARKS:
@@ -123,7 +124,7 @@ def _detect_posed(
     view: tuple[Float64[np.ndarray, " 3"], float],
     poses: int,
     rng: np.random.Generator,
-) -> Float64[np.ndarray, "poses points 3"]:
+) -> PosedPoints:
     """Turn a scan at random, find its landmarks, and turn them back.
 
     Args:

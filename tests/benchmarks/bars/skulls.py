@@ -11,7 +11,7 @@ from app.compute.device import choose_device
 from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
-from app.training.calibrate.trials import Trial, try_scan
+from app.training.calibrate.calibration_runs import Trial, try_scan
 from app.training.evaluate.metrics import errors_mm, group, measure_coverage, measure_presence
 from app.training.evaluate.outcomes import Outcome, compare
 from tests.benchmarks.harness import Limit, Row, Run

@@ -19,8 +19,8 @@ from app.inference.pose import Pose
 from app.inference.refinement import SAME_POSE, SecondLook, is_believed, is_worth_a_turn, merge
 from app.io.volume import read_volume
 from app.model.files import update_hashes
-from app.training import train_refine
-from app.training.train_refine import turned_as, upright
+from app.training import refine as train_refine
+from app.training.refine import turned_as, upright
 from tests.support.training_data import landmarkd
 from tests.unit.inference.test_pose import landmark
 from tests.unit.training.test_train import NAMES, write_specimen

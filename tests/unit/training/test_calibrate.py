@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.inference.load import load_checked
 from app.model.manifest import read_manifest
-from app.training.calibrate.command import conclude, write_calibration
+from app.training.calibrate.calibration import conclude, write_calibration
+from app.training.calibrate.calibration_runs import Trial, try_scan
 from app.training.calibrate.regions import (
     calibrate_regions,
     conformal_region,
@@ -22,7 +23,6 @@ from app.training.calibrate.regions import (
     sure_errors,
 )
 from app.training.calibrate.thresholds import calibrate_thresholds
-from app.training.calibrate.trials import Trial, try_scan
 from app.training.evaluate.outcomes import Outcome, choose_pairs
 from app.training.options import Missing
 from tests.support.model_folders import make_model_folder

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
-from app.training import train_first, train_refine
+from app.training import pipeline as train_first
+from app.training import refine as train_refine
+from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
 from app.training.evaluate.outcome_files import OUTCOMES
 from app.training.evaluate.outcomes import Pair
 from app.training.fit.checkpoint import CHECKPOINT
-from app.training.train_command import INTERRUPTED
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_crossvalidate import read
 from tests.unit.training.test_resume import interrupt_after

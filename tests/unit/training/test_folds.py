@@ -2,7 +2,6 @@
 
 import io
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,20 +205,13 @@ def test_a_section_of_a_card_is_replaced_and_the_rest_stays(tmp_path: Path) -> N
     assert text.index("second") < text.index("by hand") < text.index("other")
 
 
-def test_what_was_not_answered_or_not_known_is_told_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None among the modules is one that cannot be imported: then there is no report."""
+def test_what_was_not_answered_or_not_known_is_told_everywhere(tmp_path: Path) -> None:
     folds = Folds(1, (("a",), ("b", "c")), {name: name for name in "abc"}, dict.fromkeys("abc", ""))
     some = [outcome(0.25, scan="a"), outcome(0.75, scan="b")]
     some.append(outcome(scan="b", landmark="b", present=False, known=False))
     pooled = Pooled(tmp_path / "mine", folds, tuple(some), ("c: too large",), second=True)
     pairs = [(name, tmp_path / "gone.nii", tmp_path / "gone.csv") for name in "abc"]
     text = io.StringIO()
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib", None)
-        conclude(pooled, pairs, Console(file=text, width=300))
-    assert "a report needs matplotlib" in text.getvalue()
     conclude(pooled, pairs, Console(file=text, width=300))
     describe(pooled)
     page = (tmp_path / "mine" / "folds" / "refine" / "report.html").read_text()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.errors import StartupError
 from app.inference.load import load_checked
+from app.training.cli.train import INTERRUPTED
 from app.training.fit.checkpoint import CHECKPOINT, read_record
 from app.training.fit.history import CURVES, Moment, draw_curves, read_history, write_history
 from app.training.fit.loop import stoppable
-from app.training.train_command import INTERRUPTED
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_train import TILES, run, write_specimen
 
@@ -144,17 +143,5 @@ def test_history_of_steps_that_are_done_again_is_forgotten(tmp_path: Path) -> No
 @pytest.mark.parametrize("measured", [False, True])
 def test_curves_need_no_screen(tmp_path: Path, measured: bool) -> None:
     error = (0.75, 1.5, 3) if measured else (None, None, None)
-    assert draw_curves(
-        tmp_path, [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.0, 0.5, 9.0, *error)], ""
-    )
+    draw_curves(tmp_path, [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.0, 0.5, 9.0, *error)], "")
     assert (tmp_path / CURVES).stat().st_size > 5000
-
-
-def test_without_matplotlib_the_table_is_there_and_the_picture_is_not(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None among the modules is one that cannot be imported."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "needs matplotlib: pip install 'landmarkd[train]'" in run(data, tmp_path / "mine")
-    assert not (tmp_path / "mine" / CURVES).exists()
-    assert len(read_history(tmp_path / "mine", 1)) == 1

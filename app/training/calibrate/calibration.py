@@ -1,85 +1,39 @@
-"""Model folder + held-out scans -> its regions and thresholds: ``landmarkd calibrate``."""
+"""Calibration runs -> regions and thresholds, what they promise, and the new model.toml."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
+import tomlkit
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from app.training.evaluate.command import Device, Landmarks, MissingIs, ModelFolder, Scans
-
-if TYPE_CHECKING:
-    from app.model import LoadedModel
-    from app.training.calibrate.regions import Region
-    from app.training.calibrate.thresholds import Thresholds
-    from app.training.calibrate.trials import Trial
-    from app.training.data.folds import Folds
-    from app.training.evaluate.outcomes import Outcome, Pair
-
-
-def calibrate(
-    model: ModelFolder,
-    scans: Scans,
-    landmarks: Landmarks,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Name of a scan that no weight was trained on; repeat it."),
-    ] = None,
-    folds: Annotated[
-        bool, typer.Option("--folds", help="All scans, each by the model of its fold.")
-    ] = False,
-    missing: MissingIs = "unknown",
-    device: Device = "auto",
-) -> None:
-    """Write what held-out scans say of a model into its model.toml: regions and thresholds.
-
-    region95_mm is the radius that 95 % of errors stay within. presence_threshold is the mass of
-    votes that tells landmarks that are there from those that are cut away: the scans are tried
-    whole, in halves, and against empty ones. With --folds, for a model that was trained with folds,
-    each scan is tried on the model that never saw it, so that all of them count.
-    """
-    # Only here, because they pull in torch, and the help must not wait for it.
-    from app.compute import choose_device
-    from app.inference import load_checked
-    from app.training.calibrate.folds import describe, folds_of, models_of
-    from app.training.calibrate.trials import try_again, try_scan
-
-    if folds == bool(only):
-        raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
-    pairs = choose_unseen(model, scans, landmarks, only or ())
-    where = choose_device(device)
-    loaded = load_checked(model, where)
-    crossed = folds_of(model, loaded, scans, landmarks) if folds else None
-    tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
-    pairs = [pair for pair in pairs if pair[0] in tried]  # No fold is judged by all of them.
-    bar, console = Console(stderr=True), Console()
-    before: list[Trial] = []
-    for pair in track(pairs, "As it is", console=bar):
-        before += try_scan(tried[pair[0]], pair, missing)
-    after: list[Trial] = []
-    for pair in track(pairs, "Calibrated by the others", console=bar):
-        after += try_again(tried[pair[0]], pair, before, missing)
-    told = conclude(model, loaded, before, after, console, crossed)
-    if crossed:
-        describe(model, told)
-    load_checked(model, where)
+from app.model import LoadedModel, read_manifest
+from app.training.calibrate.calibration_runs import KINDS, Trial, networks_of, thresholds_from
+from app.training.calibrate.regions import (
+    COVERAGE,
+    Region,
+    calibrate_regions,
+    left_out,
+    promise_of,
+    proven_of,
+    sure_errors,
+)
+from app.training.calibrate.thresholds import Thresholds
+from app.training.data.folds import Folds
+from app.training.evaluate.leakage import refuse_learned
+from app.training.evaluate.metrics import measure_presence
+from app.training.evaluate.outcomes import Outcome, Pair, choose_pairs, summary
+from app.training.fit.export import attach_refine
 
 
-def choose_unseen(
-    model: Path, scans: Path, landmarks: Path, only: Sequence[str]
-) -> "Sequence[Pair]":
+def choose_unseen(model: Path, scans: Path, landmarks: Path, only: Sequence[str]) -> Sequence[Pair]:
     """Pair scans and landmark files: the named ones, or all, as each fold leaves some out.
 
     Raises:
         BadParameter: One is not there, or the model has learned from one that is named.
     """
-    from app.training.evaluate.leakage import refuse_learned
-    from app.training.evaluate.outcomes import choose_pairs
-
     try:
         pairs = choose_pairs(scans, landmarks, only)
     except ValueError as error:
@@ -91,11 +45,11 @@ def choose_unseen(
 
 def conclude(
     folder: Path,
-    model: "LoadedModel",
-    before: "Sequence[Trial]",
-    after: "Sequence[Trial]",
+    model: LoadedModel,
+    before: Sequence[Trial],
+    after: Sequence[Trial],
     console: Console,
-    folds: "Folds | None" = None,
+    folds: Folds | None = None,
 ) -> str:
     """Choose regions and thresholds, say what they rest on, and write them.
 
@@ -114,10 +68,6 @@ def conclude(
     Raises:
         BadParameter: The errors are too few for any region; nothing is written.
     """
-    from app.training.calibrate.regions import calibrate_regions, left_out
-    from app.training.calibrate.trials import networks_of, thresholds_from
-    from app.training.evaluate.outcomes import summary
-
     names = [landmark.name for landmark in model.manifest.landmarks]
     whole = [outcome for trial in after if trial.kind == "whole" for outcome in trial.answer]
     console.print(summary(whole))
@@ -141,10 +91,8 @@ def conclude(
     return told
 
 
-def too_few(outcomes: "Sequence[Outcome]") -> str:
+def too_few(outcomes: Sequence[Outcome]) -> str:
     """Say that the errors are too few for what was asked, and what they could promise."""
-    from app.training.calibrate.regions import COVERAGE, promise_of, sure_errors
-
     count = len(sure_errors(outcomes))
     least = math.ceil(COVERAGE / (1 - COVERAGE))
     return (
@@ -153,7 +101,7 @@ def too_few(outcomes: "Sequence[Outcome]") -> str:
     )
 
 
-def say_thresholds(chosen: "Thresholds | None", old: Sequence[float]) -> str:
+def say_thresholds(chosen: Thresholds | None, old: Sequence[float]) -> str:
     """Say what thresholds were chosen, and of what."""
     was = f"was {min(old):.3f} to {max(old):.3f}"
     if chosen is None:
@@ -167,7 +115,7 @@ def say_thresholds(chosen: "Thresholds | None", old: Sequence[float]) -> str:
     )
 
 
-def say_regions(regions: "Mapping[str, Region]") -> str:
+def say_regions(regions: Mapping[str, Region]) -> str:
     """Say what regions were taken, what of, and what they promise."""
     own = [region for region in regions.values() if region.own]
     shared = [region for region in regions.values() if not region.own]
@@ -186,10 +134,8 @@ def say_regions(regions: "Mapping[str, Region]") -> str:
     return f"regions: {'; '.join(parts)}"
 
 
-def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
+def say_promise(regions: Mapping[str, Region], folds: Folds | None) -> str:
     """Say how sure it is that a further error stays within."""
-    from app.training.calibrate.regions import proven_of
-
     promise = min(region.promise for region in regions.values())
     if folds is None:
         return f"a further error stays within with {100 * promise:.1f} %"
@@ -203,11 +149,8 @@ def say_promise(regions: "Mapping[str, Region]", folds: "Folds | None") -> str:
     )
 
 
-def print_presence(before: "Sequence[Trial]", after: "Sequence[Trial]", console: Console) -> None:
+def print_presence(before: Sequence[Trial], after: Sequence[Trial], console: Console) -> None:
     """Print what is missed and what is invented, before and after."""
-    from app.training.calibrate.trials import KINDS
-    from app.training.evaluate.metrics import measure_presence
-
     table = Table("scans", "present", "missed", "after", "absent", "invented", "after", box=None)
     for kind in KINDS:
         was, now = (
@@ -229,7 +172,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def write_calibration(
-    folder: Path, regions: "Mapping[str, Region]", thresholds: Sequence[Sequence[float] | None]
+    folder: Path, regions: Mapping[str, Region], thresholds: Sequence[Sequence[float] | None]
 ) -> None:
     """Write regions and thresholds into the ``model.toml`` of a folder, and of that within it.
 
@@ -238,11 +181,6 @@ def write_calibration(
         regions: By landmark; go to the second model if there is one, as the answers come from it.
         thresholds: Of the network, and of the second one if there is one; None: they stay.
     """
-    import tomlkit
-
-    from app.model import read_manifest
-    from app.training.fit.export import attach_refine
-
     refine = read_manifest(folder).refine
     folders = [folder] if refine is None else [folder, folder / refine.folder]
     for inner, values in zip(folders, thresholds, strict=True):

@@ -1,27 +1,21 @@
-"""``landmarkd train`` and ``landmarkd refine``: scans and landmark files in, a served model out."""
+"""``landmarkd train`` and ``landmarkd refine``: a model folder from scans and landmark files."""
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
 from app.errors import BadParameter
-from app.training.options import (
-    Options,
-    Schedule,
-    read_filters,
-    read_intensity,
-    read_names,
-    read_tile,
-)
+from app.training.cli.arguments import FOLDER, Device, MissingIs, require_extra
+
+if TYPE_CHECKING:
+    from app.training.options import Options
 
 INTERRUPTED: Final = 130
-"""What shells take for the end by Ctrl-C."""
+"""Exit status of a command that was ended by Ctrl-C, as shells report it."""
 
 FILTERS: Final = "24,48,96,128"
-
-FOLDER: Final = {"exists": True, "file_okay": False}
 
 Scans = Annotated[Path, typer.Argument(help="Folder of .nii and .nii.gz files.", **FOLDER)]
 Landmarks = Annotated[
@@ -31,42 +25,39 @@ Landmarks = Annotated[
     ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Check the data, say what would be trained, and stop.")
+    bool, typer.Option("--check", help="Check the data, print what would be trained, and stop.")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Let warnings about the data stop it, too.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
 Validate = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,NAME|none", help="Scans to hold out and judge by. Default: about a fifth."
+        metavar="NAME,NAME|none", help="Scans to hold out for validation. Default: about a fifth."
     ),
 ]
-ValidateAgain = Annotated[
+ValidateSame = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,NAME|none",
-        help="Scans to hold out and judge by. Default: those of the first training.",
+        help="Scans to hold out for validation. Default: those of the first network.",
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="Folder of the first model.", **FOLDER)]
+Model = Annotated[Path, typer.Argument(help="Folder of the model to refine.", **FOLDER)]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
 Spacing = Annotated[
     float | None, typer.Option(min=1e-5, help="Grid spacing in mm. Default: from the landmarks.")
 ]
-Finer = Annotated[
+FinerSpacing = Annotated[
     float | None,
-    typer.Option(min=1e-5, help="Grid spacing in mm. Default: 0.6 of the first one's."),
+    typer.Option(min=1e-5, help="Grid spacing in mm. Default: 0.6 times the first network's."),
 ]
 Tile = Annotated[
     str | None,
     typer.Option(
         metavar="N|whole",
-        help="Slide over scans in tiles of N³ voxels, or see them whole. Default: by the data.",
+        help="Slide over scans in tiles of N³ voxels, or see scans whole. Default: from the data.",
     ),
 ]
 Rotation = Annotated[float, typer.Option(min=0, max=180, help="Largest random rotation, degrees.")]
-Missing = Annotated[
-    Literal["unknown", "absent"], typer.Option(help="What a landmark without a position is.")
-]
 Intensity = Annotated[
     str | None,
     typer.Option(
@@ -80,17 +71,17 @@ Radius = Annotated[
 ]
 Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
 Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps in all.")]
+Steps = Annotated[int, typer.Option(min=1, help="Total number of optimiser steps.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
 Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
-Mirror = Annotated[bool, typer.Option("--mirror", help="Learn from mirror images, too.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Mirror = Annotated[bool, typer.Option("--mirror", help="Train on mirror images as well.")]
 Cuts = Annotated[
     float,
     typer.Option(
         min=0,
         max=1,
-        help="Share of the steps whose scans are cut amid the landmarks, as halves are.",
+        help="Share of the steps whose scans are truncated among the landmarks, like half scans.",
     ),
 ]
 Start = Annotated[
@@ -102,28 +93,28 @@ FoldCount = Annotated[
     typer.Option(
         "--folds",
         metavar="K",
-        help="Cross-validate: train K models more, each without a K-th of the scans, and judge it "
-        "by those.",
+        help="Cross-validate: train K more models, each without one fold of the scans, and "
+        "measure each on its fold.",
     ),
 ]
 SameFolds = Annotated[
     int | None,
     typer.Option(
-        "--folds", metavar="K", help="Cross-validate both networks by the first one's K folds."
+        "--folds", metavar="K", help="Cross-validate both networks with the first one's K folds."
     ),
 ]
 Fold = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Do only this one of the --folds, so that several can run at once; then all without.",
+        help="Train only this fold, so that several can run at once; then repeat without --fold.",
     ),
 ]
 Subject = Annotated[
     str | None,
     typer.Option(
         metavar="REGEX",
-        help="Part of a scan's name that says whom it shows, as all scans of a subject are in one "
+        help="The part of a scan's name that identifies its subject; scans of one subject share a "
         "fold. Default: the name without a side at its end, such as _left.",
     ),
 ]
@@ -131,10 +122,10 @@ TrainOnly = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,NAME",
-        help="Scans to learn from and never to judge by, such as those posed by a model.",
+        help="Scans that are always trained on and never held out, such as those whose landmarks "
+        "a model has placed.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 
 
 def train(
@@ -154,7 +145,7 @@ def train(
     rate: Rate = 2e-3,
     seed: Seed = 1,
     rotation: Rotation = 180.0,
-    missing: Missing = "unknown",
+    missing: MissingIs = "unknown",
     intensity: Intensity = None,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
@@ -167,20 +158,23 @@ def train(
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out.
 
-    The data are checked first. Interrupted, it goes on where it was if the command is repeated.
-    With --folds, the model learns from all scans, and models of its folds tell its error.
+    The data are checked first. An interrupted training resumes when the command is repeated. With
+    --folds, the model is trained on all scans, and its error is estimated by cross-validation.
     """
-    options = Options(
+    require_extra()
+    from app.training import options
+
+    given = options.Options(
         scans=scans, landmarks=landmarks, folder=_folder(output, check), device=device,
-        hold_out=read_names(validate), folds=folds, fold=fold, subject=subject,
-        train_only=read_names(train_only) or (), strict=strict,
-        spacing_mm=spacing, radius_mm=radius, tile=read_tile(tile),
-        filters=read_filters(filters), stride=2 if stride == 2 else 1,
-        schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
+        hold_out=options.read_names(validate), folds=folds, fold=fold, subject=subject,
+        train_only=options.read_names(train_only) or (), strict=strict,
+        spacing_mm=spacing, radius_mm=radius, tile=options.read_tile(tile),
+        filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
+        schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
         mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, missing=missing,
-        intensity=read_intensity(intensity),
+        intensity=options.read_intensity(intensity),
     )  # fmt: skip
-    _train(options, check, second=False)
+    _train(given, check, second=False)
 
 
 def refine(
@@ -189,8 +183,8 @@ def refine(
     landmarks: Landmarks,
     check: Check = False,
     strict: Strict = False,
-    validate: ValidateAgain = None,
-    spacing: Finer = None,
+    validate: ValidateSame = None,
+    spacing: FinerSpacing = None,
     radius: Radius = None,
     filters: Filters = FILTERS,
     stride: Stride = 2,
@@ -205,45 +199,37 @@ def refine(
     fold: Fold = None,
     device: Device = "auto",
 ) -> None:
-    """Train a model's second network, which looks again, closer, where the first one shows.
+    """Train a model's second network, which sees the subject closer, in the pose that was found.
 
-    Errors become several times smaller. Interrupted, it goes on if the command is repeated.
+    Errors become several times smaller. An interrupted training resumes when the command is
+    repeated.
     """
-    options = Options(
-        scans=scans,
-        landmarks=landmarks,
-        folder=model,
-        hold_out=read_names(validate),
-        spacing_mm=spacing,
-        radius_mm=radius,
-        tile=None,
-        filters=read_filters(filters),
-        stride=2 if stride == 2 else 1,
-        schedule=Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
-        mirror=mirror,
-        start=start,
-        device=device,
-        strict=strict,
-        cuts=cuts,
-        folds=folds,
-        fold=fold,
-    )
-    _train(options, check, second=True)
+    require_extra()
+    from app.training import options
+
+    given = options.Options(
+        scans=scans, landmarks=landmarks, folder=model, device=device,
+        hold_out=options.read_names(validate), folds=folds, fold=fold, strict=strict,
+        spacing_mm=spacing, radius_mm=radius, tile=None,
+        filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
+        schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
+        mirror=mirror, cuts=cuts, start=start,
+    )  # fmt: skip
+    _train(given, check, second=True)
 
 
 def _folder(output: Path | None, check: bool) -> Path:
-    """Say which model folder to write; a check writes none."""
+    """Return the model folder to write; ``--check`` writes none."""
     if output is None and not check:
         raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
     return output or Path()
 
 
-def _train(options: Options, check: bool, *, second: bool) -> None:
-    """Train a first or second network, and end the command, as an interrupted one if it was."""
-    # Here, because these pull in torch, which nobody wants to wait for who asks for help.
+def _train(options: "Options", check: bool, *, second: bool) -> None:
+    """Train the first or second network of a model; exit with 130 if interrupted."""
     from app.training.crossvalidate import FIRST, SECOND, crossvalidate
-    from app.training.train_first import train_first
-    from app.training.train_refine import train_refine
+    from app.training.pipeline import train_first
+    from app.training.refine import train_refine
 
     if options.folds is not None or options.fold is not None:
         done = crossvalidate(options, SECOND if second else FIRST, Console(), only_check=check)

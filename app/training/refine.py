@@ -33,8 +33,7 @@ from app.training.fit.suggest import (
     radius_choice,
 )
 from app.training.options import Options
-from app.training.recipe import Recipe
-from app.training.train_first import (
+from app.training.pipeline import (
     Plan,
     as_begun,
     look_through,
@@ -45,6 +44,7 @@ from app.training.train_first import (
     split_as_begun,
     watched,
 )
+from app.training.recipe import Recipe
 from app.voting import LEAST_LANDMARKS, fit_similarity, mean_shape
 
 FOLDER: Final = "refine"

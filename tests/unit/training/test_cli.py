@@ -1,0 +1,62 @@
+"""Commands of the trainer without the packages that only the trainer needs."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.errors import StartupError
+from app.training.cli.arguments import REQUIRED
+
+ROOT = Path(__file__).resolve().parents[3]
+MODELS = str(ROOT / "models")
+DATA = ["--scans", "scans", "--landmarks", "landmarks"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", ".", ".", "-o", "model"],
+        ["refine", ".", ".", "."],
+        ["evaluate", "model", *DATA],
+        ["calibrate", "model", *DATA, "--folds"],
+        ["average", ".", ".", "-o", "model"],
+    ],
+)
+def test_a_command_without_the_extra_says_in_one_line_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """None among the modules is one that cannot be imported."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, StartupError)
+    assert str(result.exception) == "this command needs scipy: pip install 'landmarkd[train]'"
+
+
+def test_the_extra_alone_installs_what_the_commands_ask_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = {Requirement(line).name for line in project["optional-dependencies"]["train"]}
+    assert extra == set(REQUIRED)
+    assert extra.isdisjoint(Requirement(line).name for line in project["dependencies"])
+
+
+def test_the_service_and_detection_run_without_the_extra(tmp_path: Path) -> None:
+    script = f"""
+import sys
+for name in {REQUIRED!r}:
+    sys.modules[name] = None
+import app.server
+from app.cli.main import app
+app(["phantom", "scan.nii.gz"], standalone_mode=False)
+app(["detect", "scan.nii.gz", "-m", "phantom", "--device", "cpu", "--models-dir", {MODELS!r}])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"landmarks"' in done.stdout
