@@ -16,7 +16,7 @@ SHAPE = (4, 5, 6)
 
 def compile_loops() -> None:
     """Go the way from a field to landmarks once for every type that a field may have."""
-    readout = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0, smooth_mm=0.0)
+    readout = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)
     frame = GridFrame(np.eye(4), np.eye(4))
     for dtype in (torch.float32, torch.float16):
         scores = torch.full((1, *SHAPE), 0.9, dtype=dtype)

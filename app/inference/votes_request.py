@@ -133,7 +133,7 @@ def answer_votes(content: bytes, question: VotesQuestion, go_on: Callable[[], No
         if question.file is None:
             landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
         else:
-            file = write_heatmaps(votes, readout, affine, go_on)
+            file = write_heatmaps(votes, readout, affine, question.smooth_mm, go_on)
     timing = StageTimes(
         decode=1e3 * (decoded - start),
         prepare=1e3 * (prepared - decoded),
@@ -194,7 +194,7 @@ def _readout_of(field: Field, question: VotesQuestion, affine: Affine) -> Readou
         )
     x, y, z = (float(mm) for mm in spacing)
     radius = min(radius, MOST_RADIUS * finest)
-    return Readout(landmarks, shape, (x, y, z), radius, question.smooth_mm)
+    return Readout(landmarks, shape, (x, y, z), radius)
 
 
 def _specs_of(names: tuple[str, ...], landmarks: int) -> tuple[LandmarkSpec, ...]:

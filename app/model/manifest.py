@@ -6,6 +6,7 @@ is no number), and a key that is refused is named with what was expected and wha
 """
 
 import json
+import logging
 import math
 import tomllib
 from pathlib import Path
@@ -16,6 +17,8 @@ from pydantic_core import ErrorDetails
 
 from app.errors import ModelRefused
 from app.model.files import read_text
+
+logger = logging.getLogger("landmarkd.model")
 
 SCHEMA: Final = 1
 WHOLE: Final = "whole"
@@ -108,7 +111,7 @@ class VotingSpec(_Section):
 
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)]
     radius_mm: Annotated[float, Field(gt=0.0)]
-    smooth_mm: Annotated[float, Field(ge=0.0)]
+    smooth_mm: Annotated[float, Field(ge=0.0)] | None = None  # of no effect; see parse_manifest
 
 
 class ShapeSpec(_Section):
@@ -283,6 +286,8 @@ def parse_manifest(name: str, text: str) -> Manifest:
         raise ModelRefused(f"{name}: {reasons}") from None
     if manifest.name != name:
         raise ModelRefused(f"{name}: name: expected the folder's name, got {manifest.name!r}")
+    if manifest.voting.smooth_mm is not None:
+        logger.info("%s: voting.smooth_mm has no effect on landmarks; remove it", name)
     return manifest
 
 

@@ -66,7 +66,11 @@ def write_rows_npy(rows: Rows, checkpoint: Callable[[], None]) -> bytes:
 
 
 def write_heatmaps(
-    votes: Votes, readout: Readout, affine: Affine, checkpoint: Callable[[], None]
+    votes: Votes,
+    readout: Readout,
+    affine: Affine,
+    smooth_mm: float,
+    checkpoint: Callable[[], None],
 ) -> bytes:
     """Write the heatmaps of all landmarks as gzip NIfTI-1: float32, i j k landmark.
 
@@ -77,6 +81,7 @@ def write_heatmaps(
         votes: Votes of one array.
         readout: The part of the array that counts.
         affine: Voxel index -> mm, RAS.
+        smooth_mm: Sigma of a Gaussian over the heatmaps; 0: none.
         checkpoint: Is called between heatmaps; ends the work by raising.
     """
     together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
@@ -88,7 +93,7 @@ def write_heatmaps(
         for first in range(0, readout.landmarks, together):
             checkpoint()
             chosen = range(first, min(first + together, readout.landmarks))
-            heatmaps = aggregate(votes, chosen, readout)
+            heatmaps = aggregate(votes, chosen, readout, smooth_mm)
             # In NIfTI i runs fastest.
             stream.write(heatmaps.permute(0, 3, 2, 1).contiguous().numpy().data)
     return file.getvalue()

@@ -38,14 +38,15 @@ KERNEL_SIGMAS: Final = 3.0
 
 
 def aggregate(
-    votes: Votes, landmarks: Sequence[int], readout: Readout
+    votes: Votes, landmarks: Sequence[int], readout: Readout, smooth_mm: float = 0.0
 ) -> Float[Tensor, "chosen i j k"]:
     """Make the dense heatmaps of some landmarks, voxel by voxel of the grid.
 
     Args:
         votes: Votes for the landmarks of ``readout``.
         landmarks: Which landmarks, in the order wanted, each once.
-        readout: The grid and the smoothing; ``smooth_mm`` 0 gives the sums as they are.
+        readout: The grid.
+        smooth_mm: Sigma of a Gaussian; 0 leaves the sums as they are.
 
     Returns:
         Smoothed vote weight per voxel, float32; votes outside the grid are left out.
@@ -56,7 +57,7 @@ def aggregate(
     shape = (len(landmarks), *readout.shape)
     on_host = which.device.type == "cpu"
     heatmaps = (add_up if on_host else add_up_plainly)(votes, which, shape)
-    return smooth(heatmaps, [readout.smooth_mm / spacing for spacing in readout.spacing_mm])
+    return smooth(heatmaps, [smooth_mm / spacing for spacing in readout.spacing_mm])
 
 
 def add_up(

@@ -44,7 +44,6 @@ class Readout:
         shape: Shape of the grid in voxels.
         spacing_mm: Spacing of the grid along its axes.
         radius_mm: The network votes from voxels within this distance of a landmark.
-        smooth_mm: Sigma of the Gaussian that smooths heatmaps.
         stride: Grid voxels per field voxel.
         cover: The part of the grid in which there is a scan; None: all of it.
     """
@@ -53,7 +52,6 @@ class Readout:
     shape: tuple[int, int, int]
     spacing_mm: tuple[float, float, float]
     radius_mm: float
-    smooth_mm: float
     stride: int = 1
     cover: Cover | None = None
 
@@ -93,7 +91,6 @@ def readout_of(grid: Grid, manifest: Manifest) -> Readout:
         shape=(i, j, k),
         spacing_mm=grid.spacing_mm,
         radius_mm=manifest.voting.radius_mm,
-        smooth_mm=manifest.voting.smooth_mm,
         stride=manifest.network.output_stride,
         cover=None if grid.scan is None else Cover(grid.to_volume, grid.scan),
     )

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -51,7 +51,7 @@ class Reading:
 
 def make_reading(shape: tuple[int, int, int], landmarks: int, radius: float) -> Reading:
     """Say how to read a field of 1 mm voxels whose landmarks vote within a radius."""
-    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
     return Reading(readout, tuple(LandmarkSpec(name=str(c)) for c in range(landmarks)))
 
 
@@ -69,7 +69,7 @@ def add_up(
     votes: Votes, landmarks: Sequence[int], reading: Reading
 ) -> Float[Tensor, "chosen i j k"]:
     """Votes -> dense heatmaps without smoothing: the aggregation of P1."""
-    return aggregate(votes, landmarks, replace(reading.readout, smooth_mm=0.0))
+    return aggregate(votes, landmarks, reading.readout)
 
 
 def scan(field: Field, threshold: float) -> Callable[[], object]:

@@ -73,7 +73,7 @@ def main(capability: int) -> None:
         room = votes_triton.append(shown, 0.5, walk, places, 1000)
     votes_triton.put_in_order(room, 10, 3)
     votes = filter_votes_plainly(field, 0.3)
-    readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0, 0.5)
+    readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0)
     modes_triton.ModeFinder(votes, readout, 4, lay_cells(readout)).find()
 
 

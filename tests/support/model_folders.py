@@ -85,7 +85,7 @@ def manifest_table(name: str = "toy", landmarks: int = 3) -> dict[str, Any]:
             "sha256": "0" * 64,
             "activation": "sigmoid",
         },
-        "voting": {"threshold": 0.3, "radius_mm": 2.0, "smooth_mm": 0.3},
+        "voting": {"threshold": 0.3, "radius_mm": 2.0},
         "landmarks": [{"name": str(index + 1)} for index in range(landmarks)],
         "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
     }

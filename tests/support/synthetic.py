@@ -110,7 +110,7 @@ def make_manifest(
             "activation": "sigmoid",
             "output_stride": stride,
         },
-        "voting": {"threshold": 0.3, "radius_mm": SCAN_RADIUS * spacing, "smooth_mm": spacing},
+        "voting": {"threshold": 0.3, "radius_mm": SCAN_RADIUS * spacing},
         "landmarks": [{"name": str(c), "region95_mm": 0.6} for c in range(landmarks)],
         "selfcheck": {"input": "phantom:7", "tolerance_mm": 0.5},
     }

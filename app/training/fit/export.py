@@ -101,7 +101,6 @@ def _update(
         "voting": {
             "threshold": recipe.threshold,
             "radius_mm": recipe.radius_mm,
-            "smooth_mm": recipe.spacing_mm,
         },
     }
     if (folder / "shape.safetensors").exists():

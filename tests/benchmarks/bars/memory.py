@@ -70,7 +70,7 @@ def make_quiet_model(root: Path, landmarks: int, tile: int) -> Path:
     sections: dict[str, dict[str, object]] = {
         "input": {"spacing_mm": [1.0] * 3, "tile_shape": [tile] * 3, "divisor": 4},
         "network": {"architecture": "monai.networks.nets:DynUNet", "arguments": arguments},
-        "voting": {"threshold": THRESHOLD, "radius_mm": 12.0, "smooth_mm": 1.0},
+        "voting": {"threshold": THRESHOLD, "radius_mm": 12.0},
     }
     folder = make_model_folder(root, "quiet", landmarks, checked=False, **sections)
     weights = folder / "weights.safetensors"

@@ -85,8 +85,23 @@ def test_broken_key_is_refused_by_name(
 
 def test_every_broken_key_is_named_at_once(folder: Path) -> None:
     table = manifest_table()
-    table["voting"] |= {"threshold": 2.0, "smooth_mm": -1.0}
-    with pytest.raises(ModelRefused, match=r"voting.threshold: .*; voting.smooth_mm: "):
+    table["voting"] |= {"threshold": 2.0, "radius_mm": -1.0}
+    with pytest.raises(ModelRefused, match=r"voting.threshold: .*; voting.radius_mm: "):
+        read(folder, table)
+
+
+def test_smoothing_of_old_manifests_is_read_and_said_to_have_no_effect(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "landmarkd.model")
+    table = manifest_table()
+    read(folder, table)
+    assert not caplog.messages
+    table["voting"]["smooth_mm"] = 0.3
+    read(folder, table)
+    assert caplog.messages == ["toy: voting.smooth_mm has no effect on landmarks; remove it"]
+    table["voting"]["smooth_mm"] = -0.3
+    with pytest.raises(ModelRefused, match=r"voting.smooth_mm: "):
         read(folder, table)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from app.voting.cuda.modes import ModeFinder
 
 SHAPE = (24, 20, 28)
-READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=4.0, smooth_mm=0.5)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=4.0)
 Sums = tuple[NDArray[np.float64], ...]
 
 

@@ -1,7 +1,5 @@
 """Votes -> Heatmaps."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,7 @@ from tests.support import oracle
 from tests.support.synthetic import random_field, shuffled
 
 SHAPE = (9, 11, 13)
-READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
-RAW = replace(READOUT, smooth_mm=0.0)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
 
 
 def noise(seed: int = 0) -> Votes:
@@ -44,7 +41,7 @@ def dense(votes: Votes, shape: tuple[int, ...]) -> np.ndarray:
 def test_unsmoothed_heatmaps_are_the_oracles_sum() -> None:
     """Votes outside the grid are left out, not clamped to its border."""
     votes = noise()
-    heatmap = aggregate(votes, range(3), RAW).numpy()
+    heatmap = aggregate(votes, range(3), READOUT).numpy()
     np.testing.assert_allclose(heatmap, dense(votes, SHAPE), atol=1e-5)
     assert heatmap.sum() < votes.weight.sum() - 1
 
@@ -55,7 +52,9 @@ def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
     """Fixed-point sums commute."""
     votes = noise()
     again = shuffled(votes, seed)
-    assert torch.equal(aggregate(votes, [0, 2], READOUT), aggregate(again, [0, 2], READOUT))
+    assert torch.equal(
+        aggregate(votes, [0, 2], READOUT, 0.6), aggregate(again, [0, 2], READOUT, 0.6)
+    )
 
 
 def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_all_votes_in_one_voxel_do_not_overflow() -> None:
 def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
     """In mm: the grid is anisotropic, the Gaussian in voxels is not round."""
     votes = noise()
-    volume = aggregate(votes, [2, 0], READOUT)
+    volume = aggregate(votes, [2, 0], READOUT, smooth_mm=0.6)
     sigmas = (0.6 / 0.5, 0.6 / 0.75, 0.6 / 1.25)
     expected = dense(votes, SHAPE)
     assert volume.shape == (2, *SHAPE)

@@ -18,7 +18,7 @@ from tests.support import oracle
 from tests.support.synthetic import ball_votes, moved, random_field, shuffled, votes_at
 
 SHAPE = (48, 44, 52)
-READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0, smooth_mm=1.0)
+READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0)
 
 
 def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
@@ -69,7 +69,7 @@ def test_sub_voxel_accuracy_holds_its_bar(
 def test_a_mode_is_the_fixed_point_of_the_oracles_mean_shift() -> None:
     """On an anisotropic grid, with everything that is summed over the votes within reach."""
     spacing = np.array([0.5, 0.75, 1.25])
-    readout = Readout(1, SHAPE, (0.5, 0.75, 1.25), radius_mm=6.0, smooth_mm=0.5)
+    readout = Readout(1, SHAPE, (0.5, 0.75, 1.25), radius_mm=6.0)
     votes = concat_votes(
         [ball_votes((20.3, 21.1, 25.6), SHAPE, 8.0, noise=0.8), ball_votes((36, 9, 9), SHAPE, 4.0)]
     )
@@ -95,7 +95,7 @@ def test_a_mode_is_the_fixed_point_of_the_oracles_mean_shift() -> None:
 def test_the_order_of_votes_changes_no_bit(activation: str) -> None:
     """Votes in any order, in any number of batches: the same bits of everything (V7)."""
     shape = (13, 11, 16)
-    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0)
     votes = filter_votes(random_field(shape, 3, activation), 0.3)
     expected = modes_of(votes, readout)
     for seed in range(8):
@@ -147,7 +147,7 @@ def test_modes_come_heaviest_first_and_no_place_twice() -> None:
         for place, radius in zip(places, (5, 7, 6), strict=True)
     ]
     parts.append(ball_votes((25.0, 26, 27), SHAPE, 8.0, landmark=1))
-    readout = Readout(3, SHAPE, (1.0, 1.0, 1.0), radius_mm=8.0, smooth_mm=1.0)
+    readout = Readout(3, SHAPE, (1.0, 1.0, 1.0), radius_mm=8.0)
     modes = modes_of(concat_votes(parts), readout)
     np.testing.assert_allclose(modes.position[0, :3], [places[1], places[2], places[0]], atol=0.3)
     np.testing.assert_allclose(modes.position[1, 0], (25, 26, 27), atol=0.3)
@@ -199,7 +199,7 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
 ) -> None:
     """Tiles of any shape, in any order, give the votes, modes and heatmaps of the whole (V7)."""
     shape = (13, 11, 16)
-    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+    readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0)
     field = random_field(shape, 3, "sigmoid", seed)
     whole = filter_votes(field, 0.3)
     bounds = [sorted({0, *cut, size}) for cut, size in zip(cuts, shape, strict=True)]
@@ -213,4 +213,5 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
     parts = [parts[index] for index in np.random.default_rng(seed).permutation(len(parts))]
     votes = concat_votes(parts)
     assert_same_bits(modes_of(votes, readout), modes_of(whole, readout))
-    assert torch.equal(aggregate(votes, range(3), readout), aggregate(whole, range(3), readout))
+    heatmaps = aggregate(votes, range(3), readout, 0.6)
+    assert torch.equal(heatmaps, aggregate(whole, range(3), readout, 0.6))

@@ -11,7 +11,7 @@ from app.voting.votes import Votes, empty_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
-READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0, smooth_mm=0.6)
+READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
 VOXELS = cells_of_edge((1, 1, 1), READOUT)
 
 
@@ -99,7 +99,7 @@ def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
     shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
 ) -> None:
     """Worked cases, at a spacing of 1 mm."""
-    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius, smooth_mm=1.0)
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
     cells = lay_cells(readout)
     assert cells.edge == (edge, edge, edge)
     assert landmarks * np.prod(cells.shape) * 4 <= TABLE_BYTES
@@ -107,5 +107,5 @@ def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
 
 def test_cells_are_round_in_mm() -> None:
     """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
-    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0, smooth_mm=1.0)
+    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
     assert lay_cells(readout).edge == (7, 4, 1)

@@ -40,5 +40,5 @@ def test_shift_and_sum_is_voting_with_one_offset_per_channel() -> None:
     channel, h, w = torch.nonzero(torch.ones(4, 6, 8), as_tuple=True)
     position = torch.stack([torch.zeros_like(h), h, w + 3 * channel], 1)
     votes = votes_at(position.numpy(), probability=x.flatten().tolist())
-    readout = Readout(1, (1, 6, 8 + 9), (1.0, 1.0, 1.0), radius_mm=1.0, smooth_mm=0.0)
+    readout = Readout(1, (1, 6, 8 + 9), (1.0, 1.0, 1.0), radius_mm=1.0)
     assert torch.equal(shift_and_sum(x, torch.ones(1), 3)[0], aggregate(votes, [0], readout)[0])

@@ -24,14 +24,14 @@ def test_voters_are_counted_as_the_oracle_counts_them(
     """Spheres cut by borders, anisotropic spacing, strides that do not divide the grid."""
     random = np.random.default_rng(seed)
     points = random.uniform(-0.5, np.array(SHAPE) - 0.5, (5, 3))
-    readout = Readout(1, SHAPE, SPACING, radius, 0.0, stride)
+    readout = Readout(1, SHAPE, SPACING, radius, stride)
     expected = [oracle.voters(p, SHAPE, np.array(SPACING), radius, stride) for p in points]
     assert voters_around(points, readout).tolist() == [max(1, n) for n in expected]
 
 
 def test_around_a_place_outside_at_least_an_octant_of_the_ball_is_counted() -> None:
     """A few voxels at the border prove nothing about a place beyond it."""
-    readout = Readout(1, (40, 50, 60), (1.0, 1.0, 1.0), 6.0, 0.0)
+    readout = Readout(1, (40, 50, 60), (1.0, 1.0, 1.0), 6.0)
     ball = 4 / 3 * np.pi * 6**3
     points = np.array([[-6.0, 20, 20], [-30.0, 20, 20], [-1.0, 20, 20]])
     far, farther, near = voters_around(points, readout)
@@ -41,7 +41,7 @@ def test_around_a_place_outside_at_least_an_octant_of_the_ball_is_counted() -> N
 
 def test_a_place_that_does_not_exist_counts_one() -> None:
     """NaN places can be divided by their count."""
-    readout = Readout(1, SHAPE, SPACING, 2.0, 0.0)
+    readout = Readout(1, SHAPE, SPACING, 2.0)
     assert voters_around(np.full((2, 3, 3), np.nan), readout).tolist() == [[1.0] * 3] * 2
 
 
@@ -51,7 +51,7 @@ def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
     to_volume = translation((-3.0, 1.0, 2.0)) @ np.pad(turn, (0, 1)) @ scaling([2.0, 2.0, 2.0])
     to_volume[3, 3] = 1.0
     cover = Cover(to_volume, (16, 25, 60))
-    readout = Readout(1, SHAPE, SPACING, 3.0, 0.0, 2, cover)
+    readout = Readout(1, SHAPE, SPACING, 3.0, 2, cover)
     points = np.array([[4.0, 6, 10], [1.0, 2, 3], [8.0, 13, 20]])
     index = np.stack(np.meshgrid(*[np.arange(-(-n // 2)) for n in SHAPE], indexing="ij"), axis=-1)
     centres = (index.reshape(-1, 3) + 0.5) * 2 - 0.5
@@ -66,9 +66,7 @@ def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
 
 def test_places_past_the_end_of_the_scan_lie_outside() -> None:
     """Up to the faces of its outermost voxels; what does not exist lies nowhere."""
-    readout = Readout(
-        1, SHAPE, SPACING, 2.0, 0.0, cover=Cover(translation((-2.0, 0, 0)), (4, 9, 9))
-    )
+    readout = Readout(1, SHAPE, SPACING, 2.0, cover=Cover(translation((-2.0, 0, 0)), (4, 9, 9)))
     points = np.array(
         [[1.6, 3, 3], [1.4, 3, 3], [5.4, 3, 3], [5.6, 3, 3], [3, 3, 8.6], [np.nan] * 3]
     )
