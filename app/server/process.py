@@ -19,7 +19,7 @@ import uvicorn
 from app.api import Shared, create_app
 from app.server.http_protocol import DirectBodyProtocol
 from app.server.logging import configure_logging
-from app.settings import Settings, open_to_strangers, unknown_variables
+from app.settings import Settings, is_public_without_keys, unknown_variables
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
     configure_logging(chosen.log_level, chosen.log_format)
     for name in unknown_variables(os.environ):
         logger.warning("unknown setting", extra={"variable": name})
-    if open_to_strangers(chosen):
+    if is_public_without_keys(chosen):
         logger.warning(
             "anyone who reaches this address may use the service: set LANDMARKD_API_KEYS",
             extra={"host": chosen.host},

@@ -1,4 +1,4 @@
-"""The README's chapter on landmarks of one's own, from scans to a service, as it stands there."""
+"""The training page's section on your own landmarks, from scans to a service, run as it stands."""
 
 import json
 import re
@@ -10,22 +10,18 @@ import pytest
 
 from app.errors import BadParameter
 from app.training.tools.make_phantoms import make_phantoms
+from tests.support.documents import DOCS, code_blocks, read, section
 from tests.support.services import ServiceProcess
 from tests.support.training_data import landmarkd
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-CHAPTER = README.split("## Your own landmarks in an hour", 1)[1].split("\n## ", 1)[0]
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", CHAPTER, flags=re.DOTALL)
-    for line in block.splitlines()
-]
+SECTION = section(read(DOCS / "training.md"), "## Your own landmarks in an hour")
+COMMANDS = [line for block in code_blocks(SECTION, "sh") for line in block.splitlines()]
 SMALL = "--steps 2 --filters 4,4,8 --tile 32 --spacing 3 --device cpu"
 """So short a training finds nothing, but does all that a long one does."""
 
 
 def commands(word: str) -> list[str]:
-    """List the chapter's commands of a kind."""
+    """List the section's commands of a kind."""
     return [line for line in COMMANDS if line.startswith(f"landmarkd {word}")]
 
 
@@ -35,7 +31,7 @@ def run(line: str, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the data of the chapter."""
+    """Make the data of the section."""
     here = tmp_path_factory.mktemp("own")
     made = re.search(r"training\.tools\.make_phantoms \. --count (\d+)", COMMANDS[0])
     assert made is not None
@@ -43,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def test_the_chapter_goes_from_data_to_a_service(
+def test_the_section_goes_from_data_to_a_service(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

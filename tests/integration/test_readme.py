@@ -1,8 +1,7 @@
-"""The README's commands, run as they stand there."""
+"""The examples of the README and of docs/, run as they stand there."""
 
 import gzip
 import json
-import re
 import runpy
 import shlex
 import subprocess
@@ -11,26 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import nibabel as nib
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from app.api.keys import hash_key
 from app.voting.votes import Votes
-from tests.support.services import ServiceProcess
+from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
+from tests.support.services import RAW, ServiceProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "http://127.0.0.1:8000"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+LINES = "".join(block for page in PAGES for block in code_blocks(read(page), "sh")).splitlines()
 COMMANDS = [
     line
-    for block in BLOCKS
-    for line in block.splitlines()
+    for line in dict.fromkeys(LINES)
     if line.startswith(("curl ", "landmarkd "))
     and "NAME" not in line
     and " serve" not in line
-    # What makes and uses a model of one's own is run in order, by test_own_landmarks.
+    # The commands that make and use a model of one's own are run in order, by test_own_landmarks.
     and "my-model" not in line
     and "--check" not in line
 ]
@@ -45,18 +44,23 @@ def service() -> Iterator[ServiceProcess]:
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the README's Python, in a folder of its own; gives its variables, and that folder."""
+    """Run the Python of the page on votes in a new folder; gives its variables and the folder."""
     here = tmp_path_factory.mktemp("notebook")
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    (here / "notebook.py").write_text("\n".join(blocks), encoding="utf-8")
+    return run_python(DOCS / "votes.md", here) | {"folder": here}
+
+
+def run_python(page: Path, folder: Path, url: str = ADDRESS) -> dict[str, Any]:
+    """Run the Python blocks of a page as one program; gives its variables."""
+    program = "\n".join(code_blocks(read(page), "python"))
+    (folder / "program.py").write_text(program.replace(ADDRESS, url), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(here)
-        return runpy.run_path(str(here / "notebook.py")) | {"folder": here}
+        patch.chdir(folder)
+        return runpy.run_path(str(folder / "program.py"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, notebook: dict[str, Any]) -> Path:
-    """Make the files that the README takes for granted."""
+    """Make the files that the examples take for granted."""
     voxels = np.random.default_rng(1).normal(size=(90, 100, 80)).astype(np.float32)
     scan = nib.Nifti1Image(voxels, np.diag([0.2, 0.2, 0.25, 1.0])).to_bytes()
     (tmp_path / "scan.nii.gz").write_bytes(scan)
@@ -70,8 +74,8 @@ def folder(tmp_path: Path, notebook: dict[str, Any]) -> Path:
     return tmp_path
 
 
-def test_readme_has_commands_to_run() -> None:
-    assert len(COMMANDS) >= 8
+def test_there_are_commands_to_run() -> None:
+    assert len(COMMANDS) >= 12
 
 
 def run(command: str, service: ServiceProcess, folder: Path) -> None:
@@ -92,7 +96,7 @@ def run(command: str, service: ServiceProcess, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_of_the_readme_works(command: str, service: ServiceProcess, folder: Path) -> None:
+def test_command_works(command: str, service: ServiceProcess, folder: Path) -> None:
     run(command, service, folder)
 
 
@@ -121,10 +125,31 @@ def test_own_votes_say_the_same_in_python_and_over_http(
     assert_allclose([mark["ras_mm"] for mark in landmarks], notebook["truth"], atol=1e-4)
 
 
-def test_readme_names_every_call_and_command() -> None:
-    for word in ("/v1/landmarks", "/v1/votes", "/v1/models", "/livez", "/readyz", "/metrics"):
-        assert word in README
-    for word in ("serve", "detect", "check", "models", "phantom", "bench"):
-        assert f"landmarkd {word}" in README
-    for word in ("train", "refine", "evaluate", "calibrate", "average"):
-        assert f"landmarkd {word}" in README
+def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:
+    variables = run_python(README, folder, service.url)
+    assert len(variables["answer"].landmarks) == 45
+
+
+def test_readme_shows_the_answer_for_a_scan_that_no_weight_was_trained_on(
+    service: ServiceProcess, data_dir: Path
+) -> None:
+    (shown,) = [json.loads(block) for block in code_blocks(read(README), "json")]
+    scan = data_dir / "mouse-skull" / "scans" / "NU_J.nii.gz"
+    url = f"{service.url}/v1/landmarks?model=mouse-skull"
+    answer = httpx.post(url, content=scan.read_bytes(), headers=RAW, timeout=60).json()
+    assert shown["model"].items() <= answer["model"].items()
+    assert shown["volume"]["shape"] == answer["volume"]["shape"]
+    assert shown["volume"]["orientation"] == answer["volume"]["orientation"]
+    assert_allclose(shown["volume"]["spacing_mm"], answer["volume"]["spacing_mm"], atol=1e-3)
+    (example,) = shown["landmarks"]
+    (found,) = [each for each in answer["landmarks"] if each["name"] == example["name"]]
+    assert example["status"] == found["status"]
+    for name in ("confidence", "region95_mm", "ijk", "ras_mm", "lps_mm"):
+        assert_allclose(example[name], found[name], atol=0.02)
+
+
+def test_key_is_hashed_as_the_service_does() -> None:
+    (block,) = [each for each in code_blocks(read(DOCS / "http.md"), "sh") if "sha256sum" in each]
+    script = block.replace("$(openssl rand -hex 32)", "secret") + "printenv LANDMARKD_API_KEYS"
+    done = subprocess.run(["bash", "-euc", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == hash_key("secret")

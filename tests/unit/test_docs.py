@@ -1,0 +1,254 @@
+"""What the documents say is true of the code: links, names, settings, calls, errors and figures."""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from app.api.app import create_app
+from app.api.landmarks import LandmarksQuery
+from app.api.votes import VotesQuery
+from app.cli.main import app as command_line
+from app.errors import LandmarkdError, ModelRefused, RequestError, ServiceError, StartupError
+from app.io import FORMATS, LandmarkAnswer
+from app.settings import PREFIX, Settings
+from app.voting import VOTES_FORMATS
+from tests.support.documents import DOCS, DOCUMENTS, PAGES, README, ROOT, prose, read
+from tests.support.settings_page import PAGE, settings_page
+
+OF_TODAY = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+README_LINES = 130
+IMAGE_BYTES = 400_000
+NOT_SETTINGS = {"LANDMARKD_DATA", "LANDMARKD_API_KEY"}
+"""Of the tests, and of the command line as a client."""
+
+TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "average")
+OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "--model"}
+"""Of pip, curl, and the modules in ``app.training.tools``."""
+
+ABSTRACT = (LandmarkdError, RequestError, ServiceError)
+NOT_ANSWERED = (ModelRefused, StartupError)
+CLIENT_LEFT = 499
+
+RESULTS = ROOT / "tests" / "benchmarks" / "results"
+TIMES = "\N{MULTIPLICATION SIGN}"
+FIGURE = re.compile(rf"(\d+(?:\.\d+)?) ?(ms|s|mm|voxel|GB|MB|%|{TIMES})(?![\w³])")
+UNITS = {
+    "ms": ("s", 1e-3), "s": ("s", 1.0), "GB": ("B", 1e9), "MB": ("B", 1e6),
+    "mm": ("mm", 1.0), "voxel": ("voxel", 1.0), "grid voxel": ("voxel", 1.0), "%": ("%", 1.0),
+}  # fmt: skip
+ROUNDING = 0.05
+"""Two digits are right to within 5 %."""
+
+
+def documented(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def slug(heading: str) -> str:
+    """Make the anchor that GitHub gives to a heading."""
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(read(path)), flags=re.MULTILINE)
+    return {slug(heading) for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=documented)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", prose(read(path)))
+    dead = []
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        there = (path.parent / target).resolve() if target else path
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            dead.append(link)
+    assert dead == []
+
+
+def test_every_page_is_in_the_map() -> None:
+    linked = set(LINK.findall(read(DOCS / "index.md")))
+    assert {path.name for path in DOCS.glob("*.md")} - {"index.md"} <= linked
+
+
+def test_readme_is_short_and_its_picture_small() -> None:
+    assert len(read(README).splitlines()) <= README_LINES
+    (picture,) = re.findall(r"!\[[^\]]+\]\((\S+)\)", read(README))
+    content = (ROOT / picture).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < IMAGE_BYTES
+
+
+def test_settings_page_is_what_the_settings_generate() -> None:
+    assert read(PAGE) == settings_page(), "run python -m tests.support.settings_page"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=documented)
+def test_no_document_names_a_setting_that_does_not_exist(path: Path) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | NOT_SETTINGS
+    assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", read(path))) <= known
+
+
+@pytest.mark.parametrize("path", OF_TODAY, ids=documented)
+def test_files_that_are_named_exist(path: Path) -> None:
+    named = re.findall(r"`((?:app|tests|docs|deploy|models)/[\w./-]*)`", read(path))
+    assert [name for name in named if "NAME" not in name and not _exists(name)] == []
+    modules = re.findall(r"\b(?:app|tests)\.[a-z_.]+\b", read(path))
+    assert [name for name in modules if not _is_module(name)] == []
+
+
+def _exists(name: str) -> bool:
+    return (ROOT / name).exists() or "my-model" in name
+
+
+def _is_module(name: str) -> bool:
+    return any((ROOT / (name.replace(".", "/") + end)).exists() for end in ("", ".py"))
+
+
+def test_examples_of_the_architecture_name_what_is_there() -> None:
+    text = " ".join(read(DOCS / "architecture.md").split())
+    named = re.findall(r"`(\w+)` in `(app/[\w/]+\.py)`", text)
+    assert len(named) >= 8
+    for name, module in named:
+        source = (ROOT / module).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def |class )?{name}\b", source, flags=re.MULTILINE), (name, module)
+
+
+def test_architecture_names_every_package() -> None:
+    text = read(DOCS / "architecture.md")
+    packages = {path.parent.name for path in (ROOT / "app").glob("*/__init__.py")}
+    assert [name for name in packages if f"[{name}](../app/{name})" not in text] == []
+
+
+def test_every_call_is_described() -> None:
+    text = read(DOCS / "http.md")
+    assert [path for path in create_app(Settings()).openapi()["paths"] if path not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("http.md", LandmarksQuery.model_fields),
+        ("http.md", {form.name: form for form in FORMATS}),
+        ("http.md", set(LandmarkAnswer.model_fields) - {"name", "description", "candidates"}),
+        ("votes.md", VotesQuery.model_fields),
+        ("votes.md", {form.name: form for form in VOTES_FORMATS}),
+    ],
+    ids=["query", "formats", "landmark", "query of votes", "formats of votes"],
+)
+def test_every_name_of_the_interface_is_described(page: str, names: object) -> None:
+    text = read(DOCS / page)
+    assert isinstance(names, dict | set)
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def errors(base: type[LandmarkdError] = LandmarkdError) -> Iterator[type[LandmarkdError]]:
+    for error in base.__subclasses__():
+        yield error
+        yield from errors(error)
+
+
+def test_every_error_is_described_with_its_status() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| ([^|]+) \|", read(DOCS / "http.md"), flags=re.MULTILINE)
+    described = {(int(status), code) for status, codes in rows for code in _codes(codes)}
+    expected = {
+        (error.status, error.code)
+        for error in errors()
+        if error.__module__ == "app.errors"
+        and error not in ABSTRACT
+        and not issubclass(error, NOT_ANSWERED)
+        and error.status != CLIENT_LEFT
+    }
+    assert described == expected | {(LandmarkdError.status, LandmarkdError.code)}
+
+
+def _codes(cell: str) -> list[str]:
+    return re.findall(r"`([\w-]+)`", cell)
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(command_line)
+    context = typer.Context(group)
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+
+
+def test_every_command_is_described() -> None:
+    text = " ".join(read(path) for path in PAGES)
+    assert [name for name in commands() if f"landmarkd {name}" not in text] == []
+
+
+def test_options_of_the_training_page_exist() -> None:
+    there = commands()
+    options = {
+        option for name in TRAINER_COMMANDS for each in there[name].params for option in each.opts
+    }
+    named = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*", read(DOCS / "training.md")))
+    assert named - OPTIONS_OF_OTHERS <= options | {"--help"}
+
+
+def measured(name: str) -> list[tuple[str, float]]:
+    """List the figures of a benchmark: kind and value of ours, of theirs, and their ratio."""
+    figures = []
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            kind, factor = UNITS.get(row["unit"], (row["unit"], 1.0))
+            figures += [(kind, factor * float(row[key])) for key in ("ours", "theirs") if row[key]]
+            figures += [(TIMES, float(row["ratio"]))] if row["ratio"] else []
+    return figures
+
+
+def benchmark_rows() -> list[tuple[str, str, str]]:
+    """List the rows of results: benchmark, what was done, and the cells with figures."""
+    rows = []
+    for line in read(DOCS / "benchmarks.md").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        name = re.fullmatch(r"\[(\w+)\]\(\S+\.csv\)", cells[-1])
+        if name:
+            figures = [cell for cell in cells[1:-1] if not cell.startswith(("≤", "≥"))]
+            rows.append((name[1], cells[0], " ".join(figures)))
+    return rows
+
+
+@pytest.mark.parametrize(("name", "what", "figures"), benchmark_rows())
+def test_figures_of_the_benchmarks_are_those_measured(name: str, what: str, figures: str) -> None:
+    known = measured(name)
+    found = FIGURE.findall(figures)
+    assert found
+    for digits, unit in found:
+        kind, factor = UNITS.get(unit, (unit, 1.0))
+        value = factor * float(digits)
+        near = [each for each in known if each[0] == kind and _is_near(value, each[1])]
+        assert near, f"{what}: {digits} {unit} is not in {name}.csv"
+
+
+def _is_near(printed: float, figure: float) -> bool:
+    return abs(printed - abs(figure)) <= ROUNDING * printed
+
+
+def test_readme_has_the_measured_errors_of_the_models() -> None:
+    text = read(README)
+    skulls = {row["what"]: float(row["ours"]) for row in _rows("A2")}
+    phantoms = {row["what"]: float(row["ours"]) for row in _rows("A1")}
+    (error,) = [value for what, value in skulls.items() if what.startswith("mean error, 135")]
+    assert f"{error:.2f} mm mean, 3 strains" in text
+    (seconds,) = [value for what, value in skulls.items() if what.startswith("time per scan")]
+    assert f"{seconds:.2f} s per scan" in text
+    (error,) = [value for what, value in phantoms.items() if what.startswith("mean error")]
+    assert f"{error:.2f} voxels ({2 * error:.2f} mm) mean, 100 scans" in text
+    card = read(ROOT / "models" / "mouse-skull" / "README.md")
+    (error_all,) = re.findall(r"\| all five, .*?\*\*([\d.]+)\*\*", card)
+    assert f"{float(error_all):.2f} mm cross-validated, 24 strains" in text
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
