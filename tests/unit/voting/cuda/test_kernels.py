@@ -21,7 +21,7 @@ def test_kernels_compile_to_loads_of_16_bytes_without_a_device(
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.compile_kernels", capability],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,1 @@
+"""Tests of the kernels for CUDA, which run in Triton's interpreter where there is no device."""
