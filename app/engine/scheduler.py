@@ -8,8 +8,7 @@ for company, and no slot stays empty while a tile waits.
 
 Tiles can share a batch only within a **lane** (one model and one tile shape). Lanes share the
 device by the number of their active requests: each is charged what its batch costs per request, and
-the lane that was charged least goes next (start-time fair queueing, Goyal et al. 1996). One batch
-may be prepared ahead; whoever leaves meanwhile is replaced in it.
+the lane that was charged least goes next (start-time fair queueing, Goyal et al. 1996).
 
 Pure Python: no torch, no HTTP, no clock but the one that is passed in.
 """
@@ -49,15 +48,12 @@ class _Held:
     lane: Hashable = None
     tiles: int = 0
     next_tile: int = 0
-    given_back: list[int] = field(default_factory=list)
 
     @property
     def left(self) -> int:
-        return self.tiles - self.next_tile + len(self.given_back)
+        return self.tiles - self.next_tile
 
     def take(self) -> int:
-        if self.given_back:
-            return self.given_back.pop()
         self.next_tile += 1
         return self.next_tile - 1
 
@@ -95,7 +91,6 @@ class Scheduler(Generic[Request]):
         self._owed: dict[Hashable, float] = {}
         self._clock = 0.0
         self._ages = 0
-        self._ahead: Batch[Request] | None = None
 
     def hold(self, request: Request, deadline: float | None = None) -> None:
         """Accept a request, whose tiles may come later.
@@ -140,12 +135,7 @@ class Scheduler(Generic[Request]):
             return 0
         if held.left:
             self._unqueue(request, held)
-        ahead = 0
-        if self._ahead is not None:
-            kept = tuple(slot for slot in self._ahead.tiles if slot[0] != request)
-            ahead = len(self._ahead.tiles) - len(kept)
-            self._ahead = Batch(self._ahead.lane, kept)
-        return held.left + ahead
+        return held.left
 
     def set_deadline(self, request: Request, deadline: float) -> None:
         """Change the time after which nobody waits for a request's answer, if it is held."""
@@ -157,27 +147,15 @@ class Scheduler(Generic[Request]):
         return tuple(request for request, held in self._held.items() if now >= held.deadline)
 
     @property
-    def next_deadline(self) -> float:
-        """Say when the next request will be late; infinity if none will."""
-        return min((held.deadline for held in self._held.values()), default=math.inf)
-
-    @property
     def waiting_tiles(self) -> int:
-        """Count the tiles that no batch holds yet, or only the one that is prepared."""
-        ahead = len(self._ahead.tiles) if self._ahead else 0
-        return ahead + sum(
-            held.left for lane in self._lanes.values() for held in lane.waiting.values()
-        )
+        """Count the tiles that no batch holds yet."""
+        return sum(held.left for held in self._held.values())
 
     @property
     def backlog(self) -> float:
         """Add up what the waiting tiles cost."""
-        ahead = len(self._ahead.tiles) * self._cost(self._ahead.lane) if self._ahead else 0.0
-        return ahead + sum(
-            held.left * self._cost(name)
-            for name, lane in self._lanes.items()
-            for held in lane.waiting.values()
-        )
+        waiting = (held for held in self._held.values() if held.left)
+        return sum(held.left * self._cost(held.lane) for held in waiting)
 
     def foresee(self, lane: Hashable, tiles: int) -> float:
         """Say what will have been run when a new request's last tile has, at what cost.
@@ -193,52 +171,18 @@ class Scheduler(Generic[Request]):
         turns = sum(min(held.left, tiles) * self._cost(held.lane) for held in others)
         return turns + tiles * self._cost(lane)
 
-    def __len__(self) -> int:
-        """Count the requests."""
-        return len(self._held)
-
-    def prepare(self, now: float) -> Batch[Request] | None:
-        """Choose the batch after the one that runs, if it is not chosen yet.
-
-        Args:
-            now: The caller's clock.
-
-        Returns:
-            The batch as it stands; ``next_batch`` may give it with others in the place of those
-            who left. None when nothing can run.
-        """
-        if self._ahead is None or not self._ahead.tiles:
-            self._ahead = self._choose(now)
-        return self._ahead
-
     def next_batch(self, now: float) -> Batch[Request] | None:
         """Choose the tiles that run now, and forget them.
+
+        The lane that was charged least goes next; of equals, the one that waited longer.
 
         Args:
             now: The caller's clock. Requests past their deadline give no tiles; their slots go to
                 others. They stay until ``remove``.
 
         Returns:
-            The batch that was prepared, or a new one; None when nothing can run.
+            The batch; None when nothing can run.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return self._choose(now)
-        kept: list[tuple[Request, int]] = []
-        for request, tile in ahead.tiles:
-            held = self._held[request]
-            if now < held.deadline:
-                kept.append((request, tile))
-            else:
-                held.given_back.append(tile)
-                self._queue(request, held)
-        lane = self._lanes.get(ahead.lane)
-        if lane is not None and len(kept) < self._batch_size(ahead.lane):
-            kept += self._fill(ahead.lane, lane, self._active(lane, now), len(kept))
-        return Batch(ahead.lane, tuple(kept)) if kept else self._choose(now)
-
-    def _choose(self, now: float) -> Batch[Request] | None:
-        """Take a batch from the lane that was charged least; of equals, from the one before."""
         ready = [(name, lane) for name, lane in self._lanes.items() if self._active(lane, now)]
         if not ready:
             return None
@@ -246,13 +190,13 @@ class Scheduler(Generic[Request]):
         self._clock = max(self._clock, lane.charged)
         self._owed = {key: owed for key, owed in self._owed.items() if owed > self._clock}
         self._lanes.move_to_end(name)
-        return Batch(name, tuple(self._fill(name, lane, self._active(lane, now), taken=0)))
+        return Batch(name, tuple(self._fill(name, lane, self._active(lane, now))))
 
     def _fill(
-        self, name: Hashable, lane: _Lane[Request], active: Sequence[Request], taken: int
+        self, name: Hashable, lane: _Lane[Request], active: Sequence[Request]
     ) -> list[tuple[Request, int]]:
         """Take one tile of each in turn, then fill up with the most urgent; charge the lane."""
-        slots = self._batch_size(name) - taken
+        slots = self._batch_size(name)
         tiles: list[tuple[Request, int]] = []
         for request in active[:slots]:
             tiles.append((request, lane.waiting[request].take()))
@@ -263,8 +207,7 @@ class Scheduler(Generic[Request]):
             held = lane.waiting[request]
             while held.left and len(tiles) < slots:
                 tiles.append((request, held.take()))
-        if active:
-            lane.charged += self._cost(name) * len(tiles) / len(active)
+        lane.charged += self._cost(name) * len(tiles) / len(active)
         for request in active:
             if not self._held[request].left:
                 self._unqueue(request, self._held[request])

@@ -121,12 +121,6 @@ class WorkList:
             return self._scheduler.late(now)
 
     @property
-    def next_deadline(self) -> float:
-        """Say when the next job will be late; infinity if none will."""
-        with self._changed:
-            return self._scheduler.next_deadline
-
-    @property
     def depth(self) -> int:
         """Count the scans to be prepared and the tiles that no batch holds yet."""
         with self._changed:
