@@ -1,47 +1,50 @@
-"""Times of real batches -> how many tiles the next batch of a lane may hold.
+"""Chooses how many tiles of a lane to run in one batch, from the times that real batches took.
 
 Batching a 3D network pays twofold or not at all, depending on device and precision, so the size is
 measured: full batches of 1, 2, 4, 8… tiles are timed as they come, for as long as each size is
 faster per tile than those before it; then the smallest within 5 % of the fastest stays. Nothing is
 run for the measurement's sake, so a start costs nothing and an idle service rests. No batch is
-tried that would take longer than what a small scan can be made to wait.
+tried that would keep a small scan waiting for too long.
+
+The device's thread writes, the event loop reads; one lock guards the table of lanes.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-GAIN: Final = 1.05
+MIN_SPEEDUP: Final = 1.05
 """A larger batch must be this much faster per tile; less is not worth making others wait."""
 
-PATIENCE_S: Final = 0.06
-"""A batch of several tiles takes no longer, if it is known: so long does a scan that comes wait for
-it. Accelerators are full long before; a CPU's larger batches gain less than they cost others."""
+MAX_BATCH_S: Final = 0.06
+"""Longest batch of several tiles: a scan that arrives waits for the batch that runs. Accelerators
+are fully used long before; a CPU's larger batches gain less than they cost others."""
 
-TIMINGS: Final = 3
-"""Of each size, of which the fastest counts: others were disturbed."""
+MIN_TIMINGS: Final = 3
+"""Batches timed of each size; the fastest counts, as others were disturbed."""
 
-MOST_TILES: Final = 64
-MOST_LANES: Final = 256
-"""Models that see scans whole have a lane for every shape; the least used are forgotten."""
+MAX_TILES: Final = 64
+MAX_LANES: Final = 256
+"""Models that see scans whole have a lane for every shape; the least recently used are dropped."""
 
-MEMORY: Final = 0.8
+SMOOTHING: Final = 0.8
 """Weight of the past in the running mean of a tile's cost: about the last five batches count."""
 
-UNKNOWN_S: Final = 0.1
-"""What a tile is taken to cost before any was timed; only lanes' turns depend on it."""
+DEFAULT_TILE_S: Final = 0.1
+"""Assumed cost of a tile before any was timed; only the order of lanes depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTiming:
-    """What a batch of so many tiles takes, at best.
+    """The best time of a batch of some size.
 
     Attributes:
         tile_shape: Voxels of each tile.
         tiles: In the batch.
         seconds: For the whole batch.
-        chosen: Whether this is how many tiles a batch now has at most.
+        chosen: Whether this is the lane's current maximum batch size.
     """
 
     tile_shape: tuple[int, int, int]
@@ -55,7 +58,7 @@ class _Lane:
     """What was measured of a lane."""
 
     size: int
-    most: int
+    max_size: int
     tile_s: float | None = None
     settled: bool = False
     counts: dict[int, int] = field(default_factory=dict)
@@ -63,100 +66,110 @@ class _Lane:
 
 
 class BatchSizes:
-    """The batch size of every lane, and the cost of its tiles."""
+    """The batch size of every lane of one device, and the cost of its tiles."""
 
-    def __init__(self, fixed: int = 0, room: Callable[[], float] = lambda: 2.0) -> None:
-        """Begin with nothing measured.
+    def __init__(self, fixed: int = 0, memory_headroom: Callable[[], float] = lambda: 2.0) -> None:
+        """Start with nothing measured.
 
         Args:
-            fixed: Most tiles in a batch, whatever is measured; 0: as measured.
-            room: Says how many times larger the batch before could have been in memory.
+            fixed: Maximum number of tiles in a batch, whatever is measured; 0: as measured.
+            memory_headroom: Returns how many times larger the last batch could have been.
         """
         self._fixed = fixed
-        self._room = room
+        self._memory_headroom = memory_headroom
+        self._lock = threading.Lock()
         self._lanes: OrderedDict[Hashable, _Lane] = OrderedDict()
 
     def size(self, lane: Hashable) -> int:
-        """Say how many tiles a batch of a lane may hold."""
-        return self._of(lane).size
+        """Return how many tiles a batch of a lane may hold."""
+        with self._lock:
+            return self._get_or_add(lane).size
 
     def cost(self, lane: Hashable) -> float:
-        """Estimate how many seconds a tile of a lane takes."""
-        known = self._lanes.get(lane)
-        if known is None or known.tile_s is None:
-            return self.mean_cost
-        return known.tile_s
+        """Estimate how many seconds a tile of a lane takes; of an unknown lane, the mean."""
+        with self._lock:
+            known = self._lanes.get(lane)
+            return self._mean_cost() if known is None or known.tile_s is None else known.tile_s
 
-    def knows(self, lane: Hashable) -> bool:
-        """Tell whether tiles of a lane were timed."""
-        known = self._lanes.get(lane)
-        return known is not None and known.tile_s is not None
+    def is_measured(self, lane: Hashable) -> bool:
+        """Return whether tiles of a lane were timed."""
+        with self._lock:
+            known = self._lanes.get(lane)
+            return known is not None and known.tile_s is not None
 
     @property
     def mean_cost(self) -> float:
         """Estimate how many seconds a tile takes, of whatever lane."""
-        known = [lane.tile_s for lane in self._lanes.values() if lane.tile_s is not None]
-        return sum(known) / len(known) if known else UNKNOWN_S
+        with self._lock:
+            return self._mean_cost()
+
+    @property
+    def largest(self) -> int:
+        """The batch size of the lane that has the largest."""
+        with self._lock:
+            return max((lane.size for lane in self._lanes.values()), default=self._fixed or 1)
 
     def observe(self, lane: Hashable, tiles: int, seconds: float) -> None:
-        """Note the time that a batch took."""
-        known = self._of(lane)
-        tile_s = seconds / tiles
-        past = tile_s if known.tile_s is None else known.tile_s
-        known.tile_s = MEMORY * past + (1 - MEMORY) * tile_s
-        known.counts[tiles] = known.counts.get(tiles, 0) + 1
-        # The first of a size also chooses kernels and fills caches.
-        if known.counts[tiles] > 1:
-            known.best[tiles] = min(seconds, known.best.get(tiles, seconds))
-        if not known.settled and known.counts.get(known.size, 0) > TIMINGS:
-            self._judge(known)
+        """Record the time that a batch took."""
+        with self._lock:
+            known = self._get_or_add(lane)
+            tile_s = seconds / tiles
+            past = tile_s if known.tile_s is None else known.tile_s
+            known.tile_s = SMOOTHING * past + (1 - SMOOTHING) * tile_s
+            known.counts[tiles] = known.counts.get(tiles, 0) + 1
+            # The first batch of a size also chooses kernels and fills caches.
+            if known.counts[tiles] > 1:
+                known.best[tiles] = min(seconds, known.best.get(tiles, seconds))
+            if not known.settled and known.counts.get(known.size, 0) > MIN_TIMINGS:
+                self._update_size(known)
 
-    def shrink(self, lane: Hashable, most: int) -> None:
-        """Remember that batches of a lane may hold no more than so many tiles: memory ran out."""
-        known = self._of(lane)
-        known.most = min(known.most, most)
-        known.size = min(known.size, known.most)
-        known.settled = True
+    def limit(self, lane: Hashable, max_size: int) -> None:
+        """Never again allow batches of a lane with more tiles than this: memory ran out."""
+        with self._lock:
+            known = self._get_or_add(lane)
+            known.max_size = min(known.max_size, max_size)
+            known.size = min(known.size, known.max_size)
+            known.settled = True
 
     def timings(self, model: Hashable) -> tuple[BatchTiming, ...]:
-        """List what was measured of a model; its lanes are pairs that begin with its name.
+        """List what was measured of a model; its lanes are pairs that begin with its digest.
 
         Returns:
             By tile shape and number of tiles.
         """
-        rows = []
-        for lane, known in list(self._lanes.items()):
-            if isinstance(lane, tuple) and lane[0] == model:
-                rows += [
-                    BatchTiming(lane[-1], tiles, seconds, tiles == known.size)
-                    for tiles, seconds in sorted(known.best.copy().items())
-                ]
-        return tuple(rows)
+        with self._lock:
+            return tuple(
+                BatchTiming(lane[-1], tiles, seconds, tiles == known.size)
+                for lane, known in self._lanes.items()
+                if isinstance(lane, tuple) and lane[0] == model
+                for tiles, seconds in sorted(known.best.items())
+            )
 
-    @property
-    def largest(self) -> int:
-        """Say how many tiles the largest batch may now hold."""
-        return max((lane.size for lane in list(self._lanes.values())), default=self._fixed or 1)
+    def _mean_cost(self) -> float:
+        known = [lane.tile_s for lane in self._lanes.values() if lane.tile_s is not None]
+        return sum(known) / len(known) if known else DEFAULT_TILE_S
 
-    def _judge(self, known: _Lane) -> None:
-        """Try twice as many, or settle for the smallest size that is about as fast as the best."""
+    def _update_size(self, known: _Lane) -> None:
+        """Try twice as many tiles, or settle for the smallest size that is about the fastest."""
         per_tile = {size: known.best[size] / size for size in known.best if size <= known.size}
         smaller = [seconds for size, seconds in per_tile.items() if size < known.size]
-        gains = not smaller or per_tile[known.size] * GAIN < min(smaller)
-        lasts = 2 * known.best[known.size] <= PATIENCE_S
-        if gains and lasts and 2 * known.size <= known.most and self._room() >= 2:
+        is_faster = not smaller or per_tile[known.size] * MIN_SPEEDUP < min(smaller)
+        is_short = 2 * known.best[known.size] <= MAX_BATCH_S
+        may_grow = is_faster and is_short and 2 * known.size <= known.max_size
+        # Asked last: on CUDA asking also starts a new measurement of the peak.
+        if may_grow and self._memory_headroom() >= 2:
             known.size *= 2
             return
-        enough = GAIN * min(per_tile.values())
-        known.size = min(size for size, seconds in per_tile.items() if seconds <= enough)
+        limit = MIN_SPEEDUP * min(per_tile.values())
+        known.size = min(size for size, seconds in per_tile.items() if seconds <= limit)
         known.settled = True
 
-    def _of(self, lane: Hashable) -> _Lane:
+    def _get_or_add(self, lane: Hashable) -> _Lane:
+        """Return what is known of a lane, as the one used last."""
         if lane not in self._lanes:
-            most = self._fixed or MOST_TILES
-            self._lanes[lane] = _Lane(self._fixed or 1, most, settled=bool(self._fixed))
-            if len(self._lanes) > MOST_LANES:
+            max_size = self._fixed or MAX_TILES
+            self._lanes[lane] = _Lane(self._fixed or 1, max_size, settled=bool(self._fixed))
+            if len(self._lanes) > MAX_LANES:
                 self._lanes.popitem(last=False)
-        else:
-            self._lanes.move_to_end(lane)
+        self._lanes.move_to_end(lane)
         return self._lanes[lane]

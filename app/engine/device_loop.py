@@ -103,7 +103,7 @@ class DeviceLoop:
 
     def foresee_s(self, lane: Hashable, tiles: int) -> float:
         """Estimate how long a new scan would take; 0 if tiles like its were never timed."""
-        return self._work.foresee_s(lane, tiles) if self.sizes.knows(lane) else 0.0
+        return self._work.foresee_s(lane, tiles) if self.sizes.is_measured(lane) else 0.0
 
     @property
     def oldest_s(self) -> float:
@@ -288,6 +288,7 @@ class DeviceLoop:
     def _fail_all(self, detail: str) -> None:
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
-            self._work.remove(job)
+            # Before it is removed: a host thread offers tiles of no job that nobody waits for.
             job.fail(NotReady(detail))
+            self._work.remove(job)
         self._arm()

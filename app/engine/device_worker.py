@@ -185,7 +185,7 @@ class DeviceThread:
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)
         if report.fits is not None:
-            self._sizes.shrink(batch.lane, report.fits)
+            self._sizes.limit(batch.lane, report.fits)
             logger.warning("out of memory", extra={"tiles": report.tiles, "now": report.fits})
         self._metrics.count_faults("out-of-memory", report.shortages)
         self._metrics.count_faults("tile", len(report.errors))

@@ -153,13 +153,17 @@ class WorkList:
         Returns:
             A call; else a batch of tiles; Rest after ``patience_s``; None once the list is closed.
         """
+        end_s = None if patience_s is None else time.monotonic() + patience_s
         with self._changed:
             while not self._closed:
                 work = self._next(calls_only)
                 if work is not None:
                     return work
-                if not self._changed.wait(patience_s):
+                # Whatever wakes the thread meanwhile, it waits no longer than it was asked to.
+                left_s = None if end_s is None else end_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
                     return Rest()
+                self._changed.wait(left_s)
             return None
 
     def close(self) -> None:

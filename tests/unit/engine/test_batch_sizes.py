@@ -1,8 +1,11 @@
 """How many tiles go into a batch: measured on the batches that come."""
 
+import sys
+import threading
+
 import pytest
 
-from app.engine.batch_sizes import MOST_TILES, BatchSizes
+from app.engine.batch_sizes import MAX_LANES, MAX_TILES, BatchSizes
 
 LANE = ("model", (8, 9, 10))
 
@@ -51,8 +54,8 @@ def test_sizes_end_where_memory_or_the_limit_does() -> None:
     ideal = {2**power: 0.01 for power in range(12)}
     limited = BatchSizes()
     run(limited, ideal)
-    assert limited.size(LANE) == MOST_TILES
-    full = BatchSizes(room=lambda: 1.9)
+    assert limited.size(LANE) == MAX_TILES
+    full = BatchSizes(memory_headroom=lambda: 1.9)
     run(full, ideal)
     assert full.size(LANE) == 1
 
@@ -61,17 +64,17 @@ def test_size_that_did_not_fit_is_never_tried_again() -> None:
     sizes = BatchSizes()
     run(sizes, {2**power: 0.01 for power in range(12)}, batches=9)
     assert sizes.size(LANE) > 2
-    sizes.shrink(LANE, 2)
+    sizes.limit(LANE, 2)
     run(sizes, {2: 0.01})
     assert sizes.size(LANE) == 2
 
 
 def test_fixed_size_is_kept_and_its_cost_measured() -> None:
     sizes = BatchSizes(fixed=6)
-    assert not sizes.knows(LANE)
+    assert not sizes.is_measured(LANE)
     run(sizes, {6: 3.0})
     assert sizes.size(LANE) == 6
-    assert sizes.knows(LANE)
+    assert sizes.is_measured(LANE)
     assert sizes.cost(LANE) == pytest.approx(0.5, rel=0.1)
 
 
@@ -80,3 +83,31 @@ def test_unknown_tile_is_taken_to_cost_what_others_do() -> None:
     assert sizes.cost(LANE) > 0
     sizes.observe(LANE, 1, 0.25)
     assert sizes.cost("unknown") == pytest.approx(0.25)
+
+
+def test_costs_may_be_read_while_the_device_thread_changes_lanes() -> None:
+    """The event loop reads them for every request; both walk the same table of lanes."""
+    sizes = BatchSizes(fixed=1)
+    lanes = [("model", (n, n, n)) for n in range(MAX_LANES)]
+    for lane in lanes:
+        sizes.observe(lane, 1, 0.5)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for lane in lanes:
+                sizes.size(lane)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(500):
+            assert sizes.mean_cost == pytest.approx(0.5)
+            assert sizes.largest == 1
+            assert sizes.timings("model") == ()
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -1,0 +1,65 @@
+"""The queue between the event loop and a device's thread."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from app.engine.jobs import Job
+from app.engine.work_queue import Rest, WorkList
+from app.errors import NotReady
+from app.inference.detector import Detector
+from app.model.registry import LoadedModel
+from tests.support.device_loops import Faulty, ask, detector_with, running, scan
+
+
+def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
+    """Jobs that come and go must not put off the self-check of an unhealthy device."""
+    queue = WorkList(lambda _: 1, lambda _: 1.0)
+    job = Job("key", Detector(model), None, 0.0, 0.0)
+    stop = threading.Event()
+
+    def notify() -> None:
+        for _ in range(100):
+            queue.remove(job)
+            if stop.wait(0.03):
+                return
+
+    thread = threading.Thread(target=notify)
+    thread.start()
+    start = time.monotonic()
+    try:
+        assert queue.take(0.3, calls_only=True) == Rest()
+        assert time.monotonic() - start < 2.0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_job_prepared_while_all_jobs_are_failed_is_not_queued(
+    model: LoadedModel, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host thread may finish preparing a scan at any moment, this one included."""
+    remove = WorkList.remove
+
+    def remove_then_offer(queue: WorkList, job: Job) -> int:
+        saved = remove(queue, job)
+        queue.offer(job, "lane", 1)
+        return saved
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            faulty.gate.clear()
+            waiting = asyncio.create_task(ask(loop, detector_with(model, faulty), scan(1)))
+            await asyncio.to_thread(faulty.entered.wait)
+            monkeypatch.setattr(WorkList, "remove", remove_then_offer)
+            stopping = asyncio.create_task(loop.stop())
+            await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            faulty.gate.set()
+            await stopping
+            with pytest.raises(NotReady):
+                await waiting
+            assert loop.depth == 0
+
+    asyncio.run(scenario())
