@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import runpy
 import shlex
 import subprocess
@@ -146,6 +147,32 @@ def test_readme_shows_the_answer_for_a_scan_that_no_weight_was_trained_on(
     assert example["status"] == found["status"]
     for name in ("confidence", "region95_mm", "ijk", "ras_mm", "lps_mm"):
         assert_allclose(example[name], found[name], atol=0.02)
+
+
+def test_problem_of_the_http_page_is_what_is_answered(
+    service: ServiceProcess, folder: Path
+) -> None:
+    (shown,) = [json.loads(block) for block in code_blocks(read(DOCS / "http.md"), "json")]
+    scan = (folder / "scan.nii").read_bytes()
+    answer = httpx.post(f"{service.url}/v1/landmarks", content=scan, headers=RAW, timeout=60)
+    assert answer.json() | {"request_id": shown["request_id"]} == shown
+
+
+def test_events_of_the_http_page_are_those_that_are_sent(
+    service: ServiceProcess, folder: Path
+) -> None:
+    (shown,) = code_blocks(read(DOCS / "http.md"), "text")
+    url = f"{service.url}/v1/landmarks?model=mouse-skull"
+    headers = RAW | {"Accept": "text/event-stream"}
+    scan = (folder / "scan.nii").read_bytes()
+    sent = events(httpx.post(url, content=scan, headers=headers, timeout=60).text)
+    for name, example in events(shown):
+        assert any(name == other and example.keys() <= data.keys() for other, data in sent), name
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    found = re.findall(r"^event: (\w+)\ndata: (.*)$", text, flags=re.MULTILINE)
+    return [(name, json.loads(data)) for name, data in found]
 
 
 def test_key_is_hashed_as_the_service_does() -> None:
