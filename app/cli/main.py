@@ -201,7 +201,11 @@ def check(
     from app.compute import choose_device
     from app.inference import load_checked
     from app.model import write_selfcheck
+    from app.training import describe_unfinished
 
+    unfinished = describe_unfinished(folder)
+    if unfinished is not None:
+        fail(unfinished)
     if write:
         write_selfcheck(folder)
     if write and scans:

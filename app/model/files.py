@@ -41,8 +41,17 @@ def read_text(folder: Path, name: str) -> str:
     Raises:
         ModelRefused: There is no such file, it leaves the folder, or it is not UTF-8.
     """
+    return decode_text(folder, name, find_file(folder, name, name).read_bytes())
+
+
+def decode_text(folder: Path, name: str, data: bytes) -> str:
+    """Decode the content of a text file of a model folder.
+
+    Raises:
+        ModelRefused: It is not UTF-8.
+    """
     try:
-        return find_file(folder, name, name).read_text(encoding="utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelRefused(f"{folder.name}: {name}: expected UTF-8, got {error.reason}") from None
 
@@ -53,15 +62,30 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_hash(folder: Path, key: str, path: Path, expected: str) -> None:
-    """Compare a file with the hash that the manifest promises.
+def read_verified(folder: Path, section: str, key: str, name: str, sha256: str) -> bytes:
+    """Read a file that a manifest names, once, and verify that these bytes have the promised hash.
+
+    Args:
+        folder: The model folder.
+        section: The manifest's section that names the file and its ``sha256``, for the message.
+        key: The key of that section that names the file, for the message.
+        name: The file's name.
+        sha256: The promised hash, in hexadecimal.
+
+    Returns:
+        The content of the file.
 
     Raises:
-        ModelRefused: They differ.
+        ModelRefused: There is no such file, it leaves the folder, or it has another hash.
     """
-    found = hash_file(path)
-    if found != expected:
-        raise ModelRefused(f"{folder.name}: {key}: expected {expected}, {path.name} has {found}")
+    path = find_file(folder, f"{section}.{key}", name)
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise ModelRefused(
+            f"{folder.name}: {section}.sha256: expected {sha256}, {path.name} has {found}"
+        )
+    return data
 
 
 def update_hashes(folder: Path, text: str) -> str:

@@ -5,7 +5,6 @@ Neither way runs code from the folder: architectures come from allow-listed modu
 safetensors, and ``app.model.exported.program`` reads programs.
 """
 
-import hashlib
 import importlib
 import inspect
 import re
@@ -13,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from app.errors import ModelRefused
 from app.model.exported.program import Program, read_program, read_script
-from app.model.files import check_hash, find_file
+from app.model.files import read_verified
 from app.model.manifest import WHOLE, Manifest
 
 ARCHITECTURES: Final = ("monai.networks.nets",)
@@ -55,7 +54,7 @@ def load_module(folder: Path, manifest: Manifest) -> nn.Module:
 
 
 def _load_program(folder: Path, manifest: Manifest) -> nn.Module | None:
-    """Read a program from the same bytes that were hashed; None if the folder has none."""
+    """Read a program; None if the folder has none."""
     name = manifest.network.program
     if name is None:
         return None
@@ -63,12 +62,7 @@ def _load_program(folder: Path, manifest: Manifest) -> nn.Module | None:
     suffix = Path(name).suffix
     if suffix not in (PROGRAM_SUFFIX, *SCRIPT_SUFFIXES):
         raise ModelRefused(f"{key}: expected a name ending in .pt2 or .pt, got {name!r}")
-    data = find_file(folder, "network.program", name).read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != manifest.network.sha256:
-        raise ModelRefused(
-            f"{folder.name}: network.sha256: expected {manifest.network.sha256}, {name} has {found}"
-        )
+    data = read_verified(folder, "network", "program", name, manifest.network.sha256)
     try:
         if suffix != PROGRAM_SUFFIX:
             return read_script(data)
@@ -99,13 +93,12 @@ def _shape(sizes: tuple[int | None, ...]) -> str:
 def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
     """Build an installed network and fill it with weights."""
     name = manifest.network.weights or ""
-    path = find_file(folder, "network.weights", name)
-    if path.suffix != ".safetensors":
+    if Path(name).suffix != ".safetensors":
         raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
-    check_hash(folder, "network.sha256", path, manifest.network.sha256)
+    data = read_verified(folder, "network", "weights", name, manifest.network.sha256)
     module = _build(folder.name, manifest)
     try:
-        state = load_file(path)
+        state = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: network.weights: not safetensors: {error}") from None
     state = _with_aliases(module.state_dict(), state)
@@ -152,8 +145,8 @@ def find_architecture(name: str, architecture: str) -> type[nn.Module]:
         )
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
-    except ModuleNotFoundError:
-        raise ModelRefused(f"{key}: expected an installed module, got {module_name}") from None
+    except ImportError as error:
+        raise ModelRefused(f"{key}: expected an installed module, got {module_name}") from error
     if not (
         isinstance(found, type) and issubclass(found, nn.Module) and _allowed(found.__module__)
     ):

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from app.errors import ModelRefused
-from app.model.files import check_hash, find_file
+from app.model.files import read_verified
 from app.model.manifest import Manifest
 
 Mean = Float64[np.ndarray, "landmarks 3"]
@@ -31,10 +31,9 @@ def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
     if manifest.shape is None:
         return None
     key = f"{folder.name}: shape.mean"
-    path = find_file(folder, "shape.mean", manifest.shape.mean)
-    check_hash(folder, "shape.sha256", path, manifest.shape.sha256)
+    data = read_verified(folder, "shape", "mean", manifest.shape.mean, manifest.shape.sha256)
     try:
-        tensors = load_file(path)
+        tensors = load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{key}: not safetensors: {error}") from None
     if "mean" not in tensors:

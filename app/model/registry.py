@@ -14,9 +14,10 @@ from types import MappingProxyType
 
 import torch
 
-from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.compute import is_shortage
+from app.errors import BadParameter, DoesNotFit, ModelRefused, StartupError, UnknownModel
 from app.geometry import Points
-from app.model.files import check_hash, find_file, read_text
+from app.model.files import decode_text, read_text, read_verified
 from app.model.loader import load_module
 from app.model.manifest import WHOLE, Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
@@ -57,7 +58,9 @@ DetectWith = Callable[[LoadedModel, int], tuple[Points, Points]]
 
 
 def scan_models(root: Path) -> list[Path]:
-    """List the model folders under a root: every folder whose name does not start with _ or a dot.
+    """List the model folders under a root: subfolders with a ``model.toml``.
+
+    Those whose names start with ``_`` or a dot are skipped.
 
     Args:
         root: The folder of model folders.
@@ -70,7 +73,15 @@ def scan_models(root: Path) -> list[Path]:
     """
     if not root.is_dir():
         raise StartupError(f"expected a folder of models, {root.name!r} is none")
-    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_.")
+    folders = (path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_.")
+    return sorted(path for path in folders if _has_manifest(path))
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / "model.toml").is_file()
+    except PermissionError:
+        return True  # Loading it will say what is wrong.
 
 
 def load_model(
@@ -94,23 +105,33 @@ def load_model(
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
     try:
-        return _load(folder, device, detect, precision)
-    except OSError as error:
-        # Its message holds a path; the reason alone is for users.
-        raise ModelRefused(
-            f"{folder.name}: expected files to read, got {error.strerror}"
-        ) from error
-    except torch.OutOfMemoryError as error:
-        raise ModelRefused(
-            f"{folder.name}: expected to fit on {device}, ran out of memory"
-        ) from error
+        text = read_text(folder, "model.toml")
+        return _load(folder, text, device, detect, precision)
+    except ModelRefused:
+        raise
+    except Exception as error:
+        # Whatever it is, it must not keep the other folders from being loaded.
+        raise ModelRefused(f"{folder.name}: {_reason(error, device)}") from error
+
+
+def _reason(error: Exception, device: torch.device) -> str:
+    """Say why loading failed, without paths: the message of an OSError may hold one."""
+    if isinstance(error, OSError):
+        return f"expected files to read, got {error.strerror}"
+    if isinstance(error, DoesNotFit) or is_shortage(error):
+        return f"expected to fit on {device}, ran out of memory"
+    first_line = str(error).strip().partition("\n")[0]
+    return f"expected to load, got {type(error).__name__}: {first_line:.200}"
 
 
 def _load(
-    folder: Path, device: torch.device, detect: DetectWith | None, setting: PrecisionSetting
+    folder: Path,
+    text: str,
+    device: torch.device,
+    detect: DetectWith | None,
+    setting: PrecisionSetting,
 ) -> LoadedModel:
-    """Load a folder whose files can be read, on a device that has room."""
-    text = read_text(folder, "model.toml")
+    """Load the folder of a manifest with this text."""
     manifest = parse_manifest(folder.name, text)
     shape = load_shape(folder, manifest)
     network = Network(manifest, load_module(folder, manifest), device)
@@ -135,9 +156,9 @@ def _load_refine(
         return None
     key = f"{folder.name}: refine"
     inner = folder / manifest.refine.folder
-    text = find_file(folder, "refine.folder", f"{manifest.refine.folder}/model.toml")
-    check_hash(folder, "refine.sha256", text, manifest.refine.sha256)
-    loaded = _load(inner, device, None, precision)
+    name, sha256 = f"{manifest.refine.folder}/model.toml", manifest.refine.sha256
+    text = decode_text(folder, name, read_verified(folder, "refine", "folder", name, sha256))
+    loaded = _load(inner, text, device, None, precision)
     names = [landmark.name for landmark in manifest.landmarks]
     found = [landmark.name for landmark in loaded.manifest.landmarks]
     if found != names:

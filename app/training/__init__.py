@@ -11,6 +11,7 @@ evaluate       errors on scans with known landmarks: metrics, tables, plots, rep
 calibrate      95 % regions and presence thresholds from held-out errors
 cli            the command lines
 tools          scripts: make phantoms, bring landmarks into the frame of their scan
+files          names of the files that a training keeps in a model folder; its progress
 options        what the command line asked for
 recipe         every number that shapes a model
 pipeline       options -> first network
@@ -24,7 +25,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["COMMANDS"]
+from app.training.files import describe_unfinished
+
+__all__ = ["COMMANDS", "describe_unfinished"]
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {

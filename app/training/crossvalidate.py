@@ -31,7 +31,8 @@ from app.training.data.issues import listed
 from app.training.evaluate.crossvalidation import Pooled, conclude, describe
 from app.training.evaluate.outcome_files import OUTCOMES, read_outcomes, write_outcomes
 from app.training.evaluate.outcomes import Outcome, measure
-from app.training.fit.checkpoint import CHECKPOINT, check_same, read_record
+from app.training.files import CHECKPOINT
+from app.training.fit.checkpoint import check_same, read_record
 from app.training.fit.suggest import Choice
 from app.training.options import Missing, Options
 from app.training.pipeline import Plan, as_begun, look_through, plan_first, run_first, show

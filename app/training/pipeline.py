@@ -21,7 +21,8 @@ from app.training.data.specimens import Specimen, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import Facts
 from app.training.data.symmetry import with_mirror_images
-from app.training.fit.checkpoint import CHECKPOINT, Record, read_record
+from app.training.files import CHECKPOINT
+from app.training.fit.checkpoint import Record, read_record
 from app.training.fit.loop import Data, Place, train
 from app.training.fit.suggest import Choice, suggest_recipe, table_of
 from app.training.fit.warm_start import take_over

@@ -21,8 +21,9 @@ from app.model import Manifest, load_shape, read_manifest
 from app.training.data.check_data import Checked
 from app.training.data.specimens import Specimen, load_specimen
 from app.training.data.split import Split, split
+from app.training.files import CHECKPOINT
 from app.training.fit.augment import Augmentation
-from app.training.fit.checkpoint import CHECKPOINT, read_record
+from app.training.fit.checkpoint import read_record
 from app.training.fit.loop import Data, Place, train
 from app.training.fit.suggest import (
     RADIUS_VOXELS,

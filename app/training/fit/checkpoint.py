@@ -4,17 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from app.errors import StartupError
+from app.training.files import CHECKPOINT, RECORD
 from app.training.recipe import Recipe
-
-CHECKPOINT: Final = "checkpoint.pt"
-RECORD: Final = "recipe.json"
-
 
 Stateful = nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
 """Parts of a training whose state a checkpoint holds."""

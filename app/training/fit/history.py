@@ -10,8 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TABLE: Final = "history.csv"
-CURVES: Final = "curves.png"
+from app.training.files import CURVES, HISTORY
 
 SIZE_INCHES: Final = (7.0, 7.0)
 DPI: Final = 110
@@ -42,7 +41,7 @@ class Moment:
 
 def read_history(folder: Path, steps: int) -> list[Moment]:
     """Read what a folder's history says up to a step; nothing if it has none."""
-    path = folder / TABLE
+    path = folder / HISTORY
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as lines:
@@ -52,12 +51,12 @@ def read_history(folder: Path, steps: int) -> list[Moment]:
 
 def write_history(folder: Path, moments: Sequence[Moment]) -> None:
     """Write the history as a table, one row per moment; what was not measured is empty."""
-    partial = folder / f"{TABLE}.partial"
+    partial = folder / f"{HISTORY}.partial"
     with partial.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow([field.name for field in fields(Moment)])
         writer.writerows(["" if x is None else x for x in astuple(moment)] for moment in moments)
-    partial.replace(folder / TABLE)
+    partial.replace(folder / HISTORY)
 
 
 def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> None:

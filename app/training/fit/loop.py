@@ -23,6 +23,7 @@ from torch import nn
 from app.geometry import Points
 from app.training.data.specimens import Specimen
 from app.training.evaluate.outcomes import Outcome, validate
+from app.training.files import EXPORT_EVERY
 from app.training.fit.augment import Sample, pose
 from app.training.fit.checkpoint import Record, Stateful, begin, resume, save
 from app.training.fit.export import attach_refine, write_model_folder
@@ -34,8 +35,6 @@ from app.training.recipe import Recipe
 OFFSET_WEIGHT: Final = 15.0
 """Scores are learned soon and offsets slowly, and these decide the last tenths of a millimetre. At
 2, scores rule the gradients: offsets stay at 0.24 radii and errors on training scans at 0.8 mm."""
-
-VALIDATE_EVERY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def train(network: nn.Module, data: Data, record: Record, place: Place) -> bool:
         for step, samples in batches(recipe, data.train, first):
             diary.note(step + 1, one_step(network, samples, recipe, place.device))
             take_step(network, optimiser, schedule)
-            if (step + 1) % VALIDATE_EVERY == 0 or step + 1 == recipe.steps:
+            if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
                 save(place.folder, parts, step + 1)
                 diary.judge(step + 1, report(network, recipe, data, place))
             elif stop.is_set():

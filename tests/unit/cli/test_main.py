@@ -118,11 +118,13 @@ def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:
 
 def test_models_lists_sound_and_refused_folders(tmp_path: Path) -> None:
     make_model_folder(tmp_path, "sound")
-    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "model.toml").touch()
     result = run("models", "--models-dir", tmp_path)
     assert result.exit_code == 1
     assert "sound" in result.stdout
-    assert "empty" in result.stdout
+    assert "broken" in result.stdout
 
 
 def test_phantom_writes_a_scan_and_its_truth(tmp_path: Path) -> None:

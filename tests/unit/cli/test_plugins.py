@@ -68,5 +68,5 @@ except SystemExit:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    expected = "False False" if words[0] == "serve" else "False False cli"
+    expected = "False False" if words[0] == "serve" else "False False cli files"
     assert done.stdout.splitlines()[-1] == expected

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import ModelRefused
-from app.model.files import check_hash, find_file, hash_file, read_text
+from app.model.files import find_file, hash_file, read_text, read_verified
 from app.model.manifest import Manifest, read_manifest
 from tests.support.model_folders import manifest_table, write_manifest
 
@@ -192,8 +192,8 @@ def test_hash_names_key_expected_and_found(folder: Path) -> None:
     path.write_text("abc")
     found = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_file(path) == found
-    check_hash(folder, "network.sha256", path, found)
+    assert read_verified(folder, "network", "weights", "weights", found) == b"abc"
     with pytest.raises(ModelRefused) as refusal:
-        check_hash(folder, "network.sha256", path, "0" * 64)
+        read_verified(folder, "network", "weights", "weights", "0" * 64)
     assert str(refusal.value) == f"toy: network.sha256: expected {'0' * 64}, weights has {found}"
     assert read_text(folder, "weights") == "abc"

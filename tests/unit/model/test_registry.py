@@ -4,27 +4,57 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
-from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.errors import BadParameter, ModelRefused, NetworkFailed, StartupError, UnknownModel
+from app.model.loader import load_module
+from app.model.manifest import Manifest
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import write_selfcheck
-from tests.support.model_folders import make_model_folder, shape_of
+from tests.support.model_folders import make_model_folder, make_program_folder, shape_of
 
 CPU = torch.device("cpu")
 load = partial(load_model, device=CPU)
 SHAPE = {"mean": "shape.safetensors", "tolerance_mm": 1.0}
 
 
-def test_every_folder_is_scanned_but_hidden_ones(tmp_path: Path) -> None:
+def test_every_folder_with_a_manifest_is_a_model_but_hidden_ones(tmp_path: Path) -> None:
     for name in ("b", "a", "__pycache__", ".git"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "model.toml").touch()
     (tmp_path / "train.py").touch()
     assert [folder.name for folder in scan_models(tmp_path)] == ["a", "b"]
+
+
+def test_a_training_that_has_written_no_manifest_yet_is_neither_model_nor_refusal(
+    tmp_path: Path,
+) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "checkpoint.pt").touch()
+    manifest = (folder / "model.toml").rename(tmp_path / "model.toml")
+    registry = Registry(tmp_path, load)
+    registry.load_all()
+    assert not registry.models
+    assert not registry.refusals
+    with pytest.raises(UnknownModel, match="expected a model folder, got 'toy'; found: none"):
+        registry.reload("toy")
+    manifest.rename(folder / "model.toml")
+    assert registry.reload("toy").manifest.name == "toy"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_cannot_be_read_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    folder.chmod(0)
+    registry = Registry(tmp_path, load)
+    registry.load_all()
+    folder.chmod(0o755)
+    assert registry.refusals == {"toy": "toy: expected files to read, got Permission denied"}
 
 
 def test_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
@@ -122,13 +152,86 @@ def test_refused_folder_stops_no_other(tmp_path: Path, registry: Registry) -> No
     make_model_folder(tmp_path, "good")
     bad = make_model_folder(tmp_path, "bad")
     (bad / "weights.safetensors").write_bytes(b"other")
-    (tmp_path / "empty").mkdir()
     registry.load_all()
     assert list(registry.models) == ["good"]
     assert registry.refusals["bad"].startswith("bad: network.sha256: expected ")
-    assert (
-        registry.refusals["empty"] == "empty: model.toml: expected a file 'model.toml', found none"
-    )
+
+
+SHORTAGE = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError(SHORTAGE), "expected to fit on cpu, ran out of memory"),
+        (MemoryError(), "expected to fit on cpu, ran out of memory"),
+        (RuntimeError("odd\nstack"), "expected to load, got RuntimeError: odd"),
+        (NetworkFailed("odd"), "expected to load, got NetworkFailed: odd"),
+    ],
+)
+def test_a_folder_that_fails_in_an_unforeseen_way_is_refused_and_stops_no_other(
+    tmp_path: Path,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    reason: str,
+) -> None:
+    for name in ("bad", "good"):
+        make_model_folder(tmp_path, name)
+
+    def fail(folder: Path, manifest: Manifest) -> torch.nn.Module:
+        if folder.name == "bad":
+            raise error
+        return load_module(folder, manifest)
+
+    monkeypatch.setattr("app.model.registry.load_module", fail)
+    registry.load_all()
+    assert list(registry.models) == ["good"]
+    assert registry.refusals == {"bad": f"bad: {reason}"}
+
+
+def test_an_architecture_whose_module_cannot_be_imported_is_refused(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a package that it needs were installed in another version."""
+    make_model_folder(tmp_path)
+
+    def fail(name: str) -> None:
+        raise ImportError(f"cannot import name 'x' from {name!r}")
+
+    monkeypatch.setattr("app.model.loader.importlib.import_module", fail)
+    registry.load_all()
+    assert "network.architecture: expected an installed module" in registry.refusals["toy"]
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "shape.safetensors", "network.pt2", "refine/model.toml"]
+)
+def test_what_is_loaded_are_the_bytes_that_were_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nobody can exchange a file between its check and its use."""
+    if name.endswith(".pt2"):
+        folder = make_program_folder(tmp_path)
+    else:
+        folder = make_model_folder(tmp_path, shape=SHAPE)
+    if name.startswith("refine"):
+        make_model_folder(folder, "refine", shape=SHAPE)
+        write_selfcheck(folder / "refine")
+        text = (folder / "model.toml").read_text()
+        (folder / "model.toml").write_text(f'{text}\n[refine]\nfolder = "refine"\n')
+        write_selfcheck(folder)
+    target, opened = (folder / name).resolve(), Path.open
+
+    def open_once(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
+        file: IO[Any] = opened(path, *arguments, **options)
+        if path == target:
+            path.unlink()
+        return file
+
+    monkeypatch.setattr(Path, "open", open_once)
+    load(folder)
+    assert not target.exists()
 
 
 def test_only_model_is_the_default(tmp_path: Path, registry: Registry) -> None:

@@ -18,7 +18,7 @@ from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
 from app.training.evaluate.outcome_files import OUTCOMES
 from app.training.evaluate.outcomes import Pair
-from app.training.fit.checkpoint import CHECKPOINT
+from app.training.files import CHECKPOINT
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_crossvalidate import read
 from tests.unit.training.test_resume import interrupt_after

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from app.cli.main import app
 from app.training.evaluate.leakage import learned_from, warning_of
 from app.training.evaluate.outcomes import choose_pairs
-from app.training.fit.checkpoint import RECORD
+from app.training.files import RECORD
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_train import write_specimen
 

@@ -13,8 +13,9 @@ from app.cli.main import app
 from app.errors import StartupError
 from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
-from app.training.fit.checkpoint import CHECKPOINT, read_record
-from app.training.fit.history import CURVES, Moment, draw_curves, read_history, write_history
+from app.training.files import CHECKPOINT, CURVES
+from app.training.fit.checkpoint import read_record
+from app.training.fit.history import Moment, draw_curves, read_history, write_history
 from app.training.fit.loop import stoppable
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_train import TILES, run, write_specimen
@@ -71,6 +72,9 @@ def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
         result = CliRunner().invoke(app, command)
     assert result.exit_code == INTERRUPTED
     assert "the same command goes on from here" in " ".join(result.output.split())
+    checked = CliRunner().invoke(app, ["check", str(broken)])
+    assert checked.exit_code == 1
+    assert "stands at step 2 of 5 and writes the model at step 5" in checked.output
     assert "going on from step 2 of 5" in landmarkd(*command)
     assert [moment.step for moment in read_history(broken, 5)] == [2, 5]
     weights = [load_file(folder / "weights.safetensors") for folder in (plain, broken)]

@@ -15,7 +15,7 @@ from app.inference.load import load_checked
 from app.io.volume import read_volume
 from app.training.data.check_data import check_data
 from app.training.data.split import choose, split
-from app.training.fit.history import CURVES, TABLE
+from app.training.files import CURVES, HISTORY
 from tests.support.training_data import (
     landmarkd,
     make_affine,
@@ -79,7 +79,7 @@ def test_training_writes_a_folder_that_serves(
 def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     run(data, folder, "--steps", 2, "--validate", "two")
-    rows = list(csv.DictReader((folder / TABLE).read_text().splitlines()))
+    rows = list(csv.DictReader((folder / HISTORY).read_text().splitlines()))
     assert [row["step"] for row in rows] == ["2"]
     assert float(rows[0]["score_loss"]) > 0
     assert rows[0]["missed"] == "5"

@@ -1,0 +1,38 @@
+"""What a training keeps in its model folder beside the model, and how far it is by these files."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Final
+
+RECORD: Final = "recipe.json"
+CHECKPOINT: Final = "checkpoint.pt"
+HISTORY: Final = "history.csv"
+CURVES: Final = "curves.png"
+
+EXPORT_EVERY: Final = 500
+"""Steps after which a training saves a checkpoint, writes the model and validates it."""
+
+
+def describe_unfinished(folder: Path) -> str | None:
+    """Describe a training that has not written its model yet.
+
+    Args:
+        folder: Any folder.
+
+    Returns:
+        The step that the training has reached and the one at which it writes the model; None if
+        the folder holds a model, or no training.
+    """
+    if (folder / "model.toml").exists() or not (folder / RECORD).exists():
+        return None
+    steps = json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]["steps"]
+    step = 0
+    if (folder / HISTORY).exists():
+        with (folder / HISTORY).open(encoding="utf-8", newline="") as lines:
+            step = max((int(row["step"]) for row in csv.DictReader(lines)), default=0)
+    export = min((step // EXPORT_EVERY + 1) * EXPORT_EVERY, steps)
+    return (
+        f"{folder.name} is no model yet: its training stands at step {step} of {steps} and writes "
+        f"the model at step {export}; if it was interrupted, the same command resumes it"
+    )
