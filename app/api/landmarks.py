@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.catalogue import describe_model, list_models
 from app.api.dependencies import (
     SharedDep,
     require_admin_key,
@@ -19,6 +18,7 @@ from app.api.dependencies import (
     server_timing,
     timeout_of,
 )
+from app.api.models import describe_model, list_models
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.sse import EventStream, wants_events

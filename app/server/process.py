@@ -18,7 +18,7 @@ import uvicorn
 
 from app.api import Shared, create_app
 from app.server.http_protocol import DirectBodyProtocol
-from app.server.logging import configure_logging
+from app.server.log_format import configure_logging
 from app.settings import Settings, is_public_without_keys, unknown_variables
 
 logger = logging.getLogger(__name__)

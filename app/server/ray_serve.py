@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api import ID_HEADER, SharedDep, create_app
 from app.engine import METRICS_MEDIA_TYPE, QUEUED_VOLUMES
 from app.errors import NotReady
-from app.server.logging import configure_logging
+from app.server.log_format import configure_logging
 from app.settings import Settings
 
 NAME: Final = "landmarkd"

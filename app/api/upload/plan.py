@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from app.api.upload.direct import fill_body_of
-from app.api.upload.multipart import MultipartFile
 from app.api.upload.raw import RawFile, SizedFile
+from app.api.upload.sinks import MultipartFile
 from app.errors import (
     ClientLeft,
     NotAnArchive,

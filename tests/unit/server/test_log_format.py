@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from app.api.request_log import RequestRecord, log_request
-from app.server.logging import JsonFormatter, TextFormatter, describe_exception
+from app.server.log_format import JsonFormatter, TextFormatter, describe_exception
 
 
 def line_of(formatter: logging.Formatter, error: BaseException | None = None) -> str:
