@@ -1,4 +1,4 @@
-"""Settings -> the application: its engine is made, started, drained and stopped here."""
+"""The FastAPI application: builds it from settings, and starts and stops its engine."""
 
 import asyncio
 import logging
@@ -9,8 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI
 
 from app.api.dependencies import Shared
-from app.api.landmarks import router
+from app.api.health import health_router
+from app.api.landmarks import landmarks_router
 from app.api.middleware import RequestTracking
+from app.api.models import models_router
 from app.api.openapi import DESCRIPTION
 from app.api.problems import install_problem_handlers
 from app.api.ui.page import page_router
@@ -24,17 +26,17 @@ logger = logging.getLogger(__name__)
 def create_app(
     settings: Settings | None = None, on_fatal: Callable[[], None] | None = None
 ) -> FastAPI:
-    """Make the application.
+    """Build the application.
 
-    Its state holds ``shared`` (settings, metrics, engine) and ``starting``, the task that loads
-    the models, from the start of its lifespan on.
+    From the start of its lifespan, its state holds ``shared`` (settings, metrics, engine) and
+    ``starting``, the task that loads the models.
 
     Args:
-        settings: All knobs; None reads them from the environment.
-        on_fatal: Is called if the engine cannot start or go on, so that the process can end.
+        settings: The settings; None reads them from the environment.
+        on_fatal: Called if the engine cannot start or continue, so that the process can end.
 
     Returns:
-        The application; alive at once, ready when its models are.
+        The application. It is live at once, and ready when its models are loaded.
     """
     chosen = Settings() if settings is None else settings
     metrics = Metrics()
@@ -57,20 +59,19 @@ def create_app(
         description=DESCRIPTION,
         version=_version(),
         lifespan=lifespan,
-        docs_url=None,  # app.api.ui.page serves it, without asking another host if it can
+        docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
         redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.add_middleware(RequestTracking, metrics=metrics)
     install_problem_handlers(app)
-    app.include_router(router)
-    app.include_router(votes_router)
-    app.include_router(page_router)
+    for router in (landmarks_router, models_router, health_router, votes_router, page_router):
+        app.include_router(router)
     return app
 
 
 async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:
-    """Start the engine; what goes wrong is logged here, since nobody awaits this task."""
+    """Start the engine. Errors are logged here, because nothing awaits this task."""
     try:
         await engine.start()
     except Exception:

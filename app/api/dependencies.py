@@ -1,14 +1,20 @@
-"""Request -> what all routes of one application share, and who may call them."""
+"""What the routes of one application share: its state, API keys, time limits and timings.
 
+Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and random
+(``openssl rand -hex 32``), so a fast hash is enough: there is nothing to guess.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from app.api.keys import check_admin_key, check_api_key
 from app.engine import Engine, Metrics
-from app.errors import BadParameter
+from app.errors import BadParameter, Unauthorized
 from app.io import TimingAnswer
 from app.settings import Settings
 
@@ -17,48 +23,84 @@ bearer: Final = HTTPBearer(auto_error=False, description="Only if the service ha
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all routes of one application share."""
+    """State of one application.
+
+    Attributes:
+        settings: Its settings.
+        metrics: Where requests are counted.
+        engine: What computes.
+    """
 
     settings: Settings
     metrics: Metrics
     engine: Engine
 
 
-async def shared_by(request: Request) -> Shared:
-    """Return what the routes of the request's application share."""
+async def get_shared(request: Request) -> Shared:
+    """Return the state of the request's application."""
     return cast("Shared", request.app.state.shared)
 
 
-SharedDep = Annotated[Shared, Depends(shared_by)]
+SharedDep = Annotated[Shared, Depends(get_shared)]
 KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
 async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
-    """Refuse a call without a key, if keys are set."""
-    check_api_key(key.credentials if key else None, shared.settings)
+    """Refuse a call without a valid key; without API keys in the settings, every call is allowed.
+
+    Raises:
+        Unauthorized: The key is missing or wrong.
+    """
+    settings = shared.settings
+    if settings.api_keys:
+        admin = (settings.admin_key_hash,) if settings.admin_key_hash else ()
+        _check_key(key, (*settings.api_keys, *admin), "an API key")
 
 
 async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
-    """Refuse a call without the admin key."""
-    check_admin_key(key.credentials if key else None, shared.settings)
-
-
-def timeout_of(asked: float | None, settings: Settings) -> float:
-    """Say how many seconds a request may take: what it asks for, or the service's default.
+    """Refuse a call without the admin key; without one in the settings, no call is allowed.
 
     Raises:
-        BadParameter: It asks for more than it may.
+        Unauthorized: The key is missing or wrong, or the service has none.
     """
-    if asked is None:
+    admin = shared.settings.admin_key_hash
+    if admin is None:
+        raise Unauthorized("expected the admin key, but LANDMARKD_ADMIN_KEY_HASH is not set")
+    _check_key(key, (admin,), "the admin key")
+
+
+def hash_key(key: str) -> str:
+    """Hash a key as the settings expect it: SHA-256, hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
+    header = "in the header 'Authorization: Bearer <key>'"
+    if key is None:
+        raise Unauthorized(f"expected {expected} {header}, got none")
+    # All hashes are compared, so that the time taken does not tell which one matched.
+    digest = hash_key(key.credentials)
+    matches = [hmac.compare_digest(digest, known) for known in hashes]
+    if not any(matches):
+        raise Unauthorized(f"expected {expected} {header}, got another")
+
+
+def request_timeout_s(requested: float | None, settings: Settings) -> float:
+    """Return the time limit of a request: the one it asks for, or the default.
+
+    Raises:
+        BadParameter: The request asks for more than the service allows.
+    """
+    if requested is None:
         return settings.timeout_s
-    if asked > settings.max_timeout_s:
+    if requested > settings.max_timeout_s:
         raise BadParameter(
-            f"query.timeout_s: expected at most {settings.max_timeout_s:g}, got {asked:g}"
+            f"query.timeout_s: expected at most {settings.max_timeout_s:g}, got {requested:g}"
         )
-    return asked
+    return requested
 
 
 def server_timing(timing: TimingAnswer) -> str:
-    """Write stage times as a ``Server-Timing`` header."""
+    """Format stage times as the value of a ``Server-Timing`` header."""
     stages: dict[str, Any] = timing.model_dump()
     return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())

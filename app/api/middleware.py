@@ -1,9 +1,8 @@
-"""Every HTTP request -> its id, its log line, its metrics; and an answer if nobody else gave one.
+"""Middleware: the id, log line and metrics of every request, and an answer to unexpected errors.
 
-Pure ASGI: a middleware that wraps ``receive`` would hide from the routes that a client has left.
+It is pure ASGI and does not wrap ``receive``, so that routes notice clients that disconnect.
 """
 
-import logging
 import re
 import time
 import uuid
@@ -12,26 +11,29 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.problems import problem_response
+from app.api.problems import problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
-from app.errors import LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
-SANE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+SAFE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class RequestTracking:
-    """ASGI middleware, outermost of the application's own."""
+    """The outermost of the application's own middlewares.
+
+    Args:
+        app: The application inside.
+        metrics: Where requests are counted.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        """Args: the application inside, and where requests are counted."""
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and note what became of it."""
+        """Pass a request on, then log and count it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -39,22 +41,20 @@ class RequestTracking:
         method = scope["method"] if scope["method"] in METHODS else "other"
         record = RequestRecord(_request_id(scope), method)
         scope[RECORD_KEY] = record
-        answer = _TrackedAnswer(send, record)
+        response = _TrackedResponse(send, record)
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         except Exception as error:
-            record.status, record.code = 500, "internal"
-            _log_unexpected(error, record)
-            if answer.started:
-                # Too late for a problem: the server breaks the connection off.
+            problem = unexpected_error(error, record)
+            record.status, record.code = problem.status, problem.code
+            if response.started:
+                # Too late for a problem: the server closes the connection.
                 raise
-            detail = f"unexpected; the log has it under request id {record.request_id}"
-            response = problem_response(LandmarkdError(detail), record.request_id)
-            await response(scope, receive, answer.send)
+            await problem_response(problem, record.request_id)(scope, receive, response.send)
         finally:
-            self._note(scope, record, time.perf_counter() - start)
+            self._finish(scope, record, time.perf_counter() - start)
 
-    def _note(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
+    def _finish(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         record.route = getattr(scope.get("route"), "path", record.route)
         record.ms = 1e3 * seconds
         log_request(record)
@@ -62,8 +62,8 @@ class RequestTracking:
             self._metrics.observe_request(record.route, record.code, seconds)
 
 
-class _TrackedAnswer:
-    """Passes an answer on, with the request's id in it and its status in the record."""
+class _TrackedResponse:
+    """Adds the request's id to a response, and the response's status to the record."""
 
     def __init__(self, send: Send, record: RequestRecord) -> None:
         self._send = send
@@ -81,12 +81,6 @@ class _TrackedAnswer:
 
 
 def _request_id(scope: Scope) -> str:
-    """Take the client's id if it is fit for a log, else make one."""
+    """Return the client's id if it is safe to log, else a new one."""
     given = Headers(scope=scope).get(ID_HEADER, "")
-    return given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _log_unexpected(error: Exception, record: RequestRecord) -> None:
-    logging.getLogger(__name__).error(
-        "unexpected error", exc_info=error, extra={"request_id": record.request_id}
-    )
+    return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex

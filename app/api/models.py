@@ -1,5 +1,11 @@
-"""Engine -> what clients are told of its models."""
+"""``/v1/models``: the models of the service, listed, described and loaded again."""
 
+from typing import Final
+
+from fastapi import APIRouter, Depends
+
+from app.api.dependencies import SharedDep, require_admin_key, require_api_key
+from app.api.openapi import problems
 from app.engine import DeviceState, Engine
 from app.io import (
     BatchInfo,
@@ -10,7 +16,43 @@ from app.io import (
     ModelSummary,
 )
 
-READY = "ready"
+READY: Final = "ready"
+
+models_router: Final = APIRouter(tags=["models"])
+
+
+@models_router.get(
+    "/v1/models",
+    summary="List the models",
+    dependencies=[Depends(require_api_key)],
+    responses=problems(401),
+)
+async def get_models(shared: SharedDep) -> ModelsAnswer:
+    """List all model folders; those that were refused with the reason."""
+    return list_models(shared.engine)
+
+
+@models_router.get(
+    "/v1/models/{name}",
+    summary="Describe a model",
+    dependencies=[Depends(require_api_key)],
+    responses=problems(401, 404),
+)
+async def get_model(name: str, shared: SharedDep) -> ModelInfo:
+    """Describe which landmarks a model finds, on which grid, and how well."""
+    return describe_model(shared.engine, name)
+
+
+@models_router.post(
+    "/v1/models/{name}/reload",
+    summary="Load a model again",
+    dependencies=[Depends(require_admin_key)],
+    responses=problems(401, 404, 500),
+)
+async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
+    """Read a model's folder again; if it is refused, the loaded model stays in use."""
+    await shared.engine.reload(name)
+    return describe_model(shared.engine, name)
 
 
 def list_models(engine: Engine) -> ModelsAnswer:
@@ -34,7 +76,7 @@ def list_models(engine: Engine) -> ModelsAnswer:
 
 
 def describe_model(engine: Engine, name: str) -> ModelInfo:
-    """Say what a model finds, on which grid, and how well.
+    """Describe a model as the API does.
 
     Args:
         engine: Whose model it is.
@@ -69,12 +111,12 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
             for landmark in manifest.landmarks
         ],
         verified_mm=dict(manifest.precision.verified),
-        devices=[_device(state) for state in engine.devices.states(model)],
+        devices=[_describe_device(state) for state in engine.devices.states(model)],
         card=model.card or None,
     )
 
 
-def _device(state: DeviceState) -> DeviceInfo:
+def _describe_device(state: DeviceState) -> DeviceInfo:
     batches = [
         BatchInfo(
             tile_shape=timing.tile_shape,
@@ -84,10 +126,9 @@ def _device(state: DeviceState) -> DeviceInfo:
         )
         for timing in state.timings
     ]
-    model = state.model
     return DeviceInfo(
         name=state.name,
         status=state.trouble or READY,
-        precision=model.network.precision,
+        precision=state.model.network.precision,
         batches=batches,
     )

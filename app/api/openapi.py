@@ -1,10 +1,10 @@
-"""What /docs says beyond the types: bodies, examples, and which errors a call may answer."""
+"""OpenAPI documentation beyond the types: bodies, examples, and the errors of each call."""
 
 from http import HTTPStatus
 from typing import Any, Final
 
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
-from app.api.sse import EVENTS
+from app.api.sse import EVENT_STREAM
 from app.api.upload.plan import ARRAYS, MULTIPART, SCAN, UploadKind
 from app.io import FORMATS, Problem
 from app.voting import VOTES_FORMATS
@@ -95,7 +95,7 @@ _FORMATS: Final[dict[str, Any]] = {
 }
 
 LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS | {
-    EVENTS: {
+    EVENT_STREAM: {
         "schema": {"type": "string"},
         "example": 'event: progress\ndata: {"stage": "tile", "ahead": 0, "tile": 4, "tiles": 9}\n\n'
         "event: answer\ndata: {…}\n\n",
@@ -108,13 +108,13 @@ VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document the errors that a call may answer.
+    """Document the errors that a call may return.
 
     Args:
         statuses: HTTP statuses.
 
     Returns:
-        For the ``responses`` of a route.
+        Value for the ``responses`` of a route.
     """
     return {status: _problem(HTTPStatus(status)) for status in statuses}
 

@@ -1,5 +1,6 @@
-"""Errors -> RFC 9457 problem+json answers, whoever raised them."""
+"""Errors as RFC 9457 problem details: expected ones, FastAPI's own, and unexpected ones."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -9,28 +10,31 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app.api.request_log import record_of
+from app.api.request_log import RequestRecord, record_of
 from app.errors import BadParameter, LandmarkdError, QueueFull, Unauthorized
 from app.io import Problem
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:landmarkd:"
-# A value is quoted back to its sender, but not at any length.
-QUOTED_CHARACTERS: Final = 64
+
+MAX_QUOTED_CHARACTERS: Final = 64
+"""Of an invalid value that is quoted back to its sender."""
+
+logger = logging.getLogger(__name__)
 
 
 def problem_response(
     error: LandmarkdError, request_id: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Write an error of the tree as an answer.
+    """Turn an error into a response.
 
     Args:
         error: The error; its text becomes the detail.
         request_id: Of the request that failed.
-        headers: To add to the answer.
+        headers: Added to the response.
 
     Returns:
-        The answer, with ``Retry-After`` or ``WWW-Authenticate`` where they belong.
+        The response, with ``Retry-After`` or ``WWW-Authenticate`` where they apply.
     """
     extra = dict(headers or {})
     if isinstance(error, QueueFull):
@@ -44,7 +48,7 @@ def problem_response(
 
 
 def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
-    """Say an error of the tree in the words of the wire."""
+    """Turn an error into problem details."""
     return Problem(
         type=TYPE_PREFIX + error.code,
         title=error.title,
@@ -55,18 +59,24 @@ def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
     )
 
 
+def unexpected_error(error: BaseException, record: RequestRecord) -> LandmarkdError:
+    """Log an error that is a defect of the service, and return what its client is told."""
+    logger.error("unexpected error", exc_info=error, extra={"request_id": record.request_id})
+    return LandmarkdError(f"unexpected; the log has it under request id {record.request_id}")
+
+
 def install_problem_handlers(app: FastAPI) -> None:
-    """Make the application answer every error that it expects as problem+json.
+    """Make an application answer expected errors as problem+json.
 
     Args:
-        app: The application; ``app.api.middleware`` answers the errors that nobody expects.
+        app: The application; ``app.api.middleware`` handles unexpected errors.
     """
-    app.add_exception_handler(LandmarkdError, _answer_own)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(LandmarkdError, _handle_own)
+    app.add_exception_handler(RequestValidationError, _handle_invalid)
+    app.add_exception_handler(HTTPException, _handle_http)
 
 
-async def _answer_own(request: Request, error: Exception) -> Response:
+async def _handle_own(request: Request, error: Exception) -> Response:
     if not isinstance(error, LandmarkdError):
         raise error
     record = record_of(request.scope)
@@ -74,15 +84,15 @@ async def _answer_own(request: Request, error: Exception) -> Response:
     return problem_response(error, record.request_id)
 
 
-async def _answer_invalid(request: Request, error: Exception) -> Response:
+async def _handle_invalid(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     detail = "; ".join(_explain(item) for item in error.errors())
-    return await _answer_own(request, BadParameter(detail))
+    return await _handle_own(request, BadParameter(detail))
 
 
-async def _answer_http(request: Request, error: Exception) -> Response:
-    """Answer what FastAPI itself raises: no such path, wrong method, unreadable body."""
+async def _handle_http(request: Request, error: Exception) -> Response:
+    """Handle what FastAPI itself raises: no such path, wrong method, unreadable body."""
     if not isinstance(error, HTTPException):
         raise error
     phrase = HTTPStatus(error.status_code).phrase
@@ -116,6 +126,6 @@ def _http_detail(request: Request, error: HTTPException) -> str:
 def _explain(item: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in item["loc"])
     got = repr(item.get("input"))
-    if len(got) > QUOTED_CHARACTERS:
-        got = got[:QUOTED_CHARACTERS] + "…"
+    if len(got) > MAX_QUOTED_CHARACTERS:
+        got = got[:MAX_QUOTED_CHARACTERS] + "…"
     return f"{where}: {item['msg']}; got {got}"

@@ -1,4 +1,4 @@
-"""What became of each request, as one log line.
+"""The log line that each request leaves.
 
 No line holds a file name, header text, voxel value or exception message: those may identify a
 patient.
@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 
 RECORD_KEY: Final = "landmarkd.record"
 REQUEST_LOGGER: Final = "app.requests"
-# Probes come every few seconds; their lines are wanted only when something is wrong.
+# Probed every few seconds, so their lines are logged at debug level and they are not counted.
 PROBES: Final = ("/livez", "/readyz", "/metrics")
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log line of one request says; filled in on the way through the application.
+    """Content of a request's log line, filled in while the request is handled.
 
     Attributes:
         request_id: As in the answer.
@@ -25,8 +25,8 @@ class RequestRecord:
         route: The route's template, never the path that came.
         status: HTTP status; 499 if the client left before the answer.
         code: ``ok`` or the problem's code.
-        ms: From the head of the request to the end of the answer.
-        model: The model that was asked.
+        ms: Time from the head of the request to the end of the response.
+        model: Name of the model.
         bytes: Size of the uploaded file.
         shape: Shape of its volume.
     """
@@ -43,15 +43,15 @@ class RequestRecord:
 
 
 def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
-    """Return the record that ``RequestTracking`` keeps for the request of an ASGI scope."""
+    """Return the record of the request that an ASGI scope belongs to."""
     return cast("RequestRecord", scope[RECORD_KEY])
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line of a request that was answered."""
+    """Write the log line of a request."""
     level = logging.INFO
     if record.route in PROBES:
-        # A probe that hears "not ready" got its answer; that is no fault of anyone's.
+        # Also where the answer is "not ready", with 503: the probe itself worked.
         level = logging.DEBUG
     elif record.status >= 500:
         level = logging.WARNING

@@ -1,4 +1,4 @@
-"""HTTP request with a network's output -> HTTP answer: the votes and what they say."""
+"""``POST /v1/votes``: the output of a client's own network in; landmarks, votes or heatmaps out."""
 
 import math
 import time
@@ -8,27 +8,27 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from app.api.dependencies import SharedDep, require_api_key, server_timing, timeout_of
+from app.api.dependencies import SharedDep, request_timeout_s, require_api_key, server_timing
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
 from app.api.request_log import record_of
-from app.api.upload.plan import ARRAYS, plan_upload, read_upload, while_connected
+from app.api.upload.plan import ARRAYS, plan_upload
+from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.inference import VotesQuestion, answer_votes, build_answer, timing_of
-from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, choose
+from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
 from app.voting import VOTES_FORMATS, Layout, VotesFormat
 
 votes_router: Final = APIRouter()
 
-ANSWERS: Final[tuple[Format | VotesFormat, ...]] = (*FORMATS, *VOTES_FORMATS)
+ANSWER_FORMATS: Final[tuple[Format | VotesFormat, ...]] = (*FORMATS, *VOTES_FORMATS)
 
-NOBODYS: Final = ModelRef(name="votes", version="", digest="")
-"""Stands where answers name the model: the network is the client's own."""
+NO_MODEL: Final = ModelRef(name="votes", version="", digest="")
+"""Named in answers instead of a model: the network is the client's own."""
 
-
-LONGEST_NAME: Final = 128
+MAX_NAME_CHARACTERS: Final = 128
 
 
 class VotesQuery(BaseModel):
-    """Query of ``POST /v1/votes``; an unknown name is refused, not ignored."""
+    """Query of ``POST /v1/votes``; unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class VotesQuery(BaseModel):
         None,
         description="Landmarks: json, mrk.json, csv, tsv, fcsv or long. Votes, one row "
         "`landmark, probability, x, y, z` each: rows.csv or rows.npy. Heatmaps: nii.gz. "
-        "Wins over Accept.",
+        "Takes precedence over Accept.",
     )
     channels: Literal["first", "last"] = Field("last", description="Which axis holds channels.")
     order: Literal["axis", "landmark"] = Field(
@@ -45,30 +45,34 @@ class VotesQuery(BaseModel):
         "`landmark`: 3c, 3c+1, 3c+2.",
     )
     background: bool | None = Field(
-        None, description="Whether channel 0 is the background; else the channels are counted."
+        None,
+        description="Whether channel 0 is the background. Unset: told by the number of channels.",
     )
     activation: Literal["sigmoid", "softmax"] | None = Field(
-        None, description="Of `scores`; else softmax with a background, sigmoid without."
+        None,
+        description="Of `scores`. Unset: softmax with a background channel, sigmoid without.",
     )
-    threshold: float = Field(0.5, ge=0, le=1, description="Least probability of a vote.")
+    threshold: float = Field(0.5, ge=0, le=1, description="Smallest probability of a vote.")
     radius_mm: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Distance from a landmark within which your network's voxels vote for it; "
-        "else 10 voxels. Landmarks are read from the votes within 0.6 of it.",
+        description="Distance from a landmark within which your network's voxels vote for it. "
+        "Unset: 10 voxels. Landmarks are located from the votes within 0.6 of it.",
     )
     smooth_mm: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Sigma of a Gaussian over heatmaps."
+        0.0, ge=0, allow_inf_nan=False, description="Sigma of a Gaussian filter on heatmaps."
     )
     sample_shape: str | None = Field(
         None,
         pattern=r"^\d{1,5},\d{1,5},\d{1,5}$",
-        description="`i,j,k`: how much of the array counts, from 0,0,0; else all. A row is kept "
-        "if 0 <= position < sample_shape; voxels beyond cast no votes for landmarks.",
+        description="`i,j,k`: the part of the array that is used, from 0,0,0. Unset: all of it. A "
+        "row is kept if 0 <= position < sample_shape; voxels beyond cast no votes for landmarks.",
     )
     names: str | None = Field(
-        None, max_length=8192, description="Of the landmarks, comma-separated; else 0, 1, 2, …"
+        None,
+        max_length=8192,
+        description="Names of the landmarks, comma-separated. Unset: 0, 1, 2, …",
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
     timeout_s: float | None = Field(
@@ -78,11 +82,11 @@ class VotesQuery(BaseModel):
     @field_validator("names")
     @classmethod
     def _check_names(cls, names: str | None) -> str | None:
-        parts = _parts(names)
+        parts = _split_names(names)
         if len(set(parts)) < len(parts):
             raise ValueError("expected every name once")
-        if not all(part.isprintable() and 1 <= len(part) <= LONGEST_NAME for part in parts):
-            raise ValueError(f"expected printable names of 1 to {LONGEST_NAME} characters")
+        if not all(part.isprintable() and 1 <= len(part) <= MAX_NAME_CHARACTERS for part in parts):
+            raise ValueError(f"expected printable names of 1 to {MAX_NAME_CHARACTERS} characters")
         return names
 
 
@@ -103,14 +107,14 @@ async def find_votes(
 ) -> Response:
     """Upload probabilities or scores and offsets; get landmarks, votes or heatmaps.
 
-    No model takes part: the answer names `votes` in its place. Everything is as for a model of the
-    service's own, but for the shape of its constellation, which only a model has.
+    No model takes part: the answer names `votes` in its place. Votes are treated as those of the
+    service's own models, except that there is no mean shape to check their landmarks against.
     """
     start = time.perf_counter()
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
-    form = choose(ANSWERS, query.format, request.headers.get("accept"))
-    timeout_s = timeout_of(query.timeout_s, settings)
+    form = negotiate_format(ANSWER_FORMATS, query.format, request.headers.get("accept"))
+    timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes, ARRAYS)
     with engine.admit(plan.length):
         upload = await read_upload(
@@ -124,9 +128,9 @@ async def find_votes(
         file = form if isinstance(form, VotesFormat) else None
         question = _question_of(query, engine.limits, file)
         # Not a copy: see ``ARRAYS.in_place``.
-        answering = partial(answer_votes, bytes(upload.content), question)
-        work = engine.compute(answering, timeout_s=timeout_s)
-        answer = await while_connected(request.receive, work)
+        compute = partial(answer_votes, bytes(upload.content), question)
+        work = engine.compute(compute, timeout_s=timeout_s)
+        answer = await cancel_on_disconnect(request.receive, work)
     detection = answer.detection
     record.shape = detection.volume.shape
     shared.metrics.observe_volume(math.prod(record.shape))
@@ -139,7 +143,7 @@ async def find_votes(
         content = form.write(
             build_answer(
                 detection,
-                model=NOBODYS,
+                model=NO_MODEL,
                 request_id=record.request_id,
                 timing=timing,
                 candidates=query.candidates,
@@ -161,12 +165,12 @@ def _question_of(
         radius_mm=query.radius_mm,
         smooth_mm=query.smooth_mm,
         sample_shape=shape,
-        names=_parts(query.names),
+        names=_split_names(query.names),
         limits=limits,
         file=file,
         asked_s=time.perf_counter(),
     )
 
 
-def _parts(names: str | None) -> tuple[str, ...]:
+def _split_names(names: str | None) -> tuple[str, ...]:
     return () if names is None else tuple(part.strip() for part in names.split(","))

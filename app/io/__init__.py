@@ -1,6 +1,6 @@
 """app/io."""
 
-from app.io.formats import FORMATS, Format, choose, choose_format
+from app.io.formats import FORMATS, Format, negotiate_format
 from app.io.gzip_stream import MOST_INFLATION, PIECE_BYTES, Content
 from app.io.nifti_header import FLATNESS, LEAST_SPACING_MM, MOST_SPACING_MM, UNIT_WARNINGS
 from app.io.point_files import markups_json
@@ -66,8 +66,7 @@ __all__ = [
     "VolumeAnswer",
     "VolumeLimits",
     "check_header",
-    "choose",
-    "choose_format",
     "markups_json",
+    "negotiate_format",
     "read_volume",
 ]

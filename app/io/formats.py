@@ -1,4 +1,4 @@
-"""LandmarksAnswer -> bytes of the format that was asked for."""
+"""LandmarksAnswer -> bytes in the requested format: the registry of formats, and negotiation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from app.io.slicer import write_csv, write_fcsv, write_long, write_mrk_json, wri
 
 
 @runtime_checkable
-class Named(Protocol):
+class FormatLike(Protocol):
     """What a format is chosen by."""
 
     @property
@@ -22,7 +22,7 @@ class Named(Protocol):
         """As in ``Accept``."""
 
 
-F = TypeVar("F", bound=Named)
+F = TypeVar("F", bound=FormatLike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Format:
 
 
 def write_json(answer: LandmarksAnswer) -> bytes:
-    """Write the answer as JSON, whole."""
+    """Write the whole answer as JSON."""
     return answer.model_dump_json().encode()
 
 
@@ -56,21 +56,16 @@ FORMATS: Final = (
 )
 
 
-def choose_format(name: str | None, accept: str | None) -> Format:
-    """Choose how to write landmarks; see ``choose``."""
-    return choose(FORMATS, name, accept)
-
-
-def choose(formats: Sequence[F], name: str | None, accept: str | None) -> F:
-    """Choose how to write the answer.
+def negotiate_format(formats: Sequence[F], name: str | None, accept: str | None) -> F:
+    """Choose the format of an answer.
 
     Args:
-        formats: Those there are, in order of preference.
-        name: The ``format`` of the query; it wins over ``accept``.
+        formats: The available formats, in order of preference.
+        name: The ``format`` of the query; takes precedence over ``accept``.
         accept: The ``Accept`` header.
 
     Returns:
-        The format; the first if neither says.
+        The format; the first if neither is given.
 
     Raises:
         UnknownFormat: None of the formats is acceptable.
@@ -112,6 +107,6 @@ def _rank(media_type: str, ranges: list[tuple[str, float]]) -> tuple[float, int]
     patterns = [pattern for pattern, _ in ranges]
     for pattern in (media_type, media_type.split("/", maxsplit=1)[0] + "/*", "*/*"):
         if pattern in patterns:
-            place = patterns.index(pattern)
-            return ranges[place][1], -place
+            index = patterns.index(pattern)
+            return ranges[index][1], -index
     return 0.0, 0

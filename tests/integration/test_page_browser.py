@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from app.api.keys import hash_key
+from app.api.dependencies import hash_key
 from app.phantom import make_phantom, scan_bytes
 from tests.support.services import RAW, ServiceProcess
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from app.api.keys import hash_key
+from app.api.dependencies import hash_key
 from app.voting.votes import Votes
 from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
 from tests.support.services import RAW, ServiceProcess

@@ -1,1 +1,1 @@
-"""app/api/ui."""
+"""The page for browsers: ``page`` has its routes, ``web/`` its HTML, CSS and JavaScript."""

@@ -1,11 +1,14 @@
-"""A browser -> the page, its files, and those of NiiVue and Swagger UI where they are installed.
+"""The page: its routes and files, and those of NiiVue and Swagger UI where they are installed.
 
-The page asks nothing of any other host, and is told so in its Content-Security-Policy.
+The page loads nothing from other hosts; its Content-Security-Policy enforces that. Files are read
+once per process.
 """
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,12 +20,12 @@ from pydantic import ValidationError
 
 from app.api.dependencies import require_api_key
 from app.errors import BadParameter, TooLarge
-from app.io import LandmarksAnswer, choose_format
+from app.io import FORMATS, LandmarksAnswer, negotiate_format
 from app.phantom import make_phantom, scan_bytes
 
 WEB: Final = Path(__file__).with_name("web")
 MAX_ANSWER_BYTES: Final = 4 << 20
-"""Of JSON that is to be written in another format; 256 landmarks with candidates need 1 MB."""
+"""Of an answer to convert; one of 256 landmarks with candidates takes 1 MB."""
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -31,14 +34,14 @@ MEDIA_TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 HEADERS: Final = {
-    # NiiVue makes its font and its color maps of data: and blob: images.
+    # NiiVue loads its font and color maps from data: and blob: images.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Kept by browsers, but asked for again: the answer is then 304 and short.
+    # Browsers keep a copy, but ask each time whether it is current; mostly the answer is 304.
     "Cache-Control": "no-cache",
 }
 DOCS_HEADERS: Final = HEADERS | {
@@ -51,74 +54,110 @@ NIIVUE_CLASS: Final = re.compile(
     rb" = class extends EventTarget \{\s*/\*\*\s*"
     rb"\* @param options +- options object to set modifiable Niivue properties"
 )
-LONGEST_NAME: Final = 99
-"""Of a class in a bundle, in bytes."""
+MAX_CLASS_NAME_BYTES: Final = 99
 
+logger = logging.getLogger(__name__)
 page_router: Final = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A file that another distribution brings; it is served from where pip has put it.
+class PageFile:
+    """A file as it is served.
 
     Attributes:
-        package: Import name; it is looked up and never imported.
+        content: Its bytes.
+        media_type: Its Content-Type.
+        etag: Digest of the content, as in the header of that name.
+    """
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """A file of another distribution.
+
+    Attributes:
+        package: Import name of its package, which is located but never imported.
         path: Of the file in the package.
-        adapt: Makes of its content what is served; None if it cannot.
+        convert: Turns its content into what is served; None if it cannot.
     """
 
     package: str
     path: str
-    adapt: Callable[[bytes], bytes | None] = bytes
+    convert: Callable[[bytes], bytes | None] = bytes
 
     def read(self) -> bytes | None:
-        """Return what to serve, None where the distribution is not installed."""
+        """Return the content to serve; None where the distribution is not installed."""
         spec = find_spec(self.package)
         folders = spec.submodule_search_locations if spec else None
         for folder in folders or ():
             path = Path(folder) / self.path
             if path.is_file():
-                return self.adapt(path.read_bytes())
+                return self.convert(path.read_bytes())
         return None
 
 
 def export_niivue(module: bytes) -> bytes | None:
-    """Let NiiVue's class out of the bundle of an application that keeps it to itself.
+    """Export NiiVue's class from the bundle of an application that does not.
 
     Args:
         module: The JavaScript module of jupyterlab-niivue.
 
     Returns:
-        The same with one more line, which exports ``Niivue``; None if the class is not found.
+        The module with one more line, which exports ``Niivue``; None if the class is not found.
     """
-    # The name is looked for last: a pattern that began with it would take a quarter of a second.
+    # The name is matched last: a pattern that starts with it would take a quarter of a second.
     found = NIIVUE_CLASS.search(module)
-    name = found and re.search(rb"[\w$]+\Z", module[: found.start()][-LONGEST_NAME:])
-    return name and module + b"\nexport { " + name[0] + b" as Niivue };\n"
+    name = found and re.search(rb"[\w$]+\Z", module[: found.start()][-MAX_CLASS_NAME_BYTES:])
+    if not name:
+        logger.warning("no NiiVue class in the bundle of jupyterlab-niivue; scans are not drawn")
+        return None
+    return module + b"\nexport { " + name[0] + b" as Niivue };\n"
 
 
-BORROWED: Final = {
-    "niivue.js": Borrowed(
+PACKAGE_FILES: Final = {
+    "niivue.js": PackageFile(
         "jupyterlab_niivue", "labextension/static/niivue/index.js", export_niivue
     ),
-    "swagger-ui.js": Borrowed("fastapi_offline", "static/swagger-ui-bundle.js"),
-    "swagger-ui.css": Borrowed("fastapi_offline", "static/swagger-ui.css"),
+    "swagger-ui.js": PackageFile("fastapi_offline", "static/swagger-ui-bundle.js"),
+    "swagger-ui.css": PackageFile("fastapi_offline", "static/swagger-ui.css"),
 }
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Read all files of the page, by name; those of packages that are not installed are missing."""
+    contents = {
+        path.name: path.read_bytes() for path in WEB.iterdir() if path.suffix in MEDIA_TYPES
+    }
+    for name, source in PACKAGE_FILES.items():
+        content = source.read()
+        if content is not None:
+            contents[name] = content
+    viewer = b"present" if "niivue.js" in contents else b"absent"
+    contents["index.html"] = contents["index.html"].replace(b"{viewer}", viewer)
+    return {
+        name: PageFile(
+            content, MEDIA_TYPES[Path(name).suffix], f'"{blake3(content).hexdigest(length=16)}"'
+        )
+        for name, content in contents.items()
+    }
 
 
 @page_router.get("/")
 def get_page(request: Request) -> Response:
-    """Serve the page; it is told whether there is a viewer."""
-    page = (WEB / "index.html").read_bytes()
-    viewer = b"absent" if BORROWED["niivue.js"].read() is None else b"present"
-    return _file(request, page.replace(b"{viewer}", viewer), "index.html")
+    """Serve the page."""
+    return get_file(request, "index.html")
 
 
 @page_router.get("/docs")
 def get_docs(request: Request) -> Response:
-    """Show all calls in Swagger UI, from here if it is installed."""
+    """Show all calls in Swagger UI, served from here if it is installed."""
     title = request.app.title
-    if BORROWED["swagger-ui.js"].read() is None:
+    if "swagger-ui.js" not in page_files():
         return get_swagger_ui_html(openapi_url="openapi.json", title=title)
     docs = get_swagger_ui_html(
         openapi_url="openapi.json",
@@ -133,18 +172,20 @@ def get_docs(request: Request) -> Response:
 
 @page_router.get("/page/phantom.nii.gz", dependencies=[Depends(require_api_key)])
 def get_phantom(seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6) -> Response:
-    """Generate a scan for who has none."""
+    """Generate a scan, for users who have none at hand."""
     scan = scan_bytes(make_phantom(seed))
     return Response(scan, headers=HEADERS, media_type="application/gzip")
 
 
 @page_router.post("/page/landmarks", dependencies=[Depends(require_api_key)])
-async def write_landmarks(request: Request, format: str = "json") -> Response:  # noqa: A002
-    """Write an answer of ``POST /v1/landmarks`` in another format, without its scan."""
-    form = choose_format(format, None)
+async def convert_landmarks(
+    request: Request, name: Annotated[str, Query(alias="format")] = "json"
+) -> Response:
+    """Write an answer of ``POST /v1/landmarks`` in another format."""
+    form = negotiate_format(FORMATS, name, None)
     content = bytearray()
-    async for piece in request.stream():
-        content += piece
+    async for chunk in request.stream():
+        content += chunk
         if len(content) > MAX_ANSWER_BYTES:
             raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got more")
     try:
@@ -158,21 +199,12 @@ async def write_landmarks(request: Request, format: str = "json") -> Response:  
 
 @page_router.get("/page/{name}")
 def get_file(request: Request, name: str) -> Response:
-    """Serve a file that the page consists of."""
-    if name in BORROWED:
-        content = BORROWED[name].read()
-    else:
-        # Names come from the folder, so that no request can name a file elsewhere.
-        paths = {path.name: path for path in WEB.iterdir() if path.suffix in MEDIA_TYPES}
-        content = paths[name].read_bytes() if name in paths else None
-    if content is None:
+    """Serve a file of the page."""
+    # A lookup, not a path: no request can name a file elsewhere.
+    file = page_files().get(name)
+    if file is None:
         raise HTTPException(404)
-    return _file(request, content, name)
-
-
-def _file(request: Request, content: bytes, name: str) -> Response:
-    etag = f'"{blake3(content).hexdigest(length=16)}"'
-    headers = HEADERS | {"ETag": etag}
-    if etag in request.headers.get("if-none-match", ""):
+    headers = HEADERS | {"ETag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type=MEDIA_TYPES[Path(name).suffix])
+    return Response(file.content, headers=headers, media_type=file.media_type)

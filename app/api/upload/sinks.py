@@ -1,27 +1,95 @@
-"""Multipart body, piece by piece -> the file in its one field."""
+"""Sinks: where the body of an upload goes as it arrives, until it is the file.
 
+A body of known length that is the file goes into one buffer, which the reader of the file uses
+without a copy. Other bodies are kept in chunks. Starlette's own form parser spools to disk through
+a thread pool; the one here keeps the chunks of the only part.
+"""
+
+import numpy as np
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.api.upload.raw import head_of
+from app.api.upload.plan import UploadPlan
 from app.errors import BadParameter, RequestError
 
 
-class MultipartFile:
-    """A multipart body whose one part is the file.
+class BufferSink:
+    """A body of known length that is the file.
 
-    Starlette's own form parser spools to disk through a thread pool; this one keeps the chunks.
+    Attributes:
+        rest: The part of the buffer that is still to be filled; whoever fills it shortens it.
+    """
+
+    def __init__(self, length: int) -> None:
+        # Not zeroed: only bytes that have been received are ever returned.
+        self._buffer = np.empty(length, dtype=np.uint8).data
+        self.rest = self._buffer
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next chunk of the body.
+
+        Raises:
+            RequestError: The body is longer than Content-Length.
+        """
+        if len(chunk) > len(self.rest):
+            raise RequestError(
+                f"expected {len(self._buffer)} bytes, as Content-Length says, got more"
+            )
+        self.rest[: len(chunk)] = chunk
+        self.rest = self.rest[len(chunk) :]
+
+    def head(self, size: int) -> memoryview | None:
+        """Return the first ``size`` bytes of the file; None until they have arrived."""
+        return self._buffer[:size] if self._filled >= size else None
+
+    def close(self) -> memoryview:
+        """Return the file."""
+        return self._buffer[: self._filled]
+
+    @property
+    def _filled(self) -> int:
+        return len(self._buffer) - len(self.rest)
+
+
+class ChunkSink:
+    """A body of unknown length that is the file."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next chunk of the body."""
+        self._chunks.append(chunk)
+
+    def head(self, size: int) -> bytes | None:
+        """Return the first ``size`` bytes of the file; None until they have arrived."""
+        head = b""
+        for chunk in self._chunks:
+            head += chunk[: size - len(head)]
+            if len(head) == size:
+                return head
+        return None
+
+    def close(self) -> bytes:
+        """Return the file."""
+        return b"".join(self._chunks)
+
+
+class MultipartSink:
+    """A multipart body whose only part is the file.
+
+    Args:
+        boundary: From the Content-Type header.
+        field: Name that the part must have.
+
+    Raises:
+        RequestError: The boundary is too long.
     """
 
     def __init__(self, boundary: bytes, field: str) -> None:
-        """Args: the boundary of the Content-Type header, and the name that the part must have.
-
-        Raises:
-            RequestError: The boundary is too long.
-        """
         self._field = field
-        self._chunks: list[bytes] = []
-        self._header: list[bytes] = [b"", b""]
+        self._file = ChunkSink()
+        self._header_name = self._header_value = b""
         self._parts = 0
         self._named = False
         self._ended = False
@@ -29,20 +97,20 @@ class MultipartFile:
             self._parser = MultipartParser(
                 boundary,
                 {
-                    "on_part_begin": self._begin_part,
-                    "on_header_field": self._add_field,
-                    "on_header_value": self._add_value,
-                    "on_header_end": self._end_header,
-                    "on_headers_finished": self._end_headers,
-                    "on_part_data": self._add_data,
-                    "on_end": self._end,
+                    "on_part_begin": self._on_part_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers_finished,
+                    "on_part_data": self._on_part_data,
+                    "on_end": self._on_end,
                 },
             )
         except FormParserError as error:
             raise _malformed() from error
 
     def write(self, chunk: bytes) -> None:
-        """Take the next piece of the body.
+        """Take the next chunk of the body.
 
         Raises:
             BadParameter: There is another field.
@@ -52,6 +120,10 @@ class MultipartFile:
             self._parser.write(chunk)
         except FormParserError as error:
             raise _malformed() from error
+
+    def head(self, size: int) -> bytes | None:
+        """Return the first ``size`` bytes of the file; None until they have arrived."""
+        return self._file.head(size)
 
     def close(self) -> bytes:
         """Return the file.
@@ -64,13 +136,9 @@ class MultipartFile:
             raise BadParameter(f"expected a form field {self._field!r}, got none")
         if not self._ended:
             raise _malformed()
-        return b"".join(self._chunks)
+        return self._file.close()
 
-    def head(self, size: int) -> bytes | None:
-        """Return the first bytes of the file, once that many have come."""
-        return head_of(self._chunks, size)
-
-    def _begin_part(self) -> None:
+    def _on_part_begin(self) -> None:
         self._parts += 1
         self._named = False
         if self._parts > 1:
@@ -78,15 +146,15 @@ class MultipartFile:
                 f"expected one form field, {self._field!r}, got more (parameters go into the query)"
             )
 
-    def _add_field(self, data: bytes, start: int, end: int) -> None:
-        self._header[0] += data[start:end]
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
 
-    def _add_value(self, data: bytes, start: int, end: int) -> None:
-        self._header[1] += data[start:end]
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
 
-    def _end_header(self) -> None:
-        name, value = self._header
-        self._header = [b"", b""]
+    def _on_header_end(self) -> None:
+        name, value = self._header_name, self._header_value
+        self._header_name = self._header_value = b""
         if name.lower() != b"content-disposition":
             return
         got = parse_options_header(value)[1].get(b"name", b"")
@@ -97,15 +165,27 @@ class MultipartFile:
                 f"got {got[:64].decode('utf-8', 'replace')!r}"
             )
 
-    def _end_headers(self) -> None:
+    def _on_headers_finished(self) -> None:
         if not self._named:
             raise BadParameter(f"expected a form field {self._field!r}, got one without a name")
 
-    def _add_data(self, data: bytes, start: int, end: int) -> None:
-        self._chunks.append(data[start:end])
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._file.write(data[start:end])
 
-    def _end(self) -> None:
+    def _on_end(self) -> None:
         self._ended = True
+
+
+Sink = BufferSink | ChunkSink | MultipartSink
+
+
+def make_sink(plan: UploadPlan) -> Sink:
+    """Choose where a body goes."""
+    if plan.boundary is not None:
+        return MultipartSink(plan.boundary, plan.kind.field)
+    if plan.length is not None and plan.kind.in_place:
+        return BufferSink(plan.length)
+    return ChunkSink()
 
 
 def _malformed() -> RequestError:

@@ -16,10 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from app.api.upload.direct import fill_body_of
-from app.api.upload.plan import DIRECT_BYTES, plan_upload, read_upload
+from app.api.upload.plan import plan_upload
+from app.api.upload.receive import MIN_DIRECT_BYTES, read_upload
 from app.server.http_protocol import DirectBodyProtocol
 
-BODY = np.random.default_rng(8).bytes(3 * DIRECT_BYTES + 5)
+BODY = np.random.default_rng(8).bytes(3 * MIN_DIRECT_BYTES + 5)
 
 
 async def echo_digest(scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.keys import hash_key
+from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
-from app.api.ui.page import BORROWED, MAX_ANSWER_BYTES, WEB, export_niivue
+from app.api.ui.page import MAX_ANSWER_BYTES, PACKAGE_FILES, WEB, export_niivue, page_files
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
 from app.phantom import make_phantom, scan_bytes
@@ -70,20 +70,38 @@ def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     assert problem_of(client.get(f"/page/{name}")).status == 404
 
 
-def test_without_niivue_the_page_says_so(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = client.get("/")
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"read {path.name} again"))
+    again = client.get("/")
+    assert (again.content, again.headers["etag"]) == (first.content, first.headers["etag"])
+    assert client.get("/page/niivue.js").status_code == 200
+    assert client.get("/docs").status_code == 200
+
+
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    page_files.cache_clear()
     monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    yield
+    page_files.cache_clear()
+
+
+@pytest.mark.usefixtures("without_packages")
+def test_without_niivue_the_page_says_so(client: TestClient) -> None:
     assert 'data-viewer="absent"' in client.get("/").text
     assert client.get("/page/niivue.js").status_code == 404
     assert client.get("/docs").status_code == 200
 
 
-def test_niivue_is_let_out_of_its_bundle_or_counts_as_absent() -> None:
-    found = BORROWED["niivue.js"].read()
+def test_niivue_is_exported_from_its_bundle_or_counts_as_absent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = PACKAGE_FILES["niivue.js"].read()
     assert found is not None
     assert found.rstrip().endswith(b"as Niivue };")
     assert export_niivue(b"var A = class extends EventTarget {}") is None
+    assert "no NiiVue class" in caplog.text
 
 
 def test_docs_are_made_of_files_from_here(client: TestClient) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.sse import EVENT_STREAM
+from app.io.schemas import Problem
 from tests.support.services import (
     MODEL,
     RAW,
@@ -140,6 +142,29 @@ def test_unexpected_error_is_answered_without_details(
     assert (problem.status, problem.code, problem.request_id) == (500, "internal", "abc")
     assert "division" not in response.text
     assert any(getattr(line, "request_id", "") == "abc" for line in caplog.records)
+
+
+def test_unexpected_error_ends_an_event_stream_with_a_problem(
+    models: Path,
+    scan: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def detect(*_: object, **__: object) -> None:
+        raise RuntimeError("Jane Doe")
+
+    with running(toy_settings(models)) as client:
+        monkeypatch.setattr(type(shared_of(client).engine), "detect", detect)
+        headers = {"Accept": EVENT_STREAM, "X-Request-ID": "abc"}
+        response = client.post(URL, content=scan, headers=headers)
+        metrics = client.get("/metrics").text
+    name, data = response.text.strip().split("\n")
+    problem = Problem.model_validate_json(data.removeprefix("data: "))
+    assert name == "event: problem"
+    assert (problem.status, problem.code, problem.request_id) == (500, "internal", "abc")
+    assert "Jane" not in response.text
+    assert any(getattr(line, "request_id", "") == "abc" for line in caplog.records)
+    assert 'landmarkd_requests_total{code="internal",route="/v1/landmarks"} 1.0' in metrics
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:

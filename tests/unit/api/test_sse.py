@@ -9,14 +9,14 @@ import httpx
 import numpy as np
 import pytest
 
-from app.api.sse import EVENTS, wants_events
+from app.api.sse import EVENT_STREAM, wants_events
 from app.io.volume import HEAD_BYTES
 from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import TILES, Faulty, code_of
 from tests.support.model_folders import TILE
 
-STREAM = {"Accept": EVENTS}
+STREAM = {"Accept": EVENT_STREAM}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
 
 
 def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
-    assert response.headers["content-type"].startswith(EVENTS)
+    assert response.headers["content-type"].startswith(EVENT_STREAM)
     events = []
     for block in response.text.strip().split("\n\n"):
         name, data = block.split("\n", 1)

@@ -15,7 +15,7 @@ from app.errors import UnknownFormat
 from app.inference.answers import build_answer, timing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import schemas
-from app.io.formats import FORMATS, choose_format, write_json
+from app.io.formats import FORMATS, negotiate_format, write_json
 from app.io.point_files import markups_json
 from app.io.schemas import LandmarksAnswer, ModelRef
 from app.io.slicer import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
@@ -193,7 +193,7 @@ def test_same_answer_gives_the_same_bytes() -> None:
     ],
 )
 def test_accept_header_is_ranked_by_quality(accept: str | None, name: str) -> None:
-    assert choose_format(None, accept).name == name
+    assert negotiate_format(FORMATS, None, accept).name == name
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_accept_header_is_ranked_by_quality(accept: str | None, name: str) -> No
 )
 def test_format_that_nobody_writes_is_refused(name: str | None, accept: str | None) -> None:
     with pytest.raises(UnknownFormat, match="expected"):
-        choose_format(name, accept)
+        negotiate_format(FORMATS, name, accept)
 
 
 def test_wire_knows_the_same_statuses_as_the_landmarks() -> None:

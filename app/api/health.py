@@ -1,0 +1,47 @@
+"""``/livez``, ``/readyz`` and ``/metrics``: what monitors ask; none of them needs a key."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.dependencies import SharedDep
+from app.api.request_log import record_of
+from app.engine import METRICS_MEDIA_TYPE
+from app.errors import NotReady
+from app.io import AliveAnswer, ReadinessAnswer
+
+health_router: Final = APIRouter(tags=["probes"])
+
+
+@health_router.get("/livez", summary="Is the process alive?")
+async def get_livez() -> AliveAnswer:
+    """Answer; a process that does not is to be restarted."""
+    return AliveAnswer(alive=True)
+
+
+@health_router.get(
+    "/readyz",
+    summary="May requests be sent here?",
+    response_model=ReadinessAnswer,
+    responses={503: {"model": ReadinessAnswer, "description": "Not ready; the reason says why"}},
+)
+async def get_readyz(request: Request, shared: SharedDep) -> Response:
+    """Report whether requests can be answered, and if not, why."""
+    state = shared.engine.readiness()
+    if not state.ready:
+        record_of(request.scope).code = NotReady.code
+    answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
+    return Response(
+        answer.model_dump_json(), 200 if state.ready else 503, media_type="application/json"
+    )
+
+
+@health_router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def get_metrics(shared: SharedDep) -> Response:
+    """Return all metrics in the Prometheus text format."""
+    return Response(shared.metrics.render(), media_type=METRICS_MEDIA_TYPE)

@@ -1,0 +1,163 @@
+"""UploadPlan -> Upload: a request's body, read within its limits of size and time."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from app.api.upload.direct import fill_body_of
+from app.api.upload.plan import UploadPlan
+from app.api.upload.sinks import BufferSink, Sink, make_sink
+from app.errors import ClientLeft, SlowUpload, TooLarge
+from app.io import HEAD_BYTES, Content
+
+MIN_DIRECT_BYTES: Final = 1 << 20
+"""A shorter rest of a body arrives in so few chunks that copying them costs little."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that has arrived.
+
+    Attributes:
+        content: Its bytes; for a raw body of known length the buffer it was received into.
+        receive_ms: Time it took to arrive.
+    """
+
+    content: Content
+    receive_ms: float
+
+
+async def read_upload(
+    request: Request,
+    plan: UploadPlan,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    check_head: Callable[[Content], None] | None = None,
+) -> Upload:
+    """Read a request's body.
+
+    Args:
+        request: A request whose body has not been read.
+        plan: Made from its headers.
+        max_bytes: Largest allowed body, framing included.
+        timeout_s: Time within which all of it has to arrive.
+        check_head: Called once with the first ``HEAD_BYTES`` of the file, or with all of a shorter
+            one; raises to refuse the file before the rest is received.
+
+    Returns:
+        The uploaded file.
+
+    Raises:
+        TooLarge: The body is over the limit.
+        SlowUpload: The body did not arrive in time.
+        ClientLeft: The client closed the connection.
+        BadParameter: A multipart body has no field of the expected name, or others.
+        NotAVolume, NotAnArchive: The file is empty.
+        RequestError: A multipart body is malformed; also whatever ``check_head`` raises.
+    """
+    start = time.perf_counter()
+    sink = make_sink(plan)
+    counter = _ByteCounter(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            checked = await _receive(request, sink, counter, check_head)
+    except TimeoutError:
+        expected = f"expected the whole body within {timeout_s:g} s"
+        raise SlowUpload(f"{expected}, got {counter.total} bytes") from None
+    except ClientDisconnect:
+        raise ClientLeft(f"expected a whole body, got {counter.total} bytes") from None
+    content = sink.close()
+    if not content:
+        raise plan.kind.empty_error(f"expected {plan.kind.name}, got 0 bytes")
+    if check_head is not None and not checked:
+        check_head(content)
+    return Upload(content, 1e3 * (time.perf_counter() - start))
+
+
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine for as long as the client is connected.
+
+    Args:
+        receive: Of a request whose body has been read to its end.
+        work: Cancelled when the client disconnects, and awaited until it has ended.
+
+    Returns:
+        The coroutine's result.
+
+    Raises:
+        ClientLeft: The client closed the connection before the work was done.
+    """
+    working = asyncio.create_task(work)
+    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((working, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientLeft("expected the client to wait for its answer, but it left")
+    finally:
+        working.cancel()
+        disconnect.cancel()
+        await asyncio.gather(working, disconnect, return_exceptions=True)
+
+
+async def _receive(
+    request: Request,
+    sink: Sink,
+    counter: "_ByteCounter",
+    check_head: Callable[[Content], None] | None,
+) -> bool:
+    """Fill a sink; return whether ``check_head`` has been called."""
+    more, checked = True, False
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        counter.add(len(chunk))
+        sink.write(chunk)
+        if check_head is not None and not checked:
+            head = sink.head(HEAD_BYTES)
+            if head is None:
+                continue
+            check_head(head)
+            checked = True
+        more = more and not await _receive_directly(request, sink, counter)
+    return checked
+
+
+async def _receive_directly(request: Request, sink: Sink, counter: "_ByteCounter") -> bool:
+    """Receive a large rest of a body into the sink's buffer, if the server can."""
+    fill = fill_body_of(request.scope)
+    if fill is None or not isinstance(sink, BufferSink) or len(sink.rest) < MIN_DIRECT_BYTES:
+        return False
+    await fill(sink.rest, counter.add)
+    sink.rest = sink.rest[:0]
+    return True
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _ByteCounter:
+    """Counts the bytes of a body, and refuses those over the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        self.total += count
+        if self.total > self._limit:
+            raise TooLarge(
+                f"expected a body of at most {self._limit} bytes, got {self.total} and more"
+            )
