@@ -77,4 +77,4 @@ def where(request: pytest.FixtureRequest) -> "NamedDevice":
     """Say what computes: the CPU, as such; and driven as a device that is given batches ahead."""
     from app.compute.device import HOST  # noqa: PLC0415 - as above
 
-    return replace(HOST, ahead=request.param)
+    return replace(HOST, asynchronous=request.param)

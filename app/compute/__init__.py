@@ -1,4 +1,10 @@
-"""app/compute."""
+"""What is to be known of devices, threads and compilers, so that the stages of the data need not.
+
+device    which devices there are, their memory, and the errors that say it ran out
+transfer  host arrays to device tensors; CUDA streams and events
+threads   loops in parallel
+jit       Numba for the CPU; whether there is Triton for CUDA
+"""
 
 from app.compute.device import (
     HOST,
@@ -7,51 +13,51 @@ from app.compute.device import (
     Voxels,
     choose_device,
     choose_devices,
-    describe_shortage,
+    describe_out_of_memory,
     fast_precisions,
-    free_memory,
-    is_shortage,
-    memory_of,
-    memory_room,
-    wait_for,
+    is_out_of_memory,
+    memory_headroom,
+    release_memory,
+    synchronize,
+    total_memory,
 )
-from app.compute.jit import compiled, kernels_serve
-from app.compute.threads import for_parts, share_out
+from app.compute.jit import has_triton, numba_jit
+from app.compute.threads import run_parts, split_range
 from app.compute.transfer import (
-    NOW,
-    Arrival,
+    READY,
     CopyStream,
-    Fetching,
+    HostCopy,
+    ReadyEvent,
     Stopwatch,
-    mark,
-    own_device,
+    record_event,
+    set_device,
     upload,
 )
 
 __all__ = [
     "HOST",
     "MEMORY_SHARE",
-    "NOW",
-    "Arrival",
+    "READY",
     "CopyStream",
-    "Fetching",
+    "HostCopy",
     "NamedDevice",
+    "ReadyEvent",
     "Stopwatch",
     "Voxels",
     "choose_device",
     "choose_devices",
-    "compiled",
-    "describe_shortage",
+    "describe_out_of_memory",
     "fast_precisions",
-    "for_parts",
-    "free_memory",
-    "is_shortage",
-    "kernels_serve",
-    "mark",
-    "memory_of",
-    "memory_room",
-    "own_device",
-    "share_out",
+    "has_triton",
+    "is_out_of_memory",
+    "memory_headroom",
+    "numba_jit",
+    "record_event",
+    "release_memory",
+    "run_parts",
+    "set_device",
+    "split_range",
+    "synchronize",
+    "total_memory",
     "upload",
-    "wait_for",
 ]

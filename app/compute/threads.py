@@ -1,4 +1,4 @@
-"""work in parts -> the parts done side by side, by code that does not hold Python's lock."""
+"""Loops in parallel, in threads that release the GIL."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,40 +7,40 @@ from typing import TypeVar
 
 import torch
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 
-def share_out(amount: int, least: int) -> list[int]:
-    """Cut work into as many equal parts as torch may use threads, none of them too small.
+def split_range(size: int, min_part: int) -> list[int]:
+    """Split a range into as many equal parts as torch may use threads, none of them too small.
 
     Args:
-        amount: How much there is to do.
-        least: Less is not worth a thread of its own.
+        size: Length of the range.
+        min_part: A shorter part is not worth a thread of its own.
 
     Returns:
         Where each part begins, and where the last one ends.
     """
-    parts = max(1, min(torch.get_num_threads(), amount // least))
-    return [amount * part // parts for part in range(parts + 1)]
+    parts = max(1, min(torch.get_num_threads(), size // min_part))
+    return [size * part // parts for part in range(parts + 1)]
 
 
-def for_parts(work: Callable[[int], Outcome], parts: int) -> list[Outcome]:
-    """Do some work for each part, the first one here, each other in a thread of its own.
+def run_parts(function: Callable[[int], Result], parts: int) -> list[Result]:
+    """Call a function for each part, the first in this thread, the others in threads of a pool.
 
     Args:
-        work: Takes the number of a part, from 0.
-        parts: How many.
+        function: Takes the number of a part, from 0.
+        parts: How many parts there are.
 
     Returns:
-        What it returned for each part.
+        What it returned for each part, in their order.
     """
     if parts == 1:
-        return [work(0)]
-    others = [_pool(parts - 1).submit(work, part) for part in range(1, parts)]
-    return [work(0), *(other.result() for other in others)]
+        return [function(0)]
+    others = [_pool(parts - 1).submit(function, part) for part in range(1, parts)]
+    return [function(0), *(other.result() for other in others)]
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Keep threads for parts: to start one takes longer than many a part."""
+    """Keep the threads: to start one takes longer than many a part."""
     return ThreadPoolExecutor(threads, thread_name_prefix="parts")

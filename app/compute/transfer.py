@@ -1,9 +1,8 @@
-"""arrays of the host -> tensors on a device, and clocks that keep its pace.
+"""Host arrays to device tensors, and the CUDA events and streams that order the work.
 
-On CUDA a scan travels in the type in which it is stored, through pinned memory, on a stream of its
-own; what is computed of it there runs beside the forward passes of others. The stream that reads it
-waits by an event, so no thread stands still for it. On the host there are no streams, and all of
-this is what it would be without this module.
+On CUDA a scan is copied in its stored type, through pinned memory, on a stream of its own, and
+preprocessed there while the forward passes of other scans run. The stream that reads it waits for
+an event, so no thread blocks. On the CPU there are no streams, and none of this is needed.
 """
 
 import time
@@ -19,43 +18,43 @@ from torch import Tensor
 
 from app.compute.device import Voxels
 
-PIECE_BYTES: Final = 1 << 24
-"""Of pinned memory that is filled while the piece before travels: bounded, however large a scan."""
+CHUNK_BYTES: Final = 1 << 24
+"""Pinned memory filled while the chunk before is copied: bounded, however large a scan is."""
 
 
 def upload(array: np.ndarray, device: torch.device, order: Literal["K", "C"]) -> Voxels:
-    """Bring voxels to a device as float32, in memory of their own.
+    """Copy voxels to a device as float32, into memory of their own.
 
     Args:
         array: Voxel values, (i j k), of a type that torch takes; any strides.
-        device: Where to.
-        order: ``C``: i slowest; ``K``: in the order in which they lie, none of them backwards.
+        device: The target.
+        order: ``C``: i slowest; ``K``: the order of the array in memory, without negative strides.
 
     Returns:
-        The same values, the same axes. On CUDA the host does not wait until they are there, but
-        whatever is done with them on the current stream does.
+        The same values, the same axes. On CUDA the host does not wait for the copy; whatever is
+        done with them on the current stream does.
     """
     if device.type == "cpu":
         return torch.from_numpy(array.astype(np.float32, order=order))
-    return bring(array, device, order)
+    return upload_pinned(array, device, order)
 
 
-def bring(array: np.ndarray, device: torch.device, order: Literal["K", "C"]) -> Voxels:
-    """Do as ``upload`` by way of pinned memory, whichever device it is."""
-    # Turned around there, since many a scan lies backwards, and the host is the slower one.
+def upload_pinned(array: np.ndarray, device: torch.device, order: Literal["K", "C"]) -> Voxels:
+    """Do as ``upload``, through pinned memory on any device."""
+    # Flipped on the device, since many scans are stored backwards, and the host is slower at it.
     backwards = tuple(axis for axis, stride in enumerate(array.strides) if stride < 0)
-    values = send(np.flip(array, backwards), device).to(torch.float32)
+    values = copy_pinned(np.flip(array, backwards), device).to(torch.float32)
     if backwards:
         values = values.flip(backwards)
     return values.contiguous() if order == "C" else values
 
 
-def send(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "i j k"]:
-    """Copy an array to a device in its own type, piece by piece through pinned memory.
+def copy_pinned(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "i j k"]:
+    """Copy an array to a device in its own type, chunk by chunk through pinned memory.
 
     Args:
         array: Of a type that torch takes; any strides.
-        device: Where to.
+        device: The target.
 
     Returns:
         The same values, the same axes, in the same order in memory.
@@ -63,110 +62,119 @@ def send(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "i j k"]:
     order = sorted(range(array.ndim), key=lambda axis: array.strides[axis], reverse=True)
     dense = array.transpose(order)
     dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    there = torch.empty(dense.shape, dtype=dtype, device=device)
-    rows = max(1, PIECE_BYTES * len(dense) // max(1, dense.nbytes))
+    copied = torch.empty(dense.shape, dtype=dtype, device=device)
+    rows = max(1, CHUNK_BYTES * len(dense) // max(1, dense.nbytes))
     for first in range(0, len(dense), rows):
-        piece = dense[first : first + rows]
-        # Torch keeps the piece's memory from being used again before it has been read.
-        staged = torch.empty(piece.shape, dtype=dtype, pin_memory=device.type == "cuda")
-        np.copyto(staged.numpy(), piece)
-        there[first : first + rows].copy_(staged, non_blocking=True)
-    return there.permute([order.index(axis) for axis in range(array.ndim)])
+        chunk = dense[first : first + rows]
+        # Torch reuses pinned memory only after the copy that reads it is done.
+        staged = torch.empty(chunk.shape, dtype=dtype, pin_memory=device.type == "cuda")
+        np.copyto(staged.numpy(), chunk)
+        copied[first : first + rows].copy_(staged, non_blocking=True)
+    return copied.permute([order.index(axis) for axis in range(array.ndim)])
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """The moment at which what was given to a stream is done.
+class ReadyEvent:
+    """When the work queued on a stream so far is done.
 
     Attributes:
-        event: None where there is no stream: it is done already.
+        event: None on the CPU, where it is done already.
     """
 
     event: torch.cuda.Event | None = None
 
-    def precede(self, values: Tensor) -> None:
-        """Have the current stream wait for this moment, and nobody else, before it reads values.
+    def wait(self, values: Tensor) -> None:
+        """Make the current stream, but no thread, wait for the event before it reads values.
 
         Args:
-            values: Made by the stream that this is of; their memory is kept until both are done.
+            values: Made by the stream of the event; their memory is kept until both are done.
         """
         if self.event is not None:
-            reading = torch.cuda.current_stream(values.device)
-            reading.wait_event(self.event)
-            values.record_stream(reading)
+            stream = torch.cuda.current_stream(values.device)
+            stream.wait_event(self.event)
+            values.record_stream(stream)
 
 
-NOW: Final = Arrival()
+READY: Final = ReadyEvent()
 
 
-def mark(device: torch.device) -> Arrival:
-    """Mark the moment at which all that the current stream has been given is done."""
+def record_event(device: torch.device) -> ReadyEvent:
+    """Record an event behind all that is queued on a device's current stream."""
     if device.type == "cpu":
-        return NOW
-    return Arrival(torch.cuda.current_stream(device).record_event())
+        return READY
+    return ReadyEvent(torch.cuda.current_stream(device).record_event())
 
 
-class Fetching:
-    """A few numbers on their way to the host, which goes on meanwhile."""
+class HostCopy:
+    """An asynchronous copy of a few numbers to the host."""
 
     def __init__(self, numbers: Shaped[Tensor, " n"]) -> None:
-        """Args: the numbers, which the current stream makes."""
+        """Start the copy.
+
+        Args:
+            numbers: Made on the current stream.
+        """
         self._event: torch.cuda.Event | None = None
-        self._here = numbers
+        self._copy = numbers
         if numbers.device.type == "cuda":
-            self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._here.copy_(numbers, non_blocking=True)
+            self._copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._copy.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.current_stream(numbers.device).record_event()
 
     def wait(self) -> list[int]:
-        """Wait until they are here, and for nothing that the stream was given later."""
+        """Wait for the numbers, but not for what the stream was given after them."""
         if self._event is not None:
             self._event.synchronize()
-        return [int(number) for number in self._here.tolist()]
+        return [int(number) for number in self._copy.tolist()]
 
 
 class CopyStream:
-    """A device's stream for what is prepared beside its forward passes."""
+    """A stream for uploads and preprocessing, which run while a device's forward passes do.
+
+    Args:
+        device: The device; it is not touched before the stream is first used.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        """Args: the device, which is not touched before the first block."""
         self._device = device
         self._stream: torch.cuda.Stream | None = None
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Give this stream whatever the current thread does on the device, until the block ends."""
+    def use(self) -> Iterator[None]:
+        """Make this the stream of the current thread until the block ends."""
         if self._device.type == "cpu":
             yield
             return
-        # Threads that come first at the same time may each make one, which is as good.
+        # Threads that come first at the same time may each make one, which does no harm.
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
 
 class Stopwatch:
-    """Takes the time of what a device does, without waiting for it."""
+    """Measures the time that a device takes, without synchronising with it.
+
+    It starts when it is made, on the current stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        """Start it on the current stream."""
         self._device = device
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
-        self._note()
+        self._record()
 
     def stop(self) -> None:
-        """Stop it on the same stream."""
-        self._note()
+        """Stop, on the same stream."""
+        self._record()
 
     def seconds(self) -> float:
-        """Say what it shows; the device has done that since, or is waited for."""
+        """Return the time measured, after waiting for the device to be done."""
         if not self._events:
             return self._times[1] - self._times[0]
         self._events[1].synchronize()
         return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         if self._device.type == "cpu":
             self._times.append(time.perf_counter())
             return
@@ -175,7 +183,7 @@ class Stopwatch:
         self._events.append(event)
 
 
-def own_device(device: torch.device) -> None:
-    """Make a CUDA device the one that the current thread means where it names none."""
+def set_device(device: torch.device) -> None:
+    """Make a CUDA device the current one of this thread."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from app.compute import CopyStream, NamedDevice, free_memory, mark, own_device
+from app.compute import CopyStream, NamedDevice, record_event, release_memory, set_device
 from app.engine.batch_sizes import BatchSizes
 from app.engine.events import Event, Lost, Prepared, Progressed, Settled, Troubled
 from app.engine.host_pool import Aside
@@ -95,7 +95,7 @@ class DeviceThread:
 
     def _main(self) -> None:
         try:
-            own_device(self._where.device)
+            set_device(self._where.device)
             if self._retry_s is not None:
                 self._check()
                 self._recovered()
@@ -136,9 +136,9 @@ class DeviceThread:
         if volume is None or not job.wanted:
             return None
         job.queue_s = time.perf_counter() - job.since_s
-        with self._copies.beside():
+        with self._copies.use():
             case = job.detector.prepare(volume)
-            case.arrival = mark(self._where.device)
+            case.arrival = record_event(self._where.device)
         return case
 
     def _go_on_with(self, job: Job, case: Case | Exception | None) -> None:
@@ -172,7 +172,7 @@ class DeviceThread:
             if flight.fell_short:  # By itself it may fit.
                 flight = start(tiles, flight.wanted)
         self._departed = Departed(batch, jobs, flight)
-        if not self._where.ahead:
+        if not self._where.asynchronous:
             self._land()
 
     def _land(self) -> None:
@@ -209,10 +209,10 @@ class DeviceThread:
 
     def _finish(self, case: Case, job: Job) -> tuple[Landmark, ...] | Case:
         """Read landmarks off a scan's votes, or plan a further look."""
-        with self._copies.beside():
+        with self._copies.use():
             found = job.detector.finish(case)
             if isinstance(found, Case):
-                found.arrival = mark(self._where.device)
+                found.arrival = record_event(self._where.device)
         return found
 
     def _end(self, case: Case, job: Job, found: tuple[Landmark, ...] | Case | Exception) -> None:
@@ -236,7 +236,7 @@ class DeviceThread:
             self._shortages = 0
 
     def _count_shortage(self) -> None:
-        free_memory()
+        release_memory()
         self._shortages += 1
         if self._shortages == SHORTAGES:
             reason = f"the device ran out of memory {SHORTAGES} times in a row and is being checked"
@@ -246,7 +246,7 @@ class DeviceThread:
 
     def _recover(self) -> None:
         """Run the self-checks; the device goes on if they pass, else rests and tries again."""
-        free_memory()
+        release_memory()
         try:
             self._check()
         except Exception:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from app.compute import NamedDevice, memory_room
+from app.compute import NamedDevice, memory_headroom
 from app.engine.batch_sizes import BatchSizes, BatchTiming
 from app.engine.device_loop import DeviceLoop
 from app.engine.jobs import Progress, question
@@ -73,7 +73,7 @@ class Devices:
         self._on_lost = on_lost
         self._loops = tuple(
             DeviceLoop(
-                BatchSizes(batch_size, partial(memory_room, one.device)),
+                BatchSizes(batch_size, partial(memory_headroom, one.device)),
                 metrics,
                 partial(check, place),
                 self._note_lost,

@@ -31,7 +31,7 @@ from app.errors import DeadlineExceeded, NotReady
 from app.inference import Detection, check_again, load_checked
 from app.io import Content, Volume, VolumeLimits, check_header, read_volume
 from app.model import LoadedModel, Registry
-from app.preprocessing import foresee_shape, plan_tiles
+from app.preprocessing import grid_shape, plan_tiles
 from app.settings import Settings
 
 logger = logging.getLogger("landmarkd.engine")
@@ -192,7 +192,7 @@ class Engine:
         """
         header = check_header(head, self.limits, frame)
         manifest = model.manifest
-        shape = foresee_shape(header.shape, header.affine, manifest.input)
+        shape = grid_shape(header.shape, header.affine, manifest.input)
         plan = plan_tiles(shape, manifest.input, manifest.network.output_stride)
         needed = self.devices.foresee_s((model.digest, plan.tile_shape), len(plan))
         limit = self._limit(timeout_s)

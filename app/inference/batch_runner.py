@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from app.compute import describe_shortage, free_memory, is_shortage
+from app.compute import describe_out_of_memory, is_out_of_memory, release_memory
 from app.errors import DoesNotFit
 from app.inference.forward import Pass, launch, settle
 from app.inference.scan_state import Case
@@ -101,7 +101,7 @@ def _end(flight: Flight, report: BatchReport) -> None:
     if error is None:
         return
     if isinstance(error, DoesNotFit):
-        free_memory()
+        release_memory()
         report.shortages += 1
     if len(tiles) == 1:
         report.errors[tiles[0][0]] = error
@@ -147,8 +147,8 @@ def named(error: Exception, device: torch.device) -> Exception:
     if isinstance(error, DoesNotFit):
         error.__cause__ = error.__context__ = error.__traceback__ = None
         return error
-    if is_shortage(error):
-        shortage = describe_shortage(error, device)
+    if is_out_of_memory(error):
+        shortage = describe_out_of_memory(error, device)
         return DoesNotFit(f"expected work that fits the device: {shortage}")
     return error
 

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from app.compute import describe_shortage, is_shortage
+from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import DoesNotFit
 from app.geometry import Affine, axis_codes, spacing_of
 from app.inference.forward import launch, settle
@@ -25,7 +25,7 @@ from app.inference.refinement import (
 from app.inference.scan_state import Case
 from app.io import Volume
 from app.model import WHOLE, LoadedModel
-from app.preprocessing import foresee_shape, make_grid, plan_tiles
+from app.preprocessing import grid_shape, make_grid, plan_tiles
 from app.voting import GridFrame, Landmark, Shape, locate, readout_of
 
 
@@ -110,12 +110,12 @@ class Detector:
         try:
             grid = make_grid(volume, spec, self.model.network.device)
         except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
+            if not is_out_of_memory(error):
                 raise
             device = self.model.network.device
             raise DoesNotFit(
                 "expected a scan whose grid fits the device, got shape "
-                f"{volume.voxels.shape}: {describe_shortage(error, device)}"
+                f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
             ) from error
         plan = plan_tiles(grid.voxels.shape, spec, self.model.manifest.network.output_stride)
         return Case(volume, self.model, grid, plan, prepare_s=time.perf_counter() - start)
@@ -159,7 +159,7 @@ class Detector:
 
     def _is_small(self, volume: Volume) -> bool:
         """Say whether further looks at all of a scan take no longer than people wait."""
-        shape = foresee_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
+        shape = grid_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
         return math.prod(shape) <= MOST_TURNED
 
     def _turn(self, case: Case, spare: tuple[Landmark, ...]) -> Case:

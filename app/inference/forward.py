@@ -7,9 +7,9 @@ waits for the votes of these.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.compute import Stopwatch, mark
+from app.compute import Stopwatch, record_event
 from app.inference.scan_state import Case
-from app.preprocessing import cut, weigh
+from app.preprocessing import extract_tile, tile_weights
 from app.voting import Votes, begin_votes
 
 
@@ -51,7 +51,7 @@ def launch(tiles: Sequence[tuple[Case, int]]) -> Pass:
     for case in dict.fromkeys(case for case, _ in tiles):
         case.arrive()
     fields = model.network.predict_tiles(
-        [cut(case.grid.voxels, case.plan, index) for case, index in tiles]
+        [extract_tile(case.grid.voxels, case.plan, index) for case, index in tiles]
     )
     forward.stop()
     votes, watches = [], []
@@ -63,7 +63,7 @@ def launch(tiles: Sequence[tuple[Case, int]]) -> Pass:
             model.manifest.voting.threshold,
             stride=case.plan.stride,
             origin=(int(i), int(j), int(k)),
-            importance=weigh(case.plan, index, case.profiles),
+            importance=tile_weights(case.plan, index, case.profiles),
         )
         votes.append(begun)
         watches[-1].stop()
@@ -86,7 +86,7 @@ def settle(passed: Pass) -> float:
     for case, theirs, voting in zip(passed.cases, votes, passed.voting, strict=True):
         case.keep(theirs)
         case.vote_s += voting.seconds()
-    counted = mark(passed.cases[0].model.network.device)
+    counted = record_event(passed.cases[0].model.network.device)
     for case in dict.fromkeys(passed.cases):
         case.network_s += passed.forward.seconds()
         case.counted = counted

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.compute import NOW, Arrival
+from app.compute import READY, ReadyEvent
 from app.inference.pose import Pose
 from app.io import Volume
 from app.model import LoadedModel
@@ -48,8 +48,8 @@ class Case:
     looks: int = 0
     turn: int = 0
     spare: tuple[Landmark, ...] = ()
-    arrival: Arrival = NOW
-    counted: Arrival = NOW
+    arrival: ReadyEvent = READY
+    counted: ReadyEvent = READY
     begun: bool = False
     prepare_s: float = 0.0
     network_s: float = 0.0
@@ -66,14 +66,14 @@ class Case:
     def arrive(self) -> None:
         """Have the current stream wait until the scan is on the device; the host does not."""
         for values in (self.grid.voxels, *self.profiles):
-            self.arrival.precede(values)
-        self.arrival = NOW
+            self.arrival.wait(values)
+        self.arrival = READY
 
     def gather(self) -> Votes:
         """Join the votes of all tiles, on the current stream."""
         for votes in self.votes:
             for column in (votes.landmark, votes.position, votes.probability, votes.weight):
-                self.counted.precede(column)
+                self.counted.wait(column)
         return concat_votes(self.votes)
 
     def keep(self, votes: Votes) -> None:

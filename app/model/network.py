@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from app.compute import describe_shortage, is_shortage
+from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
 from app.model.manifest import Manifest
 from app.model.onednn import OneDnnConvolutions
@@ -100,10 +100,10 @@ class Network:
         except LandmarkdError:
             raise
         except (RuntimeError, MemoryError) as error:
-            if is_shortage(error):
+            if is_out_of_memory(error):
                 raise DoesNotFit(
                     f"expected tiles that fit the device, got {len(tiles)} of shape "
-                    f"{tuple(tiles[0].shape[1:])}: {describe_shortage(error, self.device)}"
+                    f"{tuple(tiles[0].shape[1:])}: {describe_out_of_memory(error, self.device)}"
                 ) from error
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 

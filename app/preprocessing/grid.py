@@ -1,8 +1,8 @@
 """Volume -> Grid: the scan on the device, in the axes, spacing and intensities a network expects.
 
-The uploaded array is turned to the model's axes by permuting and flipping (no resampling, so all
-48 axis orders of one scan become the same array), then resampled along each axis. Centres stay
-aligned: the grid and the volume share their middle, and a grid index is the centre of its voxel.
+The array is first brought to the model's axes by permuting and flipping, without resampling, so
+that all 48 axis orders of one scan become the same array; then it is resampled along each axis. The
+grid and the volume share their centre, and a grid index is the centre of its voxel.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from app.model import InputSpec, IntensitySpec
 from app.preprocessing.resampling import resample, resampled_size
 
 PERCENTILE_SAMPLES: Final = 1 << 20
-"""Percentiles are read from at most twice this many evenly spaced voxels."""
+"""Percentiles are computed from at most twice this many evenly spaced voxels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A scan as a network sees it.
+    """A scan as a network takes it.
 
     Attributes:
         voxels: Normalised values on the device, float32, (i j k).
         to_volume: Grid voxel index -> index of the uploaded array.
         to_world: Grid voxel index -> mm, RAS.
         spacing_mm: Spacing of the grid along its own axes.
-        window: Voxel values of the scan that became 0 and 1; None where the model's rule has none.
-        scan: Shape of the uploaded array, if the grid reaches past it; None if both end together.
+        window: Voxel values of the scan that became 0 and 1; None if the model's rule has none.
+        scan: Shape of the uploaded array if the grid reaches past it; None if both end together.
     """
 
     voxels: Voxels
@@ -49,15 +49,15 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     Args:
         volume: The scan; voxels it marks as masked have been filled already.
         spec: The model's axes, spacing and intensity rule.
-        device: Where the grid shall live.
+        device: Where the grid is to be.
 
     Returns:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
     voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
     step = np.asarray(spec.spacing_mm) / spacing_of(volume.affine @ volume_from_axes)
-    # Memory of its own, to be normalised in place. A scan that gets smaller stays in its own order:
-    # to turn the grid around is far cheaper. Else one pass does both, and nothing is held twice.
+    # Memory of its own, to be normalised in place. A scan that shrinks keeps its memory order, as
+    # reordering the grid is far cheaper. Otherwise one pass does both, and nothing is held twice.
     order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
     values = upload(voxels, device, order)
     values, axes_from_grid = resample(values, step)
@@ -73,22 +73,22 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     )
 
 
-def foresee_shape(
+def grid_shape(
     shape: tuple[int, int, int], affine: Affine, spec: InputSpec
 ) -> tuple[int, int, int]:
-    """Say which shape a scan's grid will have, before there are voxels.
+    """Compute the shape of a scan's grid from its header.
 
     Args:
-        shape: Of the scan, voxels.
-        affine: Its voxel index -> mm, RAS.
+        shape: Of the scan, in voxels.
+        affine: Voxel index of the scan -> mm, RAS.
         spec: The model's axes and spacing.
 
     Returns:
         Shape of the grid, in voxels.
     """
-    # One zero seen through strides of 0: an array of any shape that takes no memory.
-    view, turned = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
-    step = np.asarray(spec.spacing_mm) / spacing_of(affine @ turned)
+    # One zero with strides of 0: an array of any shape that takes no memory.
+    view, volume_from_axes = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
+    step = np.asarray(spec.spacing_mm) / spacing_of(affine @ volume_from_axes)
     i, j, k = (resampled_size(n, s) for n, s in zip(view.shape, step, strict=True))
     return i, j, k
 
@@ -99,18 +99,19 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     Args:
         array: Voxel values, (i j k).
         affine: Array index -> mm, RAS.
-        orientation: Wanted axes, one letter of each of LR, PA, IS, naming where an axis points to.
+        orientation: The axes to view it in: one letter of each of LR, PA, IS per axis, naming where
+            the axis points.
 
     Returns:
         The view, and the affine that maps its indices to indices of ``array``.
     """
-    wanted = [axis_of(code) for code in orientation]
+    target = [parse_axis(code) for code in orientation]
     source = assign_axes(affine)
     array_from_view = np.zeros((4, 4))
     array_from_view[3, 3] = 1.0
     order: list[int] = []
     flips: list[int] = []
-    for view_axis, (world_axis, direction) in enumerate(wanted):
+    for view_axis, (world_axis, direction) in enumerate(target):
         array_axis = source.index(world_axis)
         order.append(array_axis)
         sign = direction * (1 if affine[world_axis, array_axis] >= 0 else -1)
@@ -121,8 +122,8 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     return np.flip(array.transpose(order), tuple(flips)), array_from_view
 
 
-def axis_of(code: str) -> tuple[int, int]:
-    """Read an axis letter: its world axis, and +1 if it points along it in RAS, else -1."""
+def parse_axis(code: str) -> tuple[int, int]:
+    """Parse an axis letter: its world axis, and +1 if it points along it in RAS, else -1."""
     for world_axis, ends in enumerate(AXIS_CODES):
         if code in ends:
             return world_axis, 1 if ends[1] == code else -1
@@ -130,7 +131,7 @@ def axis_of(code: str) -> tuple[int, int]:
 
 
 def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float] | None:
-    """Say which values a model's intensity rule makes 0 and 1; None where it has no window."""
+    """Find the values that a model's intensity rule maps to 0 and 1; None if it has no window."""
     if intensity.method == "window":
         return intensity.lower, intensity.upper
     if intensity.method == "percentile":
@@ -146,7 +147,7 @@ def normalise(
     Args:
         values: Voxel values.
         intensity: The rule.
-        window: As ``find_window`` gives it for the rule; None: it is found here.
+        window: What ``find_window`` returns for the rule; None: it is found here.
 
     Returns:
         The normalised values.
@@ -168,11 +169,11 @@ def normalise_(
 
 
 def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
-    """Read two percentiles from at most PERCENTILE_SAMPLES evenly spaced voxels."""
+    """Compute two percentiles of at most twice PERCENTILE_SAMPLES evenly spaced voxels."""
     flat = values.flatten()
     sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
     if sample.device.type == "cpu":
-        # NumPy selects where torch sorts: eight times faster.
+        # NumPy selects where torch sorts, which is eight times faster.
         low, high = np.percentile(sample.numpy(), [lower, upper])
         return float(low), float(high)
     bounds = torch.quantile(

@@ -1,9 +1,9 @@
-"""Voxels -> the same voxels on a grid of another spacing, along the axes they have.
+"""Resampling of a volume to another spacing, along its own axes.
 
 Along each axis this is one matrix, which both smooths (only where the grid gets coarser) and
-interpolates linearly. Such a matrix is zero but for a band around its diagonal, so it is applied in
-blocks of rows, each to the voxels that it touches: four times less work than the whole at 300
-voxels, and work that grows with the size of the scan alone.
+interpolates linearly. The matrix is banded, so it is applied in blocks of rows, each to the voxels
+under its band: a quarter of the work of the whole matrix at 300 voxels, and work that grows with
+the size of the scan alone.
 """
 
 import math
@@ -22,7 +22,7 @@ KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
 
 BLOCK_ROWS: Final = 32
-"""Rows of a matrix that are applied at once: few enough to pass over most of its zeros."""
+"""Rows of a matrix applied at once: few enough to skip most of its zeros."""
 
 
 def resample(
@@ -31,17 +31,17 @@ def resample(
     """Resample along every axis, smoothing first where the grid gets coarser.
 
     Args:
-        values: Voxel values, dense in memory, in whatever order of axes.
+        values: Voxel values, dense in memory, in any order of axes.
         step: New spacing in old voxels, per axis; above 1 shrinks.
 
     Returns:
-        The new values, contiguous, and the affine from new indices to old ones. Middles coincide.
+        The new values, contiguous, and the affine from new indices to old ones. Centres coincide.
     """
     shape = [resampled_size(n, s) for n, s in zip(values.shape, step, strict=True)]
-    old_middle = [(n - 1) / 2 for n in values.shape]
-    new_middle = [(n - 1) / 2 for n in shape]
+    old_centre = [(n - 1) / 2 for n in values.shape]
+    new_centre = [(n - 1) / 2 for n in shape]
     old_from_new = (
-        translation(old_middle) @ scaling(list(step)) @ translation([-m for m in new_middle])
+        translation(old_centre) @ scaling(list(step)) @ translation([-m for m in new_centre])
     )
     for axis in range(3):
         positions = step[axis] * np.arange(shape[axis]) + old_from_new[axis, 3]
@@ -65,7 +65,7 @@ def resampling_matrix(
 
     Linear interpolation of the line smoothed by a Gaussian of sigma 0.5 sqrt(shrink^2 - 1) voxels:
     a voxel of the coarse grid then has about the point spread of one of the fine grid, scaled.
-    Positions past an end read the end voxel.
+    Positions past an end take the value of the end voxel.
 
     Args:
         size: Length of the line in voxels.
@@ -104,7 +104,7 @@ def apply_along(
     """Multiply one axis of a volume by a banded matrix.
 
     Args:
-        values: Voxel values, dense in memory, in whatever order of axes.
+        values: Voxel values, dense in memory, in any order of axes.
         axis: Which axis.
         matrix: Must not have a row of zeros.
 
@@ -112,20 +112,20 @@ def apply_along(
         The new values, their axes in the same order in memory.
     """
     order = sorted(range(3), key=values.stride, reverse=True)
-    place = order.index(axis)
+    rank = order.index(axis)
     shape = [values.shape[a] for a in order]
     old = values.permute(order).reshape(
-        math.prod(shape[:place]), shape[place], math.prod(shape[place + 1 :])
+        math.prod(shape[:rank]), shape[rank], math.prod(shape[rank + 1 :])
     )
-    shape[place] = len(matrix)
+    shape[rank] = len(matrix)
     new = old.new_empty(len(old), len(matrix), old.shape[2])
     for first in range(0, len(matrix), BLOCK_ROWS):
         rows = matrix[first : first + BLOCK_ROWS]
         used = np.flatnonzero(rows.any(axis=0))
-        touched = slice(int(used[0]), int(used[-1]) + 1)
-        block = torch.from_numpy(rows[:, touched]).to(old)
+        band = slice(int(used[0]), int(used[-1]) + 1)
+        block = torch.from_numpy(rows[:, band]).to(old)
         if old.shape[2] == 1:
-            new[:, first : first + len(rows), 0] = old[:, touched, 0] @ block.T
+            new[:, first : first + len(rows), 0] = old[:, band, 0] @ block.T
         else:
-            new[:, first : first + len(rows)] = block @ old[:, touched]
+            new[:, first : first + len(rows)] = block @ old[:, band]
     return new.reshape(shape).permute([order.index(a) for a in range(3)])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.compute import for_parts, share_out
+from app.compute import run_parts, split_range
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.indices import true_indices
 from app.voting.readout import Readout
@@ -68,14 +68,14 @@ def add_up(
     position, weight = votes.position.T.numpy(), votes.weight.numpy()
     ordered = sort_by_plane(which.numpy(), position, weight, np.float32(FIXED_ONE), shape)
     heatmaps = np.zeros((chosen * depth, height * width), dtype=np.float32)
-    shares = share_out(len(weight), VOTES_PER_THREAD)
+    shares = split_range(len(weight), VOTES_PER_THREAD)
     bounds = np.searchsorted(ordered[0], np.minimum(shares, ordered[0][-1]))
     bounds[-1] = len(heatmaps)
 
     def add(part: int) -> None:
         sum_planes(*ordered, 1 / FIXED_ONE, bounds[part], bounds[part + 1], heatmaps)
 
-    for_parts(add, len(shares) - 1)
+    run_parts(add, len(shares) - 1)
     return torch.from_numpy(heatmaps).view(shape)
 
 

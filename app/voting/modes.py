@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from app.compute import for_parts, kernels_serve, share_out
+from app.compute import has_triton, run_parts, split_range
 from app.voting.ballots import Ballots, collect_ballots
 from app.voting.cpu.modes import (
     FIRST_LOOK,
@@ -80,7 +80,7 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     Returns:
         The modes, heaviest first; ones that came to rest within reach of a heavier one are dropped.
     """
-    if kernels_serve(votes.landmark.device):
+    if has_triton(votes.landmark.device):
         from app.voting.cuda.modes import ModeFinder  # noqa: PLC0415 - not there for every platform
 
         found = ModeFinder(votes, readout, count, cells or lay_cells(readout)).find()
@@ -131,8 +131,8 @@ def _in_parts(
     add_up: Callable[[int, int], Float64[np.ndarray, "*sums"]], votes: int
 ) -> Float64[np.ndarray, "*sums"]:
     """Sum over parts of the votes side by side; the sums are exact, so parts change no bit."""
-    bounds = share_out(votes, VOTES_PER_THREAD)
-    parts = for_parts(lambda part: add_up(bounds[part], bounds[part + 1]), len(bounds) - 1)
+    bounds = split_range(votes, VOTES_PER_THREAD)
+    parts = run_parts(lambda part: add_up(bounds[part], bounds[part + 1]), len(bounds) - 1)
     return np.asarray(sum(parts[1:], parts[0]))
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from app.compute import kernels_serve
+from app.compute import has_triton
 from app.model import Field
 from app.voting.cpu.plan import collect_rows, collect_votes
 from app.voting.indices import true_indices
@@ -88,7 +88,7 @@ def begin_votes(
         A function that waits for the votes and returns them; it raises as ``filter_votes``, which
         on other devices this one does.
     """
-    if kernels_serve(field.scores.device):
+    if has_triton(field.scores.device):
         return begin_votes_by_kernel(
             field, threshold, stride=stride, origin=origin, importance=importance
         )

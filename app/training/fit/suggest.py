@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from rich.table import Table
 
-from app.compute import MEMORY_SHARE, choose_device, memory_of
+from app.compute import MEMORY_SHARE, choose_device, total_memory
 from app.errors import BadParameter
 from app.geometry import spacing_of
 from app.model import InputSpec
@@ -133,7 +133,7 @@ def finest_mm(specimens: Sequence[Facts]) -> float:
 def fit_memory(options: Options, recipe: Recipe, checked: Checked) -> tuple[Recipe, Choice]:
     """Choose how many images a step has, and say what that takes."""
     device = choose_device(options.device)
-    memory = memory_of(device)
+    memory = total_memory(device)
     scans = 4 * sum(float(np.prod(facts.shape)) for facts in checked.specimens)
     room = MEMORY_SHARE * memory - (scans if device.type == "cpu" else 0.0)
 

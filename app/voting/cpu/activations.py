@@ -12,7 +12,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from app.compute import compiled
+from app.compute import numba_jit
 
 NONE: Final = 0
 SIGMOID: Final = 1
@@ -67,7 +67,7 @@ def _of_float16(line, index):
     return np.uint32(size | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _exp(x):
     """Compute exp(x) for x in [-700, 0], to 2e-10 of itself: as good as exact in float32.
@@ -84,7 +84,7 @@ def _exp(x):
     return series * np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def read_voxels(scores, starts, activation, probabilities, sums):
     """Compute the probabilities of some voxels; NaN where a score is no number.
@@ -111,14 +111,14 @@ def read_voxels(scores, starts, activation, probabilities, sums):
 # the compiler knows, have gaps between its numbers.
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _read(line, starts, ahead, row):
     for x in range(len(row)):
         row[x] = value(line, starts[x] + ahead)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _to_sigmoid(row):
     for x in range(len(row)):
@@ -127,7 +127,7 @@ def _to_sigmoid(row):
         row[x] = (1.0 if score >= 0 else small) / (1.0 + small)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _to_softmax(table, highest, total):
     """Turn columns of scores into probabilities in place."""
@@ -142,14 +142,14 @@ def _to_softmax(table, highest, total):
         _divide(table[channel, :count], total)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _raise_to(highest, row):
     for x in range(len(row)):
         highest[x] = max(highest[x], row[x])
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _exp_below(row, highest):
     for x in range(len(row)):
@@ -157,14 +157,14 @@ def _exp_below(row, highest):
         row[x] = _exp(max(-700.0, below)) + (below - below)  # NaN if it is, or is infinite.
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _add_to(total, row):
     for x in range(len(row)):
         total[x] += row[x]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _divide(row, total):
     for x in range(len(row)):

@@ -7,10 +7,10 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 
 
-@compiled
+@numba_jit
 @no_type_check
 def count_votes(landmark, starts):
     """Count the votes of each landmark.
@@ -25,7 +25,7 @@ def count_votes(landmark, starts):
         starts[mine] += starts[mine - 1]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def group_votes(landmark, position, source, weight, one, starts, columns, units):
     """Put the votes of each landmark together, in the order in which they come.

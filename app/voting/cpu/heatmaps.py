@@ -10,12 +10,12 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 
 OUTSIDE: Final = -1
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _nearest(x, size):
     """Round to the nearest index, halves up; ``OUTSIDE`` where there is no such voxel."""
@@ -24,7 +24,7 @@ def _nearest(x, size):
     return np.int64(nearest) if 0 <= nearest < size else OUTSIDE
 
 
-@compiled
+@numba_jit
 @no_type_check
 def sort_by_plane(which, position, weight, one, shape):
     """Sort votes by the plane of the heatmaps that they fall into; a stable counting sort.
@@ -66,7 +66,7 @@ def sort_by_plane(which, position, weight, one, shape):
     return starts, pixels, terms
 
 
-@compiled
+@numba_jit
 @no_type_check
 def sum_planes(starts, pixels, terms, scale, first, last, heatmaps):
     """Sum the votes of some planes.

@@ -10,7 +10,7 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 from app.voting.cpu.activations import TO_INTEGER
 
 SHIFTS: Final = 5
@@ -37,7 +37,7 @@ TERMS: Final = 10
 """Sums per mode: weight, three of source, six products of distances (xx, xy, xz, yy, yz, zz)."""
 
 
-@compiled
+@numba_jit
 @no_type_check
 def sum_near(starts, position, weight, centres, unit, reach, first, last):
     """Sum weight and distance of the votes within reach of each mode.
@@ -65,7 +65,7 @@ def sum_near(starts, position, weight, centres, unit, reach, first, last):
     return sums
 
 
-@compiled
+@numba_jit
 @no_type_check
 def sum_up(starts, position, source, weight, centres, unit, first, last):
     """Sum all that is known of each mode over the votes within one reach of it.
@@ -102,21 +102,21 @@ def sum_up(starts, position, source, weight, centres, unit, first, last):
 # to have no gaps: so the compiler turns these loops into vector instructions, five times as fast.
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _cut(columns, begin, end):
     """Cut three columns one by one: a part of a table may, for all that is known, have gaps."""
     return columns[0, begin:end], columns[1, begin:end], columns[2, begin:end]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _whole(number):
     """Round to the nearest whole number, an integer; for numbers below 2^51."""
     return np.float64(number + TO_INTEGER).view(np.int64) - TO_INTEGER_BITS
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _look(position, weight, centre, unit, reach, vote):
     """Say how far a vote is from a mode, and what it counts there: nothing out of reach."""
@@ -126,7 +126,7 @@ def _look(position, weight, centre, unit, reach, vote):
     return x, y, z, weight[vote] if x * x + y * y + z * z <= reach * reach else 0.0
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _sum_near(position, weight, centre, unit, reach):
     """Sum weights, and distances times weights, of the votes within reach of a mode."""
@@ -140,7 +140,7 @@ def _sum_near(position, weight, centre, unit, reach):
     return total, sum_x, sum_y, sum_z
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _sum_sources(source, position, weight, centre, unit, reach):
     """Sum distances times weights of the voxels that cast these votes."""
@@ -153,7 +153,7 @@ def _sum_sources(source, position, weight, centre, unit, reach):
     return sum_x, sum_y, sum_z
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _sum_squares(position, weight, centre, unit, reach):
     """Sum products of distances, times weights, of these votes: xx, xy, xz, yy, yz and zz."""
@@ -169,7 +169,7 @@ def _sum_squares(position, weight, centre, unit, reach):
     return xx, xy, xz, yy, yz, zz
 
 
-@compiled
+@numba_jit
 @no_type_check
 def sums_between(numbers, bounds):
     """Sum numbers from each bound to the next."""
@@ -182,7 +182,7 @@ def sums_between(numbers, bounds):
     return sums
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _is_near(places, mine, mode, other, reach):
     """Say whether two modes of a landmark are less than a reach apart; NaN is not."""
@@ -192,7 +192,7 @@ def _is_near(places, mine, mode, other, reach):
     return square < reach * reach
 
 
-@compiled
+@numba_jit
 @no_type_check
 def merge(centres, reach):
     """Make modes NaN that are less than a reach from one before them.
@@ -208,7 +208,7 @@ def merge(centres, reach):
                     centres[mine, mode] = np.nan
 
 
-@compiled
+@numba_jit
 @no_type_check
 def rank(centres, weight, reach):
     """Order the modes of each landmark by weight, without those within reach of a heavier one.
@@ -234,7 +234,7 @@ def rank(centres, weight, reach):
     return order
 
 
-@compiled
+@numba_jit
 @no_type_check
 def count_voters(points, size, pitch, radius):
     """Count the field voxels of a grid within a radius of each point.

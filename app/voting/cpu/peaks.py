@@ -10,10 +10,10 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _number_cells(landmark, position, edge, shape, first, numbers):
     """Say which cell each vote is in; -1 for none. In float64 all of it is vector instructions."""
@@ -27,7 +27,7 @@ def _number_cells(landmark, position, edge, shape, first, numbers):
         numbers[vote] = np.int64(number if inside else -1.0)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def count_cells(starts, position, weight, edge, shape, first, table):
     """Add up the votes in each cell that is hit.
@@ -64,7 +64,7 @@ def count_cells(starts, position, weight, edge, shape, first, table):
     return numbers[:count], totals[:count]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def weigh_cells(numbers, totals, table, shape):
     """Add up the votes in cells and around them, so that a peak at a corner of eight is one.
@@ -92,7 +92,7 @@ def weigh_cells(numbers, totals, table, shape):
     return heights
 
 
-@compiled
+@numba_jit
 @no_type_check
 def choose_peaks(landmark, centre, height, reach, peaks):
     """Choose the highest cell of each landmark, then the highest out of its reach, and so on.

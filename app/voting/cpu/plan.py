@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.compute import for_parts, share_out
+from app.compute import run_parts, split_range
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cpu.activations import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
@@ -136,17 +136,17 @@ def collect_votes(
         NetworkFailed: As ``filter_votes``.
     """
     plan = make_plan(field, threshold, stride, origin, importance)
-    bounds = share_out(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    bounds = split_range(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
     # before[r]: what may pass in the rows before row r; which are then shared out by that.
     before = np.zeros(plan.rows.number + 1, dtype=np.int64)
 
     def count(part: int) -> None:
         count_rows(plan, bounds[part], bounds[part + 1], before[1:])
 
-    for_parts(count, len(bounds) - 1)
+    run_parts(count, len(bounds) - 1)
     np.cumsum(before, out=before)
     room = int(before[-1])
-    rows = np.searchsorted(before, share_out(room, VOTES_PER_THREAD))
+    rows = np.searchsorted(before, split_range(room, VOTES_PER_THREAD))
     rows[-1] = plan.rows.number
     votes = (np.empty(room, np.int64), np.empty((8, room), np.float32))
 
@@ -154,7 +154,7 @@ def collect_votes(
         end, bad = fill_rows(plan, rows[part], rows[part + 1], before, votes)
         return int(end), bool(bad)
 
-    ends = for_parts(fill, len(rows) - 1)
+    ends = run_parts(fill, len(rows) - 1)
     if any(bad for _, bad in ends):
         raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
     return _without_gaps(votes, before[rows].tolist(), [end for end, _ in ends])
@@ -165,7 +165,7 @@ def collect_rows(
 ) -> Float32[np.ndarray, "rows 5"]:
     """Do what ``app.voting.votes.filter_rows`` does, with the same arguments, on the CPU."""
     plan = make_plan(field, threshold, 1, origin, None)
-    bounds = share_out(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    bounds = split_range(plan.rows.number, max(1, VOXELS_PER_THREAD // plan.rows.width))
     room = max(ROWS_AT_ONCE, field.offsets.shape[1] * (BATCH + len(plan.limits)) + 1)
     end = np.array(sample_shape, dtype=np.float32)
 
@@ -179,7 +179,7 @@ def collect_rows(
             bad |= bool(wrong)
         return lists, bad
 
-    parts = for_parts(fill, len(bounds) - 1)
+    parts = run_parts(fill, len(bounds) - 1)
     if any(bad for _, bad in parts):
         raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
     return np.concatenate([rows for lists, _ in parts for rows in lists])

@@ -9,7 +9,7 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 from app.voting.cpu.activations import NONE, value
 
 BATCH: Final = 1024
@@ -26,7 +26,7 @@ PLACES: Final = np.uint64(0x0001020304050607)
 # jumping, and are three: so they become vector instructions.
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _count(row, background, limits):
     """Count the numbers of a row that, less a background, are not below their limits, as is NaN."""
@@ -37,7 +37,7 @@ def _count(row, background, limits):
     return count
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _flag(row, background, limits, flags):
     """Set the flags of such numbers to 1, and the others to 0; returns 1 if any is set, else 0."""
@@ -49,7 +49,7 @@ def _flag(row, background, limits, flags):
     return some
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _flag_more(row, background, limits, flags):
     """Set the flags of such numbers to 1, and leave the others; returns as ``_flag``."""
@@ -61,7 +61,7 @@ def _flag_more(row, background, limits, flags):
     return some
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _list_words(words, full):
     """List the words that are not zero; returns how many. Unforeseen jumps would cost more."""
@@ -72,7 +72,7 @@ def _list_words(words, full):
     return count
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _list_flags(words, full, first, hits):
     """List the numbers of the flags that are set in some words; returns how many.
@@ -94,7 +94,7 @@ def _list_flags(words, full, first, hits):
     return count
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _divide(numbers, divisor, quotients, rests):
     """Divide whole numbers, below 2^50, by another."""
@@ -104,7 +104,7 @@ def _divide(numbers, divisor, quotients, rests):
         quotients[x], rests[x] = quotient, numbers[x] - quotient * divisor
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _drop_repeated(numbers):
     """Leave each number once, if those that are alike stand together; returns how many are left."""
@@ -117,7 +117,7 @@ def _drop_repeated(numbers):
     return count
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _copy(line, start, step, room):
     """Copy as many numbers as there is room for."""
@@ -125,7 +125,7 @@ def _copy(line, start, step, room):
         room[x] = line[start + x * step]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def count_rows(plan, first, last, counts):
     """Count what may pass in each of some rows.
@@ -160,7 +160,7 @@ def count_rows(plan, first, last, counts):
         counts[row] = count
 
 
-@compiled
+@numba_jit
 @no_type_check
 def find_voxels(plan, row, last, before, found):
     """List voxels in which something may pass, row by row until they are a batch.
@@ -211,7 +211,7 @@ def find_voxels(plan, row, last, before, found):
     return row, _unravel(plan, hits[:count], found)
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _unravel(plan, hits, found):
     """Say which voxels flags belong to, as ``find_voxels`` does; returns how many these are."""

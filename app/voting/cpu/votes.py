@@ -8,12 +8,12 @@ from typing import no_type_check
 
 import numpy as np
 
-from app.compute import compiled
+from app.compute import numba_jit
 from app.voting.cpu.activations import NONE, read_voxels, value
 from app.voting.cpu.rows import BATCH, find_voxels
 
 
-@compiled
+@numba_jit
 @no_type_check
 def fill_rows(plan, first, last, before, votes):
     """Write the votes of some rows, ordered by voxel, then landmark.
@@ -36,7 +36,7 @@ def fill_rows(plan, first, last, before, votes):
     return place, bad
 
 
-@compiled
+@numba_jit
 @no_type_check
 def list_rows(plan, row, last, end, rows):
     """Write the votes with 0 <= position < end of some rows as ``filter_rows`` lists them.
@@ -64,7 +64,7 @@ def list_rows(plan, row, last, end, rows):
     return row, place, bad
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _make_desk(plan):
     """Make room for what is known of a batch of voxels, and of those who vote among them."""
@@ -78,7 +78,7 @@ def _make_desk(plan):
     return voxels, starts, places, probabilities, sums, chances, which
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _fill_batch(plan, rows, desk, votes, place):
     """Write the votes of a batch; returns the next row, the next place, and whether any is NaN."""
@@ -95,7 +95,7 @@ def _fill_batch(plan, rows, desk, votes, place):
     return row, _write(plan, voters, votes, place), bad
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _describe(plan, voxels, starts, places):
     """Say where voxels' first scores and offsets lie, their centres, and what they count."""
@@ -108,7 +108,7 @@ def _describe(plan, voxels, starts, places):
     _weigh(voxels, plan.profiles, places[3, :count])
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _take_flagged(plan, starts, channel, which, chances):
     """List what passes of probabilities that were flagged one by one; returns as ``_choose``."""
@@ -124,7 +124,7 @@ def _take_flagged(plan, starts, channel, which, chances):
     return found, bad
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _choose(probabilities, threshold, which, chances):
     """List voxels and landmarks that pass; returns how many do, and whether any is NaN."""
@@ -141,7 +141,7 @@ def _choose(probabilities, threshold, which, chances):
     return found, bad
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _write(plan, voters, votes, place):
     """Write the votes of a batch; returns the next place."""
@@ -166,7 +166,7 @@ def _write(plan, voters, votes, place):
 # instructions.
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _locate(voxels, steps, starts):
     i, j, k = voxels
@@ -174,14 +174,14 @@ def _locate(voxels, steps, starts):
         starts[x] = i[x] * steps[0] + j[x] * steps[1] + k[x] * steps[2]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _centre(index, stride, first, places):
     for x in range(len(places)):
         places[x] = np.float32(index[x]) * stride + first
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _weigh(voxels, profiles, weights):
     i, j, k = voxels
@@ -190,35 +190,35 @@ def _weigh(voxels, profiles, weights):
         weights[x] = along_i[i[x]] * along_j[j[x]] * along_k[k[x]]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _aim(starts, voxel, landmark, step, aims):
     for x in range(len(aims)):
         aims[x] = starts[voxel[x]] + landmark[x] * step
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _take(values, which, column):
     for x in range(len(column)):
         column[x] = values[which[x]]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _move(line, aims, ahead, scale, source, position):
     for x in range(len(position)):
         position[x] = source[x] + value(line, aims[x] + ahead) * scale
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _multiply(column, factors):
     for x in range(len(column)):
         column[x] *= factors[x]
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _all_finite(column):
     """Say so; the difference of a number and itself is 0, or else NaN."""
@@ -228,7 +228,7 @@ def _all_finite(column):
     return sound
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _drop_lost(landmarks, columns, place, end):
     """Close the gaps of votes for no place; returns the place after the last vote that is left."""
@@ -238,7 +238,7 @@ def _drop_lost(landmarks, columns, place, end):
     return place
 
 
-@compiled
+@numba_jit
 @no_type_check
 def _list_votes(landmark, position, probability, end, rows):
     """Write landmark, probability and position of the votes with 0 <= position < end.

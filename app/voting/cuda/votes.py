@@ -22,7 +22,7 @@ import triton
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.compute import Fetching
+from app.compute import HostCopy
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cuda.votes_kernels import append_votes, order_votes
@@ -94,10 +94,10 @@ def begin_votes(
     walk = plan_walk(field)
     places = places_of(field, walk.axes, stride, origin, importance)
 
-    def begin(capacity: int) -> tuple[tuple[Tensor, ...], Fetching]:
+    def begin(capacity: int) -> tuple[tuple[Tensor, ...], HostCopy]:
         with torch.cuda.device_of(field.scores):
             room = append(field, threshold, walk, places, capacity)
-            return room, Fetching(room[-1][:2])
+            return room, HostCopy(room[-1][:2])
 
     def end() -> Columns:
         (room, numbers), capacity = first, CAPACITY

@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from app.compute import transfer as streams
+from app.compute import transfer
 from app.compute.device import NamedDevice
-from app.compute.transfer import NOW, CopyStream, Fetching, Stopwatch, bring, mark, send, upload
+from app.compute.transfer import (
+    READY,
+    CopyStream,
+    HostCopy,
+    Stopwatch,
+    copy_pinned,
+    record_event,
+    upload,
+    upload_pinned,
+)
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.metrics import Metrics
@@ -59,25 +68,25 @@ def test_upload_to_the_host_is_the_plain_copy(dtype: str, order: Literal["K", "C
 def test_array_brought_in_pieces_is_the_plain_copy(
     dtype: str, order: Literal["K", "C"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for size in (1, 100, streams.PIECE_BYTES):
-        monkeypatch.setattr(streams, "PIECE_BYTES", size)
+    for size in (1, 100, transfer.CHUNK_BYTES):
+        monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
         for array in views(dtype):
-            np.testing.assert_array_equal(send(array, CPU).numpy(), array)
-            values, expected = bring(array, CPU, order), plainly(array, order)
+            np.testing.assert_array_equal(copy_pinned(array, CPU).numpy(), array)
+            values, expected = upload_pinned(array, CPU, order), plainly(array, order)
             assert torch.equal(values, expected)
             assert values.stride() == expected.stride()
 
 
 def test_nothing_is_waited_for_on_the_host() -> None:
     copies = CopyStream(CPU)
-    with copies.beside():
+    with copies.use():
         values = torch.ones(3, 4, 5)
-        assert mark(CPU) is NOW
-    NOW.precede(values)
+        assert record_event(CPU) is READY
+    READY.wait(values)
 
 
 def test_numbers_are_fetched_in_their_order() -> None:
-    assert Fetching(torch.tensor([7, 1 << 40, 0])).wait() == [7, 1 << 40, 0]
+    assert HostCopy(torch.tensor([7, 1 << 40, 0])).wait() == [7, 1 << 40, 0]
 
 
 def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
@@ -118,14 +127,14 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
     torch.cuda.synchronize()
     for _ in range(50):
         busy = busy @ busy
-    with copies.beside():
+    with copies.use():
         values = upload(array, CUDA, "K") * 2
         prepared = torch.cuda.Event(enable_timing=True)
         prepared.record()
-        arrival = mark(CUDA)
+        arrival = record_event(CUDA)
     computed = torch.cuda.Event(enable_timing=True)
     computed.record()
-    arrival.precede(values)
+    arrival.wait(values)
     total = values.sum()
     assert float(total) == 2.0 * array.size
     computed.synchronize()
@@ -136,9 +145,9 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
 def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
     """Nor do its votes wait for what the device was given after it."""
     model = load_checked(make_model_folder(tmp_path), CUDA)
-    with CopyStream(CUDA).beside():
+    with CopyStream(CUDA).use():
         case = Detector(model).prepare(scan(1))
-        case.arrival = mark(CUDA)
+        case.arrival = record_event(CUDA)
     tiles = [(case, index) for index in range(2)]
     settle(launch(tiles))  # Compiles what there is to compile.
     case.votes.clear()
@@ -158,7 +167,7 @@ def test_numbers_are_fetched_before_what_comes_after_them() -> None:
     busy = torch.rand(8192, 8192, device=CUDA)
     torch.cuda.synchronize()
     with no_waiting():
-        fetching = Fetching(torch.arange(3, 5, device=CUDA))
+        fetching = HostCopy(torch.arange(3, 5, device=CUDA))
         for _ in range(50):
             busy = busy @ busy
         behind = torch.cuda.current_stream().record_event()

@@ -23,7 +23,7 @@ from tests.support.device_loops import (
 from tests.support.model_folders import make_model_folder
 
 SMALL = (20, 20, 20)
-AHEAD = replace(HOST, ahead=True)
+AHEAD = replace(HOST, asynchronous=True)
 
 
 class InSteps(nn.Module):
@@ -61,7 +61,7 @@ def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
     detector = detector_with(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=1, where=replace(HOST, ahead=ahead)) as loop:
+        async with running(batch_size=1, where=replace(HOST, asynchronous=ahead)) as loop:
             prepared = asyncio.Event()
             first = asyncio.create_task(ask(loop, detector, scan(1, SMALL)))
             await asyncio.to_thread(network.begun[0].wait)

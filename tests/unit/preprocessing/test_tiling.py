@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.errors import TooLarge
 from app.model.manifest import InputSpec, IntensitySpec
-from app.preprocessing.tiling import TilePlan, cut, load_profiles, plan_tiles, weigh
+from app.preprocessing.tiling import TilePlan, extract_tile, load_profiles, plan_tiles, tile_weights
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def summed_importance(plan: TilePlan) -> np.ndarray:
     size = (plan.origins.max(axis=0) + plan.tile_shape) // plan.stride
     total = np.zeros(size)
     for index in range(len(plan)):
-        i, j, k = weigh(plan, index, load_profiles(plan, CPU))
+        i, j, k = tile_weights(plan, index, load_profiles(plan, CPU))
         product = i[:, None, None] * j[:, None] * k
         a, b, c = plan.origins[index] // plan.stride
         total[a : a + len(i), b : b + len(j), c : c + len(k)] += product.numpy()
@@ -59,7 +59,7 @@ def test_tiles_put_together_are_the_grid() -> None:
     together = torch.zeros(64, 80, 80)
     for index in range(len(plan)):
         i, j, k = plan.origins[index]
-        together[i : i + 16, j : j + 24, k : k + 32] = cut(voxels, plan, index)[0]
+        together[i : i + 16, j : j + 24, k : k + 32] = extract_tile(voxels, plan, index)[0]
     torch.testing.assert_close(together[:37, :50, :41], voxels)
     assert together[37:].abs().max() == 0
 
@@ -73,7 +73,7 @@ def test_neighbouring_tiles_overlap_as_asked() -> None:
 def test_small_grid_is_one_padded_tile() -> None:
     plan = plan_tiles((5, 6, 7), make_spec(), stride=2)
     assert len(plan) == 1
-    tile = cut(torch.ones(5, 6, 7), plan, 0)
+    tile = extract_tile(torch.ones(5, 6, 7), plan, 0)
     assert tile.shape == (1, 16, 24, 32)
     assert tile.sum() == 5 * 6 * 7
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import NetworkFailed
 from app.model.manifest import InputSpec
 from app.model.network import Field
-from app.preprocessing.tiling import load_profiles, plan_tiles, weigh
+from app.preprocessing.tiling import load_profiles, plan_tiles, tile_weights
 from app.voting.votes import (
     Votes,
     concat_votes,
@@ -168,7 +168,7 @@ def test_votes_of_overlapping_tiles_weigh_as_much_as_those_of_the_whole(stride: 
         u, v, w = (int(o) // stride for o in plan.origins[tile])
         box = (..., slice(u, u + 8), slice(v, v + 10), slice(w, w + 8))
         part = Field(whole.scores[box], whole.offsets[box], "sigmoid", background=False)
-        profiles = weigh(plan, tile, load_profiles(plan, torch.device("cpu")))
+        profiles = tile_weights(plan, tile, load_profiles(plan, torch.device("cpu")))
         origin = plan.origins[tile].tolist()
         parts.append(filter_votes(part, 0.3, stride=stride, origin=origin, importance=profiles))
     tiled, untiled = concat_votes(parts), filter_votes(whole, 0.3, stride=stride)

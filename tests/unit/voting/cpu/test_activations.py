@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.compute.jit import compiled
+from app.compute.jit import numba_jit
 from app.voting.cpu.activations import value
 from app.voting.cpu.plan import BITS
 
 
-@compiled
+@numba_jit
 def read_all(line: np.ndarray, numbers: np.ndarray) -> None:
     for x in range(len(numbers)):
         numbers[x] = value(line, x)
