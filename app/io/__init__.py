@@ -3,7 +3,6 @@
 from app.io.formats import FORMATS, Format, negotiate_format
 from app.io.gzip_stream import MOST_INFLATION, PIECE_BYTES, Content
 from app.io.nifti_header import FLATNESS, LEAST_SPACING_MM, MOST_SPACING_MM, UNIT_WARNINGS
-from app.io.point_files import markups_json
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -22,6 +21,14 @@ from app.io.schemas import (
     TimingAnswer,
     Triple,
     VolumeAnswer,
+)
+from app.io.slicer import (
+    RasPoint,
+    declared_frame,
+    is_landmark_file,
+    landmark_stem,
+    markups_json,
+    read_landmarks,
 )
 from app.io.volume import (
     FLOAT32_MAX,
@@ -58,6 +65,7 @@ __all__ = [
     "ModelSummary",
     "ModelsAnswer",
     "Problem",
+    "RasPoint",
     "ReadinessAnswer",
     "Row",
     "TimingAnswer",
@@ -66,7 +74,11 @@ __all__ = [
     "VolumeAnswer",
     "VolumeLimits",
     "check_header",
+    "declared_frame",
+    "is_landmark_file",
+    "landmark_stem",
     "markups_json",
     "negotiate_format",
+    "read_landmarks",
     "read_volume",
 ]

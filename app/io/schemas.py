@@ -3,15 +3,9 @@
 Numbers are finite or null, and every coordinate names its frame.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-MARKUPS_SCHEMA: Final = (
-    "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
-    "Resources/Schema/markups-schema-v1.0.3.json#"
-)
-"""Of Slicer Markups, which need it; files of points know it, and clients that need no torch."""
 
 # As app.voting.landmarks has it; repeated here so that a client need not import torch.
 Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]

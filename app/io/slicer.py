@@ -1,15 +1,34 @@
-"""LandmarksAnswer -> files that 3D Slicer and spreadsheets open: mrk.json, fcsv, csv, tsv.
+"""Landmark files of 3D Slicer and spreadsheets, written and read: mrk.json, fcsv, CSV, TSV.
 
-Positions are in mm, LPS. A missing landmark keeps its row and its label but has no position.
+Written positions are in mm, LPS; a missing landmark keeps its row and its label but has no
+position. Files of other tools may be in RAS; whatever is read is turned into mm, RAS.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from app.io.schemas import MARKUPS_SCHEMA, LandmarkAnswer, LandmarksAnswer
+import numpy as np
+from jaxtyping import Float64
+
+from app.geometry import LPS_FROM_RAS, Points, transform
+from app.io.schemas import LandmarksAnswer, Triple
+
+RasPoint = Float64[np.ndarray, " 3"]
+Frame = Literal["LPS", "RAS"]
+NamedPoints = Iterable[tuple[str, RasPoint]]
+
+MARKUPS_SCHEMA: Final = (
+    "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
+    "Resources/Schema/markups-schema-v1.0.3.json#"
+)
+"""Slicer refuses Markups files that do not name their schema."""
+
+LANDMARK_SUFFIXES: Final = (".mrk.json", ".fcsv", ".csv", ".tsv")
+"""Of the files that ``read_landmarks`` reads."""
 
 FCSV_HEADER: Final = (
     "# Markups fiducial file version = 4.11\n"
@@ -29,32 +48,37 @@ LONG_COLUMNS: Final = (
 FCSV_UNDEFINED: Final = 0
 FCSV_DEFINED: Final = 2
 
+RAS_SIGNS: Final[Mapping[Frame, RasPoint]] = {"LPS": np.array([-1.0, -1.0, 1.0]), "RAS": np.ones(3)}
+"""By the frame of a file: turns its coordinates into RAS."""
+
 
 def write_mrk_json(answer: LandmarksAnswer) -> bytes:
     """Write a Slicer Markups file, schema 1.0.3, with the confidence as a measurement."""
-    markup = {
-        "type": "Fiducial",
-        "name": answer.model.name,
-        "coordinateSystem": "LPS",
-        "coordinateUnits": "mm",
-        "locked": False,
-        "fixedNumberOfControlPoints": False,
-        "labelFormat": "%N-%d",
-        "lastUsedControlPointNumber": len(answer.landmarks),
-        "controlPoints": [
-            _control_point(number, landmark)
-            for number, landmark in enumerate(answer.landmarks, start=1)
-        ],
-        "measurements": [
-            {
-                "name": "confidence",
-                "enabled": True,
-                "printFormat": "%5.3f",
-                "controlPointValues": [landmark.confidence or 0.0 for landmark in answer.landmarks],
-            }
-        ],
+    landmarks = answer.landmarks
+    confidence = {
+        "name": "confidence",
+        "enabled": True,
+        "printFormat": "%5.3f",
+        "controlPointValues": [landmark.confidence or 0.0 for landmark in landmarks],
     }
-    return json.dumps({"@schema": MARKUPS_SCHEMA, "markups": [markup]}, indent=1).encode()
+    points = [(landmark.name, landmark.description, landmark.lps_mm) for landmark in landmarks]
+    return _markups(answer.model.name, points, [confidence]).encode()
+
+
+def markups_json(names: Sequence[str], points: Points) -> str:
+    """Write named points as a Slicer Markups file, schema 1.0.3.
+
+    Args:
+        names: Labels of the points.
+        points: In mm, RAS; NaN: undefined, listed without a position.
+
+    Returns:
+        The file.
+    """
+    lps = transform(LPS_FROM_RAS, points)
+    positions = [(x, y, z) if np.isfinite([x, y, z]).all() else None for x, y, z in lps.tolist()]
+    described = [(name, "", lps_mm) for name, lps_mm in zip(names, positions, strict=True)]
+    return _markups("landmarks", described, [])
 
 
 def write_fcsv(answer: LandmarksAnswer) -> bytes:
@@ -62,10 +86,10 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
     rows = []
     for number, landmark in enumerate(answer.landmarks, start=1):
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
-        place = landmark.lps_mm or (0, 0, 0)
+        position = landmark.lps_mm or (0, 0, 0)
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
         texts = (landmark.name, landmark.description, "")
-        rows.append((number, *place, *flags, *texts, status, 0))
+        rows.append((number, *position, *flags, *texts, status, 0))
     return FCSV_HEADER.encode() + _table(rows, ",")
 
 
@@ -80,17 +104,17 @@ def write_tsv(answer: LandmarksAnswer) -> bytes:
 
 
 def write_long(answer: LandmarksAnswer) -> bytes:
-    """Write a CSV of all that is known of each landmark, one row each; empty cell: unknown."""
-    nowhere = ("", "", "")
+    """Write a CSV with one row for each landmark and all its fields; empty cell: unknown."""
+    missing = ("", "", "")
     rows: list[Iterable[object]] = [LONG_COLUMNS]
     rows.extend(
         (
             landmark.name,
             landmark.status,
             landmark.confidence,
-            *(landmark.lps_mm or nowhere),
-            *(landmark.ras_mm or nowhere),
-            *(landmark.ijk or nowhere),
+            *(landmark.lps_mm or missing),
+            *(landmark.ras_mm or missing),
+            *(landmark.ijk or missing),
             landmark.spread_mm,
             landmark.region95_mm,
             landmark.description,
@@ -100,20 +124,84 @@ def write_long(answer: LandmarksAnswer) -> bytes:
     return _table(rows, ",")
 
 
-def _control_point(number: int, landmark: LandmarkAnswer) -> dict[str, object]:
+def read_landmarks(path: Path) -> dict[str, RasPoint]:
+    """Read the defined points of a landmark file.
+
+    Args:
+        path: A 3D Slicer Markups file (``.mrk.json``), a Slicer list (``.fcsv``) or a table
+            (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm) or ``name,x,y,z`` (RAS mm).
+
+    Returns:
+        Position in mm, RAS, by landmark name, in file order. Points that the file marks as not
+        defined are left out.
+
+    Raises:
+        ValueError: The file is of no known format, lists a name twice, or cannot be parsed.
+    """
+    try:
+        return _by_name(_read(path)[1])
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        # An unexpected structure may raise any of these.
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path.name} cannot be read: {reason}") from error
+
+
+def declared_frame(path: Path) -> Frame:
+    """Return the frame that a readable landmark file declares for its coordinates."""
+    return _read(path)[0]
+
+
+def is_landmark_file(path: Path) -> bool:
+    """Return whether a file has one of the suffixes of landmark files."""
+    return path.name.lower().endswith(LANDMARK_SUFFIXES)
+
+
+def landmark_stem(path: Path) -> str:
+    """Return the name of the scan that a landmark file belongs to: its name without suffixes."""
+    for suffix in LANDMARK_SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return path.name[: -len(suffix)]
+    return path.stem
+
+
+def _markups(
+    name: str,
+    points: Iterable[tuple[str, str, Triple | None]],
+    measurements: Sequence[Mapping[str, object]],
+) -> str:
+    """Write a Markups file from labels, descriptions and positions in mm, LPS."""
+    controls = [_control_point(number, *point) for number, point in enumerate(points, start=1)]
+    markup = {
+        "type": "Fiducial",
+        "name": name,
+        "coordinateSystem": "LPS",
+        "coordinateUnits": "mm",
+        "locked": False,
+        "fixedNumberOfControlPoints": False,
+        "labelFormat": "%N-%d",
+        "lastUsedControlPointNumber": len(controls),
+        "controlPoints": controls,
+        "measurements": measurements,
+    }
+    return json.dumps({"@schema": MARKUPS_SCHEMA, "markups": [markup]}, indent=1)
+
+
+def _control_point(
+    number: int, label: str, description: str, lps_mm: Triple | None
+) -> dict[str, object]:
     point: dict[str, object] = {
         "id": str(number),
-        "label": landmark.name,
-        "description": landmark.description,
+        "label": label,
+        "description": description,
         "associatedNodeID": "",
         "orientation": [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0],
         "selected": True,
         "locked": False,
         "visibility": True,
-        "positionStatus": "undefined" if landmark.lps_mm is None else "defined",
+        "positionStatus": "undefined" if lps_mm is None else "defined",
     }
-    if landmark.lps_mm is not None:
-        point["position"] = landmark.lps_mm
+    if lps_mm is not None:
+        point["position"] = lps_mm
     return point
 
 
@@ -121,8 +209,8 @@ def _control_point_table(answer: LandmarksAnswer, separator: str) -> bytes:
     rows: list[Iterable[object]] = [TABLE_COLUMNS]
     for landmark in answer.landmarks:
         defined = int(landmark.lps_mm is not None)
-        place = landmark.lps_mm or (0, 0, 0)
-        rows.append((landmark.name, *place, defined, 1, 1, 0, landmark.description))
+        position = landmark.lps_mm or (0, 0, 0)
+        rows.append((landmark.name, *position, defined, 1, 1, 0, landmark.description))
     return _table(rows, separator)
 
 
@@ -130,3 +218,79 @@ def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:
     text = io.StringIO()
     csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
+
+
+def _by_name(pairs: NamedPoints) -> dict[str, RasPoint]:
+    points: dict[str, RasPoint] = {}
+    for label, point in pairs:
+        if label in points:
+            raise ValueError(f"expected every landmark once, got {label!r} twice")
+        if not np.isfinite(point).all():
+            raise ValueError(f"expected finite coordinates, got {point} for {label!r}")
+        points[label] = point
+    return points
+
+
+def _read(path: Path) -> tuple[Frame, NamedPoints]:
+    """Read the frame that a file declares, and its points, converted to RAS."""
+    name = path.name.lower()
+    if not is_landmark_file(path):
+        raise ValueError(
+            f"expected a file ending in {', '.join(LANDMARK_SUFFIXES)}, got {path.name}"
+        )
+    text = path.read_text(encoding="utf-8-sig")
+    if name.endswith(".mrk.json"):
+        return _read_markups(json.loads(text))
+    if name.endswith(".fcsv"):
+        return _read_fcsv(text)
+    reader = csv.DictReader(text.splitlines(), delimiter="\t" if name.endswith("tsv") else ",")
+    return _read_table(reader)
+
+
+def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
+    frame: Frame = "LPS"
+    pairs = []
+    for markup in document["markups"]:
+        frame = "LPS" if str(markup.get("coordinateSystem", "LPS")) in ("LPS", "1") else "RAS"
+        points = markup["controlPoints"]
+        if not isinstance(points, list):
+            raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
+        for point in points:
+            if point.get("positionStatus", "defined") == "defined":
+                position = np.asarray(point["position"], dtype=np.float64).reshape(3)
+                pairs.append((str(point["label"]), RAS_SIGNS[frame] * position))
+    return frame, pairs
+
+
+def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
+    frame: Frame = "LPS"
+    pairs = []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            if "CoordinateSystem" in line:
+                # Slicer before 4.11 wrote numbers: 0 is RAS, 1 is LPS.
+                frame = "RAS" if line.split("=")[1].strip() in ("RAS", "0") else "LPS"
+            continue
+        fields = next(csv.reader([line]), [])
+        if len(fields) >= 12 and (len(fields) < 15 or fields[14] != "0"):
+            pairs.append((fields[11], RAS_SIGNS[frame] * np.asarray(fields[1:4], dtype=np.float64)))
+    return frame, pairs
+
+
+def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
+    columns = rows.fieldnames or ()
+    frame: Frame
+    if {"label", "l", "p", "s"} <= set(columns):
+        frame, label, axes = "LPS", "label", "lps"
+    elif {"name", "x", "y", "z"} <= set(columns):
+        frame, label, axes = "RAS", "name", "xyz"
+    else:
+        raise ValueError(
+            f"expected columns label,l,p,s or name,x,y,z, got {','.join(columns) or 'none'}"
+        )
+    pairs = [
+        (row[label], RAS_SIGNS[frame] * np.array([row[axis] for axis in axes], dtype=np.float64))
+        for row in rows
+        if row.get("defined", "1") not in ("0", "false")
+    ]
+    return frame, pairs

@@ -10,9 +10,9 @@ import torch
 from app.geometry import Points, transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
+from app.io.slicer import read_landmarks
 from app.training.calibrate.stage_outputs import Looker, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
-from app.training.data.landmark_files import read_landmarks
 from app.voting.constellation import fit_similarity
 from tests.support.skulls import (
     BRAINS,

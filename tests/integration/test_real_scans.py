@@ -17,8 +17,8 @@ from httpx2 import Response
 from app.geometry import transform
 from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
+from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
-from app.training.data.landmark_files import read_landmarks
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import UNSEEN, stored_in_all_orders
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.geometry import Points, transform
-from app.io.point_files import markups_json
+from app.io.slicer import markups_json
 
 NAMES = ("nasion", "bregma", "lambda", "tip left", "tip right", "base")
 SHAPE = (28, 34, 30)

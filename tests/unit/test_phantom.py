@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from app.geometry import spacing_of, transform
+from app.io.slicer import read_landmarks
 from app.phantom import APART_MM, BORDER_MM, Phantom, make_phantom, scan_bytes, write_phantom
-from app.training.data.landmark_files import read_landmarks
 from app.training.tools.make_phantoms import make_phantoms
 
 SEEDS = range(40)

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from app.geometry import Affine, Points, scaling, spacing_of, transform
+from app.io import declared_frame
 from app.training.data.issues import Finding, Severity, listed
-from app.training.data.landmark_files import declared_frame
 from app.training.data.specimens import inside_volume
 from app.training.data.summary import Facts
 

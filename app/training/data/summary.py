@@ -10,9 +10,8 @@ import numpy as np
 
 from app.errors import LandmarkdError
 from app.geometry import Affine, Points, spacing_of
-from app.io import UNIT_WARNINGS, Volume, read_volume
+from app.io import UNIT_WARNINGS, RasPoint, Volume, read_landmarks, read_volume
 from app.training.data.issues import Finding
-from app.training.data.landmark_files import RasPoint, read_landmarks
 from app.training.data.specimens import inside_volume
 
 CONSTANT: Final = "all voxels have the same value"

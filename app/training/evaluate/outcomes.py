@@ -13,8 +13,7 @@ from rich.progress import track
 from app.errors import LandmarkdError
 from app.geometry import transform
 from app.inference import Detector, load_checked
-from app.io import Volume, read_volume
-from app.training.data.landmark_files import read_landmarks
+from app.io import Volume, read_landmarks, read_volume
 from app.training.data.specimens import pair_files
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status

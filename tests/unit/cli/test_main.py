@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
-from app.training.data.landmark_files import read_landmarks
+from app.io.slicer import read_landmarks
 from tests.support.model_folders import make_model_folder
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,17 @@ from app.inference.answers import build_answer, timing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import schemas
 from app.io.formats import FORMATS, negotiate_format, write_json
-from app.io.point_files import markups_json
 from app.io.schemas import LandmarksAnswer, ModelRef
-from app.io.slicer import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
+from app.io.slicer import (
+    declared_frame,
+    markups_json,
+    read_landmarks,
+    write_csv,
+    write_fcsv,
+    write_long,
+    write_mrk_json,
+    write_tsv,
+)
 from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
 from tests.support.slicer_markups import MarkupsFile
@@ -141,6 +150,16 @@ def test_round_trip_keeps_every_place_and_every_absence(
         else:
             expected = (-place[0], -place[1], place[2])
             assert got == pytest.approx(expected, abs=TOLERANCE_MM)
+
+
+@pytest.mark.parametrize("suffix", ["mrk.json", "fcsv", "csv", "tsv"])
+def test_written_file_is_read_back_in_ras(suffix: str, tmp_path: Path) -> None:
+    found = {"a": (1.0, -2.5, 3.0), "b": None, 'the "third", c': (0.25, 0.0, -9.0)}
+    path = tmp_path / f"scan.{suffix}"
+    path.write_bytes(negotiate_format(FORMATS, suffix, None).write(answer_of(found)))
+    assert declared_frame(path) == "LPS"
+    points = {name: tuple(point) for name, point in read_landmarks(path).items()}
+    assert points == {name: place for name, place in found.items() if place is not None}
 
 
 def test_number_that_is_not_finite_becomes_null() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from app.geometry import transform
+from app.io.slicer import read_landmarks
 from app.training.data.check_data import Checked, check_data
-from app.training.data.landmark_files import read_landmarks
 from tests.support.training_data import (
     NAMES,
     SHAPE,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from app.io.point_files import markups_json
+from app.io.slicer import markups_json, read_landmarks
 from app.phantom import make_phantom, scan_bytes
-from app.training.data.landmark_files import read_landmarks
 from app.training.tools.find_poses import fit_rigid, main
 
 PHANTOM = Path(__file__).parents[3] / "models" / "phantom"

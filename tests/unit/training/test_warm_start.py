@@ -12,12 +12,12 @@ from torch import Tensor
 from app.errors import BadParameter
 from app.inference.detector import Detector
 from app.inference.load import load_checked
+from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.network import Network
 from app.phantom import make_phantom, scan_bytes
-from app.training.data.landmark_files import read_landmarks
 from app.training.fit.warm_start import by_landmark, take_over
 from app.training.recipe import Recipe, build_network, head_of
 from app.training.tools.make_phantoms import make_phantoms

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.training.data.landmark_files import landmark_stem, read_landmarks
+from app.io.slicer import landmark_stem, read_landmarks
 
 
 def write(path: Path, text: str) -> Path:
