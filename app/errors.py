@@ -3,7 +3,7 @@
 ::
 
     LandmarkdError
-    ├── RequestError              the client's doing; the answer says expected and got
+    ├── RequestError              the request is at fault; the answer says what was expected and got
     │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
     │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
     │   ├── NotAnArchive          400 not-an-archive       bytes are no safetensors or npz file
@@ -19,20 +19,21 @@
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   ├── BadParameter          422 bad-parameter        a query or form parameter
     │   └── ClientLeft            499 client-left          nobody reads this answer
-    ├── ServiceError              the service's state; try again later or elsewhere
+    ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   └── DoesNotFit            507 does-not-fit         needs more memory than the device has
+    │   └── InsufficientMemory    507 does-not-fit         needs more memory than the device has
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              a model folder that breaks the contract: key and reason
     └── StartupError              settings or device that cannot work
 
-volume raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter; routes
-raise SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat and Unauthorized; the engine raises
-the ServiceErrors; detector raises NetworkFailed and DoesNotFit; registry raises UnknownModel and
-ModelRefused; archives raises NotAnArchive, BrokenArchive, TooLarge and BadArrays, arrays BadArrays.
+``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
+volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
+``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized and ClientLeft;
+``app.engine`` the ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory;
+``app.model`` UnknownModel and ModelRefused.
 """
 
 from typing import ClassVar
@@ -190,7 +191,12 @@ class QueueFull(ServiceError):
     title = "Queue full"
 
     def __init__(self, detail: str, retry_after_s: int) -> None:
-        """Args: detail of the problem, and whole seconds after which a place is likely."""
+        """Add when to try again.
+
+        Args:
+            detail: Of the problem.
+            retry_after_s: Whole seconds after which there is probably room.
+        """
         super().__init__(detail)
         self.retry_after_s = retry_after_s
 
@@ -217,7 +223,7 @@ class DeadlineExceeded(ServiceError):
     title = "Deadline exceeded"
 
 
-class DoesNotFit(ServiceError):
+class InsufficientMemory(ServiceError):
     """One tile needs more memory than the device has."""
 
     status = 507

@@ -19,7 +19,7 @@ from app.api.upload.plan import plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import Engine, Progress
 from app.errors import NotReady
-from app.inference import build_answer, reference, timing_of
+from app.inference import build_answer, model_ref, timing_of
 from app.io import FORMATS, Format, LandmarksAnswer, negotiate_format
 from app.model import LoadedModel
 
@@ -119,7 +119,7 @@ class _Detection:
         total_ms = 1e3 * (time.perf_counter() - self.start)
         return build_answer(
             detection,
-            model=reference(self.model),
+            model=model_ref(self.model),
             request_id=self.record.request_id,
             timing=timing_of(detection, receive_ms=self.upload.receive_ms, total_ms=total_ms),
             candidates=self.query.candidates,

@@ -13,7 +13,7 @@ from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
 from app.api.upload.receive import cancel_on_disconnect, read_upload
-from app.inference import VotesQuestion, answer_votes, build_answer, timing_of
+from app.inference import VotesRequest, answer_votes, build_answer, timing_of
 from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
 from app.voting import VOTES_FORMATS, Layout, VotesFormat
 
@@ -152,14 +152,12 @@ async def find_votes(
     return Response(content, headers=headers, media_type=form.media_type)
 
 
-def _question_of(
-    query: VotesQuery, limits: VolumeLimits, file: VotesFormat | None
-) -> VotesQuestion:
+def _question_of(query: VotesQuery, limits: VolumeLimits, file: VotesFormat | None) -> VotesRequest:
     shape = None
     if query.sample_shape is not None:
         i, j, k = (int(part) for part in query.sample_shape.split(","))
         shape = (i, j, k)
-    return VotesQuestion(
+    return VotesRequest(
         layout=Layout(query.channels, query.order, query.background, query.activation),
         threshold=query.threshold,
         radius_mm=query.radius_mm,
@@ -168,7 +166,7 @@ def _question_of(
         names=_split_names(query.names),
         limits=limits,
         file=file,
-        asked_s=time.perf_counter(),
+        received_s=time.perf_counter(),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.compute import choose_device
 from app.errors import BadParameter
-from app.inference import Detector, build_answer, load_checked, reference, timing_of
+from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
 from app.io import LandmarksAnswer, read_volume
 from app.model import LoadedModel, Registry, scan_models
 
@@ -33,7 +33,7 @@ class Offline:
         total_ms = 1e3 * (time.perf_counter() - start)
         return build_answer(
             detection,
-            model=reference(loaded),
+            model=model_ref(loaded),
             request_id=uuid.uuid4().hex,
             timing=timing_of(detection, receive_ms=0.0, total_ms=total_ms),
             candidates=True,

@@ -30,8 +30,17 @@ from app.engine.jobs import Job
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, Rest, WorkList
-from app.errors import DoesNotFit
-from app.inference import Case, Detection, Flight, describe, end, named, stage_times, start
+from app.errors import InsufficientMemory
+from app.inference import (
+    Detection,
+    InFlightBatch,
+    ScanState,
+    collect_batch,
+    describe,
+    launch_batch,
+    stage_times,
+    translate_out_of_memory,
+)
 from app.voting import Landmark
 
 logger = logging.getLogger("landmarkd.device")
@@ -49,8 +58,8 @@ class Departed:
     """A batch that the device was given, and whose it is."""
 
     batch: Batch[Job]
-    jobs: dict[Case, Job]
-    flight: Flight
+    jobs: dict[ScanState, Job]
+    flight: InFlightBatch
 
 
 class DeviceThread:
@@ -130,7 +139,7 @@ class DeviceThread:
                 self._recover()
         return work is not None
 
-    def _prepare(self, job: Job) -> Case | None:
+    def _prepare(self, job: Job) -> ScanState | None:
         """Bring a scan to the device, unless nobody waits for it any more."""
         volume, job.volume = job.volume, None
         if volume is None or not job.wanted:
@@ -138,18 +147,18 @@ class DeviceThread:
         job.queue_s = time.perf_counter() - job.since_s
         with self._copies.use():
             case = job.detector.prepare(volume)
-            case.arrival = record_event(self._where.device)
+            case.grid_ready = record_event(self._where.device)
         return case
 
-    def _go_on_with(self, job: Job, case: Case | Exception | None) -> None:
+    def _go_on_with(self, job: Job, case: ScanState | Exception | None) -> None:
         """Queue the tiles of a scan that was prepared."""
         if isinstance(case, Exception):
-            self._fail(job, named(case, self._where.device))
+            self._fail(job, translate_out_of_memory(case, self._where.device))
         elif case is not None:
             self._offer(job, case)
             self._post(Prepared(job))
 
-    def _offer(self, job: Job, case: Case) -> None:
+    def _offer(self, job: Job, case: ScanState) -> None:
         job.case = case
         job.tiles += len(case.plan)
         job.since_s = time.perf_counter()
@@ -160,17 +169,17 @@ class DeviceThread:
         now = time.perf_counter()
         jobs = {job.case: job for job in batch.requests() if job.case is not None}
         for case, job in jobs.items():
-            if not case.begun:
-                case.begun = True
+            if not case.started:
+                case.started = True
                 job.queue_s += now - job.since_s
                 self._metrics.observe_wait(len(case.plan), job.queue_s)
         tiles = [(job.case, index) for job, index in batch.tiles if job.case is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        flight = start(tiles, lambda case: jobs[case].wanted)
+        flight = launch_batch(tiles, lambda case: jobs[case].wanted)
         if self._departed is not None:
             self._land()
-            if flight.fell_short:  # By itself it may fit.
-                flight = start(tiles, flight.wanted)
+            if flight.out_of_memory:  # By itself it may fit.
+                flight = launch_batch(tiles, flight.is_active)
         self._departed = Departed(batch, jobs, flight)
         if not self._where.asynchronous:
             self._land()
@@ -180,21 +189,21 @@ class DeviceThread:
         departed, self._departed = self._departed, None
         if departed is None:
             return
-        batch, report = departed.batch, end(departed.flight)
+        batch, report = departed.batch, collect_batch(departed.flight)
         self._metrics.observe_busy(self._where.name, report.busy_s)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)
-        if report.fits is not None:
-            self._sizes.limit(batch.lane, report.fits)
-            logger.warning("out of memory", extra={"tiles": report.tiles, "now": report.fits})
-        self._metrics.count_faults("out-of-memory", report.shortages)
+        if report.max_tiles is not None:
+            self._sizes.limit(batch.lane, report.max_tiles)
+            logger.warning("out of memory", extra={"tiles": report.tiles, "now": report.max_tiles})
+        self._metrics.count_faults("out-of-memory", report.out_of_memory_count)
         self._metrics.count_faults("tile", len(report.errors))
         for job, _ in batch.tiles:
             job.run += 1
         for case, job in departed.jobs.items():
             self._after(case, job, report.errors.get(case))
 
-    def _after(self, case: Case, job: Job, error: Exception | None) -> None:
+    def _after(self, case: ScanState, job: Job, error: Exception | None) -> None:
         """Go on with a job some of whose tiles have run."""
         if job.failed:
             return
@@ -207,19 +216,21 @@ class DeviceThread:
         elif job.wanted:
             self._aside.do(partial(self._finish, case, job), partial(self._end, case, job))
 
-    def _finish(self, case: Case, job: Job) -> tuple[Landmark, ...] | Case:
+    def _finish(self, case: ScanState, job: Job) -> tuple[Landmark, ...] | ScanState:
         """Read landmarks off a scan's votes, or plan a further look."""
         with self._copies.use():
             found = job.detector.finish(case)
-            if isinstance(found, Case):
-                found.arrival = record_event(self._where.device)
+            if isinstance(found, ScanState):
+                found.grid_ready = record_event(self._where.device)
         return found
 
-    def _end(self, case: Case, job: Job, found: tuple[Landmark, ...] | Case | Exception) -> None:
+    def _end(
+        self, case: ScanState, job: Job, found: tuple[Landmark, ...] | ScanState | Exception
+    ) -> None:
         """Answer a scan that was finished, or look again."""
         if isinstance(found, Exception):
-            self._fail(job, named(found, self._where.device))
-        elif isinstance(found, Case):
+            self._fail(job, translate_out_of_memory(found, self._where.device))
+        elif isinstance(found, ScanState):
             self._offer(job, found)
             self._post(Progressed(job))
         else:
@@ -230,7 +241,7 @@ class DeviceThread:
         job.failed = True
         self._work.remove(job)
         self._post(Settled(job, error))
-        if isinstance(error, DoesNotFit):
+        if isinstance(error, InsufficientMemory):
             self._work.add_call(Call(self._count_shortage))
         else:
             self._shortages = 0
@@ -265,7 +276,7 @@ class DeviceThread:
         logger.warning("device recovered", extra={"device": self._where.name})
 
 
-def _detection(job: Job, case: Case, landmarks: tuple[Landmark, ...]) -> Detection:
+def _detection(job: Job, case: ScanState, landmarks: tuple[Landmark, ...]) -> Detection:
     times = stage_times(case, queue_s=job.queue_s)
     volume = case.volume
     return Detection(describe(volume), landmarks, volume.warnings, job.tiles, times)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.inference import Case, Detection, Detector
+from app.inference import Detection, Detector, ScanState
 from app.io import Volume
 from app.model import LoadedModel
 
@@ -83,7 +83,7 @@ class Job:
     since_s: float
     waiters: list[Waiter] = field(default_factory=list)
     queue_s: float = 0.0
-    case: Case | None = None
+    case: ScanState | None = None
     run: int = 0
     tiles: int = 0
     failed: bool = False

@@ -1,41 +1,54 @@
-"""app/inference."""
+"""One scan on one device: passes of the networks, from a volume to landmarks.
 
-from app.inference.answers import build_answer, reference, timing_of
-from app.inference.batch_runner import Flight, end, named, start
+scan_state     what is kept of a scan between two forward passes
+forward        one forward pass over tiles of one or more scans
+batch_runner   the same with faults contained: in smaller batches, tile by tile
+refinement     the second-stage network, in the pose that the first stage has found
+detector       composes them: prepare, run, finish; ``Detector.detect`` does it all for one scan
+load           a model folder, which must pass its self-check
+verification   how far landmarks shift when networks compute in a lower precision
+precompile     fills Numba's cache when the service is installed
+votes_request  a file of a network's output -> its landmarks, votes or heatmaps
+answers        detections -> the JSON that clients get
+"""
+
+from app.inference.answers import build_answer, model_ref, timing_of
+from app.inference.batch_runner import (
+    InFlightBatch,
+    collect_batch,
+    launch_batch,
+    translate_out_of_memory,
+)
 from app.inference.detector import Detection, Detector, StageTimes, describe, stage_times
-from app.inference.forward import launch, settle
+from app.inference.forward import collect, launch
 from app.inference.load import check_again, load_checked
-from app.inference.pose import index_grid, pose_of, sample_at, smooth_for
-from app.inference.refinement import SecondLook
-from app.inference.scan_state import Case
+from app.inference.refinement import Refiner, pose_of
+from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
-from app.inference.votes_request import VotesQuestion, answer_votes
+from app.inference.votes_request import VotesRequest, answer_votes
 
 __all__ = [
-    "Case",
     "Detection",
     "Detector",
-    "Flight",
-    "SecondLook",
+    "InFlightBatch",
+    "Refiner",
+    "ScanState",
     "StageTimes",
     "Verification",
-    "VotesQuestion",
+    "VotesRequest",
     "answer_votes",
     "build_answer",
     "check_again",
+    "collect",
+    "collect_batch",
     "describe",
-    "end",
-    "index_grid",
     "launch",
+    "launch_batch",
     "load_checked",
-    "named",
+    "model_ref",
     "pose_of",
-    "reference",
-    "sample_at",
-    "settle",
-    "smooth_for",
     "stage_times",
-    "start",
     "timing_of",
+    "translate_out_of_memory",
     "verify_precisions",
 ]

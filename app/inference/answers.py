@@ -1,4 +1,4 @@
-"""Detection -> LandmarksAnswer: what was found, in the words of the wire."""
+"""Detection -> LandmarksAnswer: the JSON that clients get."""
 
 from dataclasses import asdict
 
@@ -28,17 +28,17 @@ def build_answer(
     timing: TimingAnswer,
     candidates: bool = False,
 ) -> LandmarksAnswer:
-    """Say a detection in the words of the wire.
+    """Convert a detection to the answer for its client.
 
     Args:
         detection: What the engine found.
-        model: The model that found it.
-        request_id: Of the request it answers.
+        model: The model that found them.
+        request_id: Of the request.
         timing: In ms.
         candidates: Whether to list all modes of each landmark.
 
     Returns:
-        The answer; numbers that are not finite become null.
+        The answer; numbers that are not finite are null.
     """
     volume = detection.volume
     return LandmarksAnswer(
@@ -58,12 +58,12 @@ def build_answer(
 
 
 def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:
-    """Join the engine's stage times with those that only the HTTP side knows."""
+    """Add the times that only the HTTP side knows to those of the stages."""
     return TimingAnswer(receive=receive_ms, total=total_ms, **asdict(detection.timing))
 
 
-def reference(model: LoadedModel) -> ModelRef:
-    """Name a model so that nobody confuses it with another."""
+def model_ref(model: LoadedModel) -> ModelRef:
+    """Identify a model: name, version and digest."""
     manifest = model.manifest
     return ModelRef(
         name=manifest.name,
@@ -79,8 +79,8 @@ def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:
         name=landmark.name,
         description=landmark.description,
         status=landmark.status,
-        ijk=_place(landmark.ijk),
-        ras_mm=_place(landmark.ras_mm),
+        ijk=_finite_triple(landmark.ijk),
+        ras_mm=_finite_triple(landmark.ras_mm),
         lps_mm=_lps(landmark.ras_mm),
         confidence=_finite(landmark.confidence),
         mass=_finite(landmark.mass),
@@ -88,7 +88,7 @@ def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:
         spread_mm=_finite(landmark.spread_mm),
         region95_mm=_finite(landmark.region95_mm),
         disagreement_mm=_finite(landmark.disagreement_mm),
-        expected_ras_mm=_place(landmark.expected_ras_mm),
+        expected_ras_mm=_finite_triple(landmark.expected_ras_mm),
         candidates=modes,
     )
 
@@ -113,12 +113,12 @@ def _triple(point: Point | tuple[float, ...]) -> Triple:
     return x, y, z
 
 
-def _place(point: Point | None) -> Triple | None:
+def _finite_triple(point: Point | None) -> Triple | None:
     return _triple(point) if point is not None and np.isfinite(point).all() else None
 
 
 def _lps(ras_mm: Point | None) -> Triple | None:
-    return None if ras_mm is None else _place(transform(LPS_FROM_RAS, ras_mm))
+    return None if ras_mm is None else _finite_triple(transform(LPS_FROM_RAS, ras_mm))
 
 
 def _rows(affine: Affine) -> tuple[Row, Row, Row, Row]:

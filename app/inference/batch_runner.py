@@ -1,7 +1,7 @@
-"""A batch of tiles of many cases -> their votes; what fails is run again smaller.
+"""Runs a batch of tiles of several scans, and contains faults.
 
-A batch that raises is run again tile by tile, so only the guilty case fails. One that does not fit
-the device's memory is halved until it does; a case whose single tile does not fit fails.
+A batch that raises is run again tile by tile, so that only the scan at fault fails. A batch that
+runs out of memory is halved until it fits; a scan of which a single tile does not fit fails.
 """
 
 import time
@@ -12,144 +12,144 @@ from typing import TypeAlias
 import torch
 
 from app.compute import describe_out_of_memory, is_out_of_memory, release_memory
-from app.errors import DoesNotFit
-from app.inference.forward import Pass, launch, settle
-from app.inference.scan_state import Case
+from app.errors import InsufficientMemory
+from app.inference.forward import ForwardPass, collect, launch
+from app.inference.scan_state import ScanState
 
-Tiles: TypeAlias = Sequence[tuple[Case, int]]
-Wanted: TypeAlias = Callable[[Case], bool]
+Tiles: TypeAlias = Sequence[tuple[ScanState, int]]
+IsActive: TypeAlias = Callable[[ScanState], bool]
 
 
 @dataclass(slots=True)
 class BatchReport:
-    """What became of a batch.
+    """The outcome of a batch.
 
     Attributes:
-        tiles: How many the device was given.
-        seconds: That it took for all of them at once; None if it failed.
-        busy_s: That it was busy with them in all.
-        errors: Of the cases that failed.
-        fits: Most tiles that may be tried again, if some number did not fit.
-        shortages: How often memory ran out.
+        tiles: How many were launched.
+        seconds: Time of the batch; None if it failed as a whole.
+        busy_s: Time the device was busy with its tiles, runs after a failure included.
+        errors: Of the scans that failed.
+        max_tiles: How many tiles to try at most from now on, if the batch ran out of memory.
+        out_of_memory_count: How often memory ran out.
     """
 
     tiles: int
     seconds: float | None = None
     busy_s: float = 0.0
-    errors: dict[Case, Exception] = field(default_factory=dict)
-    fits: int | None = None
-    shortages: int = 0
+    errors: dict[ScanState, Exception] = field(default_factory=dict)
+    max_tiles: int | None = None
+    out_of_memory_count: int = 0
 
 
 @dataclass(slots=True)
-class Flight:
-    """A batch between the moment at which a device was given it, and that at which it is done.
+class InFlightBatch:
+    """A batch that was launched and not yet collected.
 
     Attributes:
-        tiles: Case and tile index; all of one lane.
-        wanted: Whether anybody still waits for a case.
-        outcome: What the device was given; the error if it took nothing; None: no tile is wanted,
-            or it has ended.
-        start_s: When, by ``time.perf_counter()``.
+        tiles: Scan and tile index; all of one lane.
+        is_active: Whether anybody still waits for a scan.
+        outcome: The forward pass, or the error of launching it; None if there was no tile to
+            launch, or once it is collected.
+        start_s: When it was launched, by ``time.perf_counter()``.
     """
 
     tiles: Tiles
-    wanted: Wanted
-    outcome: Pass | Exception | None
+    is_active: IsActive
+    outcome: ForwardPass | Exception | None
     start_s: float
 
     @property
-    def fell_short(self) -> bool:
-        """Whether the device had no memory for it."""
-        return isinstance(self.outcome, DoesNotFit)
+    def out_of_memory(self) -> bool:
+        """Whether the launch ran out of memory."""
+        return isinstance(self.outcome, InsufficientMemory)
 
 
-def start(tiles: Tiles, wanted: Wanted) -> Flight:
-    """Give a device a batch.
+def launch_batch(tiles: Tiles, is_active: IsActive) -> InFlightBatch:
+    """Launch a batch on its device; raises nothing.
 
     Args:
-        tiles: Case and tile index; all of one lane.
-        wanted: Whether anybody still waits for a case.
+        tiles: Scan and tile index; all of one lane.
+        is_active: Whether anybody still waits for a scan; tiles of others are left out.
 
     Returns:
-        What to end.
+        The batch to ``collect_batch``.
     """
     start_s = time.perf_counter()
-    left = [slot for slot in tiles if wanted(slot[0])]
-    outcome: Pass | Exception | None = None
-    if left:
+    active = [slot for slot in tiles if is_active(slot[0])]
+    outcome: ForwardPass | Exception | None = None
+    if active:
         try:
-            outcome = launch(left)
-        except Exception as error:  # noqa: BLE001 - handed to everybody who waits for the case
-            outcome = named(error, _device_of(left))
-    return Flight(left, wanted, outcome, start_s)
+            outcome = launch(active)
+        except Exception as error:  # noqa: BLE001 - reported to everybody who waits for the scan
+            outcome = translate_out_of_memory(error, _device_of(active))
+    return InFlightBatch(active, is_active, outcome, start_s)
 
 
-def end(flight: Flight) -> BatchReport:
-    """Wait for a batch; whatever fails, the cases that are sound get their votes.
+def collect_batch(batch: InFlightBatch) -> BatchReport:
+    """Wait for a batch; if it failed, run its tiles again in smaller batches.
 
     Returns:
-        What became of it.
+        Its outcome; the states of the scans that did not fail have their votes.
     """
-    report = BatchReport(len(flight.tiles))
-    _end(flight, report)
+    report = BatchReport(len(batch.tiles))
+    _collect(batch, report)
     return report
 
 
-def _end(flight: Flight, report: BatchReport) -> None:
-    error, tiles = _settle(flight, report), flight.tiles
+def _collect(batch: InFlightBatch, report: BatchReport) -> None:
+    error, tiles = _collect_pass(batch, report), batch.tiles
     if error is None:
         return
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, InsufficientMemory):
         release_memory()
-        report.shortages += 1
+        report.out_of_memory_count += 1
     if len(tiles) == 1:
         report.errors[tiles[0][0]] = error
         return
     size = 1
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, InsufficientMemory):
         size = len(tiles) // 2
-        report.fits = min(size, report.fits or size)
+        report.max_tiles = min(size, report.max_tiles or size)
     for first in range(0, len(tiles), size):
-        left = [slot for slot in tiles[first : first + size] if slot[0] not in report.errors]
-        _end(start(left, flight.wanted), report)
+        rest = [slot for slot in tiles[first : first + size] if slot[0] not in report.errors]
+        _collect(launch_batch(rest, batch.is_active), report)
 
 
-def _settle(flight: Flight, report: BatchReport) -> Exception | None:
-    """Wait for a pass and keep its votes, or return what it raised."""
-    # Its tensors are let go of here, as what is run again needs their memory.
-    outcome, flight.outcome = flight.outcome, None
-    if not isinstance(outcome, Pass):
-        report.busy_s += time.perf_counter() - flight.start_s
+def _collect_pass(batch: InFlightBatch, report: BatchReport) -> Exception | None:
+    """Wait for a forward pass and store its votes, or return what it raised."""
+    # Drops the last reference to its tensors here: the runs that may follow need their memory.
+    outcome, batch.outcome = batch.outcome, None
+    if not isinstance(outcome, ForwardPass):
+        report.busy_s += time.perf_counter() - batch.start_s
         return outcome
     try:
-        seconds = settle(outcome)
-    except Exception as error:  # noqa: BLE001 - handed to everybody who waits for the case
-        report.busy_s += time.perf_counter() - flight.start_s
-        return named(error, _device_of(flight.tiles))
+        seconds = collect(outcome)
+    except Exception as error:  # noqa: BLE001 - reported to everybody who waits for the scan
+        report.busy_s += time.perf_counter() - batch.start_s
+        return translate_out_of_memory(error, _device_of(batch.tiles))
     report.busy_s += seconds
-    if len(flight.tiles) == report.tiles:
+    if len(batch.tiles) == report.tiles:
         report.seconds = seconds
     return None
 
 
-def named(error: Exception, device: torch.device) -> Exception:
-    """Call a shortage of memory by its name, wherever it happened.
+def translate_out_of_memory(error: Exception, device: torch.device) -> Exception:
+    """Turn the errors by which torch and Python report exhausted memory into InsufficientMemory.
 
     Args:
         error: What was raised.
         device: Where.
 
     Returns:
-        The error; DoesNotFit without its traceback if memory ran out, since the frames of the
-        failed pass hold its tensors, whose memory is needed.
+        InsufficientMemory without its traceback if memory ran out, since the frames of the failed
+        pass hold tensors whose memory is needed; any other error as it is.
     """
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, InsufficientMemory):
         error.__cause__ = error.__context__ = error.__traceback__ = None
         return error
     if is_out_of_memory(error):
         shortage = describe_out_of_memory(error, device)
-        return DoesNotFit(f"expected work that fits the device: {shortage}")
+        return InsufficientMemory(f"expected work that fits the device: {shortage}")
     return error
 
 

@@ -1,37 +1,52 @@
-"""Volume -> Detection: the device half composed, for one model on one device.
+"""Volume -> Detection: everything that happens to one scan on one device.
 
-Tiles of many cases may share a forward pass (see ``app.inference.forward``); each case gets only
-its own votes, so neighbours cannot touch each other. Networks run on the one thread that owns the
-device; ``prepare`` and ``finish`` may run beside it.
+::
+
+    prepare ─► all tiles through the network ─► finish ─► landmarks
+                          ▲                       │
+                          └───── another pass ────┘
+
+Another pass is one of the second-stage network (see ``app.inference.refinement``), or of the first
+in another orientation. Tiles of several scans may share a forward pass (see
+``app.inference.forward``); each ``ScanState`` gets the votes of its own tiles only. Networks run on
+the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.compute import describe_out_of_memory, is_out_of_memory
-from app.errors import DoesNotFit
+from app.errors import InsufficientMemory
 from app.geometry import Affine, axis_codes, spacing_of
-from app.inference.forward import launch, settle
-from app.inference.pose import Pose, turn_grid
+from app.inference.forward import collect, launch
 from app.inference.refinement import (
-    MOST_LOOKS,
-    MOST_TURNED,
-    MOST_TURNS,
-    SecondLook,
-    is_believed,
-    is_worth_a_turn,
+    MAX_EXTRA_VIEWS,
+    MAX_REFINE_PASSES,
+    MAX_VIEW_VOXELS,
+    Refiner,
+    any_detected,
+    has_enough_votes,
 )
-from app.inference.scan_state import Case
+from app.inference.scan_state import ScanState
 from app.io import Volume
 from app.model import WHOLE, LoadedModel
-from app.preprocessing import grid_shape, make_grid, plan_tiles
+from app.preprocessing import (
+    Grid,
+    Pose,
+    TilePlan,
+    grid_shape,
+    make_grid,
+    plan_tiles,
+    reorient_grid,
+)
 from app.voting import GridFrame, Landmark, Shape, locate, readout_of
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeInfo:
-    """What an answer says about the scan it is for.
+    """Description of the scan that a detection is for.
 
     Attributes:
         shape: Of the uploaded array, voxels.
@@ -50,7 +65,7 @@ class VolumeInfo:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Time a scan spent in each stage, in ms; a shared forward pass counts for all its cases."""
+    """Time a scan spent in each stage, in ms; a shared pass counts in full for every scan."""
 
     decode: float = 0.0
     prepare: float = 0.0
@@ -62,14 +77,14 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The answer for one scan.
+    """The landmarks of one scan.
 
     Attributes:
         volume: The scan it is for.
         landmarks: One for every landmark of the model, in the manifest's order.
-        warnings: What a careful reader should know.
+        warnings: Remarks on the scan.
         tiles: How many tiles were run.
-        timing: Where the time went.
+        timing: Time spent in each stage.
     """
 
     volume: VolumeInfo
@@ -83,168 +98,178 @@ class Detector:
     """One model on one device."""
 
     def __init__(self, model: LoadedModel) -> None:
-        """Args: the loaded model."""
+        """Use a loaded model."""
         self.model = model
-        spec = model.manifest.shape
+        manifest = model.manifest
         self._shape = None
-        if model.shape is not None and spec is not None:
-            self._shape = Shape(model.shape, spec.tolerance_mm, spec.modes)
-        self._second = None
-        # Its axes may only change places where they are alike, and tiles would be many more.
-        look = model.manifest.input
-        alike = look.tile_shape == WHOLE and len(set(look.spacing_mm)) == 1
-        self._turns = MOST_TURNS if alike else 0
+        if model.shape is not None and manifest.shape is not None:
+            self._shape = Shape(model.shape, manifest.shape.tolerance_mm, manifest.shape.modes)
+        self._refiner = None
         if model.refine is not None:
-            off = spec.tolerance_mm if spec is not None else model.manifest.voting.radius_mm
-            self._second = SecondLook(model.refine, off)
+            shape, radius_mm = manifest.shape, manifest.voting.radius_mm
+            self._refiner = Refiner(model.refine, shape.tolerance_mm if shape else radius_mm)
+        # Axes can be permuted only if all are alike; with tiles there would be too many of them.
+        is_isotropic = len(set(manifest.input.spacing_mm)) == 1
+        sees_whole = manifest.input.tile_shape == WHOLE
+        self._extra_views = MAX_EXTRA_VIEWS if sees_whole and is_isotropic else 0
 
-    def prepare(self, volume: Volume) -> Case:
+    def prepare(self, volume: Volume) -> ScanState:
         """Bring a scan to the device and plan its tiles.
 
         Raises:
-            TooLarge: The model sees grids whole, and this one is larger than it takes.
-            DoesNotFit: The grid needs more memory than the device has.
+            TooLarge: The network sees scans whole, and this one is larger than it takes.
+            InsufficientMemory: The grid needs more memory than the device has.
         """
         start = time.perf_counter()
         spec = self.model.manifest.input
+        device = self.model.network.device
         try:
-            grid = make_grid(volume, spec, self.model.network.device)
+            grid = make_grid(volume, spec, device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            device = self.model.network.device
-            raise DoesNotFit(
+            raise InsufficientMemory(
                 "expected a scan whose grid fits the device, got shape "
                 f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
             ) from error
-        plan = plan_tiles(grid.voxels.shape, spec, self.model.manifest.network.output_stride)
-        return Case(volume, self.model, grid, plan, prepare_s=time.perf_counter() - start)
+        plan = _plan_of(self.model, grid)
+        return ScanState(volume, self.model, grid, plan, prepare_s=time.perf_counter() - start)
 
-    def lane(self, case: Case) -> tuple[str, tuple[int, int, int]]:
-        """Say what tiles of cases must have in common to be run together, the model first."""
-        return case.model.digest, case.plan.tile_shape
+    def lane(self, state: ScanState) -> tuple[str, tuple[int, int, int]]:
+        """Return what tiles must have in common to share a batch: the network and their shape."""
+        return state.model.digest, state.plan.tile_shape
 
-    def finish(self, case: Case) -> "tuple[Landmark, ...] | Case":
-        """Say what comes after all tiles of a case: its landmarks, or tiles of a further look.
+    def finish(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
+        """Locate the landmarks once all tiles have run, or prepare another pass.
 
         Args:
-            case: Its tiles have all been run.
+            state: Its tiles have all run.
 
         Returns:
-            The landmarks; or a case with the times of this one, whose tiles are run next.
+            The landmarks; or the state of another pass, with the times so far, to be run next.
         """
         start = time.perf_counter()
-        votes = case.gather()
-        if case.pose is None or self._second is None:
-            spec = self.model.manifest
-            frame = GridFrame(case.grid.to_volume, case.grid.to_world)
-            readout = readout_of(case.grid, spec)
-            landmarks = found = locate(votes, readout, frame, spec.landmarks, self._shape)
-            pose = None if self._second is None else self._second.find_pose(found)
+        votes = state.merged_votes()
+        if state.pose is None or self._refiner is None:
+            manifest = self.model.manifest
+            frame = GridFrame(state.grid.to_volume, state.grid.to_world)
+            readout = readout_of(state.grid, manifest)
+            coarse = locate(votes, readout, frame, manifest.landmarks, self._shape)
+            landmarks = coarse
+            pose = None if self._refiner is None else self._refiner.find_pose(coarse)
         else:
-            found = case.found
-            refined = self._second.locate_alone(votes, case.grid)
-            landmarks = self._second.merge(found, refined)
-            pose = self._second.better_pose(refined, case.pose) if case.looks < MOST_LOOKS else None
-        case.locate_s += time.perf_counter() - start
-        if self._second is None:
+            coarse, pose = state.coarse, None
+            refined = self._refiner.locate(votes, state.grid)
+            landmarks = self._refiner.merge(coarse, refined)
+            if state.refine_passes < MAX_REFINE_PASSES:
+                pose = self._refiner.improve_pose(refined, state.pose)
+        state.locate_s += time.perf_counter() - start
+        if self._refiner is None:
             return landmarks
         if pose is not None:
-            return self._look_again(case, self._second, found, pose)
-        if is_believed(landmarks):
+            return self._refine(state, self._refiner, coarse, pose)
+        if any_detected(landmarks):
             return landmarks
-        spare = case.spare or landmarks
-        more = case.turn < self._turns and self._is_small(case.volume) and is_worth_a_turn(spare)
-        return self._turn(case, spare) if more else spare
+        fallback = state.fallback or landmarks
+        return self._try_next_view(state, fallback) if self._has_view(state, fallback) else fallback
 
-    def _is_small(self, volume: Volume) -> bool:
-        """Say whether further looks at all of a scan take no longer than people wait."""
+    def _has_view(self, state: ScanState, fallback: Sequence[Landmark]) -> bool:
+        """Return whether another orientation is worth its time."""
+        if state.view >= self._extra_views or not has_enough_votes(fallback):
+            return False
+        volume = state.volume
         shape = grid_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
-        return math.prod(shape) <= MOST_TURNED
+        return math.prod(shape) <= MAX_VIEW_VOXELS
 
-    def _turn(self, case: Case, spare: tuple[Landmark, ...]) -> Case:
-        """Plan the tiles of a first look at the scan from another side."""
+    def _try_next_view(self, state: ScanState, fallback: tuple[Landmark, ...]) -> ScanState:
+        """Prepare a pass of the first-stage network in the next orientation."""
         start = time.perf_counter()
-        spec = self.model.manifest
-        grid = turn_grid(make_grid(case.volume, spec.input, self.model.network.device), case.turn)
+        grid = make_grid(state.volume, self.model.manifest.input, self.model.network.device)
+        grid = reorient_grid(grid, state.view)
         return replace(
-            case,
+            state,
             model=self.model,
             grid=grid,
-            plan=plan_tiles(grid.voxels.shape, spec.input, spec.network.output_stride),
-            found=(),
+            plan=_plan_of(self.model, grid),
+            coarse=(),
             pose=None,
-            looks=0,
-            turn=case.turn + 1,
-            spare=spare,
-            prepare_s=case.prepare_s + time.perf_counter() - start,
-            begun=False,
+            refine_passes=0,
+            view=state.view + 1,
+            fallback=fallback,
+            started=False,
             votes=[],
-            loose=0,
+            unmerged=0,
+            prepare_s=state.prepare_s + time.perf_counter() - start,
         )
 
-    def _look_again(
-        self, case: Case, second: SecondLook, found: tuple[Landmark, ...], pose: Pose
-    ) -> Case:
-        """Plan the tiles of a further look, in a pose."""
+    def _refine(
+        self, state: ScanState, refiner: Refiner, coarse: tuple[Landmark, ...], pose: Pose
+    ) -> ScanState:
+        """Prepare a pass of the second-stage network."""
         start = time.perf_counter()
-        grid = second.prepare(case.volume, pose, case.grid.window or (0.0, 1.0))
-        manifest = second.model.manifest
+        grid = refiner.make_grid(state.volume, pose, state.grid.window or (0.0, 1.0))
         return replace(
-            case,
-            model=second.model,
+            state,
+            model=refiner.model,
             grid=grid,
-            plan=plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride),
-            found=found,
+            plan=_plan_of(refiner.model, grid),
+            coarse=coarse,
             pose=pose,
-            looks=case.looks + 1,
-            prepare_s=case.prepare_s + time.perf_counter() - start,
-            begun=False,
+            refine_passes=state.refine_passes + 1,
+            started=False,
             votes=[],
-            loose=0,
+            unmerged=0,
+            prepare_s=state.prepare_s + time.perf_counter() - start,
         )
 
     def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
-        """Find the landmarks of one scan, alone on the device.
+        """Find the landmarks of one scan in the calling thread.
+
+        The service does not use this: there, tiles of several scans share batches.
 
         Args:
             volume: The scan.
             batch_size: Tiles per forward pass.
-            decode_s: How long decoding took; passed through to the answer.
+            decode_s: How long decoding took, for the answer.
 
         Returns:
-            The landmarks and what belongs to them.
+            The landmarks, with what the answer says besides.
 
         Raises:
             LandmarkdError: As ``prepare`` and ``app.inference.forward.launch``.
         """
-        found: tuple[Landmark, ...] | Case = self.prepare(volume)
+        outcome: tuple[Landmark, ...] | ScanState = self.prepare(volume)
         tiles = 0
-        while isinstance(found, Case):
-            case = found
-            tiles += len(case.plan)
-            for first in range(0, len(case.plan), batch_size):
-                last = min(first + batch_size, len(case.plan))
-                settle(launch([(case, index) for index in range(first, last)]))
-            found = self.finish(case)
-        times = stage_times(case, decode_s=decode_s)
-        return Detection(describe(volume), found, volume.warnings, tiles, times)
+        while isinstance(outcome, ScanState):
+            state = outcome
+            tiles += len(state.plan)
+            for first in range(0, len(state.plan), batch_size):
+                last = min(first + batch_size, len(state.plan))
+                collect(launch([(state, index) for index in range(first, last)]))
+            outcome = self.finish(state)
+        times = stage_times(state, decode_s=decode_s)
+        return Detection(describe(volume), outcome, volume.warnings, tiles, times)
 
 
-def stage_times(case: Case, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
-    """Put the times of a case together, in ms."""
+def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
+    manifest = model.manifest
+    return plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
+
+
+def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
+    """Collect the times of a scan, in ms."""
     return StageTimes(
         decode=1e3 * decode_s,
-        prepare=1e3 * case.prepare_s,
+        prepare=1e3 * state.prepare_s,
         queue=1e3 * queue_s,
-        network=1e3 * case.network_s,
-        vote=1e3 * case.vote_s,
-        locate=1e3 * case.locate_s,
+        network=1e3 * state.network_s,
+        vote=1e3 * state.vote_s,
+        locate=1e3 * state.locate_s,
     )
 
 
 def describe(volume: Volume) -> VolumeInfo:
-    """Say what an answer repeats of its scan."""
+    """Describe a scan for its answer."""
     return VolumeInfo(
         shape=tuple(volume.voxels.shape),
         spacing_mm=tuple(float(mm) for mm in spacing_of(volume.affine)),

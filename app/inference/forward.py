@@ -1,93 +1,94 @@
-"""Tiles -> a forward pass and the votes of each: what a device is given, and what came of it.
+"""Tiles -> one forward pass -> the votes of each tile.
 
-The two are apart, so that a device which works by itself is given the next tiles before anybody
-waits for the votes of these.
+Launching a pass and collecting its votes are separate, so that an asynchronous device can be given
+the next pass before the host waits for the votes of this one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.compute import Stopwatch, record_event
-from app.inference.scan_state import Case
+from app.inference.scan_state import ScanState
 from app.preprocessing import extract_tile, tile_weights
 from app.voting import Votes, begin_votes
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """A forward pass over some tiles that a device was given.
+class ForwardPass:
+    """A forward pass that was launched on a device.
 
     Attributes:
-        cases: Of the tiles, one for each tile.
-        votes: Likewise; each waits for the votes of its tile.
-        forward: The time of the network.
-        voting: That of each tile's votes.
-        whole: That of everything.
+        states: The scan of each tile.
+        votes: For each tile, a function that waits for its votes and returns them.
+        network_time: Of the network.
+        vote_times: Of collecting each tile's votes.
+        total_time: Of everything.
     """
 
-    cases: tuple[Case, ...]
+    states: tuple[ScanState, ...]
     votes: tuple[Callable[[], Votes], ...]
-    forward: Stopwatch
-    voting: tuple[Stopwatch, ...]
-    whole: Stopwatch
+    network_time: Stopwatch
+    vote_times: tuple[Stopwatch, ...]
+    total_time: Stopwatch
 
 
-def launch(tiles: Sequence[tuple[Case, int]]) -> Pass:
-    """Give the device some tiles of some cases, for one forward pass.
+def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
+    """Launch one forward pass over tiles of one or more scans.
 
     Args:
-        tiles: Case and tile index; all of one lane.
+        tiles: Scan and tile index; all of one lane.
 
     Returns:
-        What to settle; an accelerator is still at work on it.
+        The pass to ``collect``; on CUDA it is still running.
 
     Raises:
         NetworkFailed: The network raised, or gave scores that are not numbers.
-        DoesNotFit: The batch needs more memory than the device has.
+        InsufficientMemory: The batch needs more memory than the device has.
     """
     model = tiles[0][0].model
     device = model.network.device
-    whole, forward = Stopwatch(device), Stopwatch(device)
-    for case in dict.fromkeys(case for case, _ in tiles):
-        case.arrive()
+    total_time, network_time = Stopwatch(device), Stopwatch(device)
+    for state in dict.fromkeys(state for state, _ in tiles):
+        state.wait_for_grid()
     fields = model.network.predict_tiles(
-        [extract_tile(case.grid.voxels, case.plan, index) for case, index in tiles]
+        [extract_tile(state.grid.voxels, state.plan, index) for state, index in tiles]
     )
-    forward.stop()
-    votes, watches = [], []
-    for (case, index), field in zip(tiles, fields, strict=True):
-        watches.append(Stopwatch(device))
-        i, j, k = case.plan.origins[index]
-        begun = begin_votes(
+    network_time.stop()
+    votes, vote_times = [], []
+    for (state, index), field in zip(tiles, fields, strict=True):
+        vote_times.append(Stopwatch(device))
+        i, j, k = state.plan.origins[index]
+        pending = begin_votes(
             field,
             model.manifest.voting.threshold,
-            stride=case.plan.stride,
+            stride=state.plan.stride,
             origin=(int(i), int(j), int(k)),
-            importance=tile_weights(case.plan, index, case.profiles),
+            importance=tile_weights(state.plan, index, state.profiles),
         )
-        votes.append(begun)
-        watches[-1].stop()
-    whole.stop()
-    cases = tuple(case for case, _ in tiles)
-    return Pass(cases, tuple(votes), forward, tuple(watches), whole)
+        votes.append(pending)
+        vote_times[-1].stop()
+    total_time.stop()
+    states = tuple(state for state, _ in tiles)
+    return ForwardPass(states, tuple(votes), network_time, tuple(vote_times), total_time)
 
 
-def settle(passed: Pass) -> float:
-    """Wait for the votes of a pass and keep them.
+def collect(forward_pass: ForwardPass) -> float:
+    """Wait for the votes of a pass and store them in the states of its scans.
 
     Returns:
         How long the device took, in seconds.
 
     Raises:
-        NetworkFailed, DoesNotFit: As ``launch``; then no vote was kept, and the tiles may be run
-            again.
+        NetworkFailed, InsufficientMemory: As ``launch``; then no vote was stored, and the tiles
+            may be run again.
     """
-    votes = [wait() for wait in passed.votes]
-    for case, theirs, voting in zip(passed.cases, votes, passed.voting, strict=True):
-        case.keep(theirs)
-        case.vote_s += voting.seconds()
-    counted = record_event(passed.cases[0].model.network.device)
-    for case in dict.fromkeys(passed.cases):
-        case.network_s += passed.forward.seconds()
-        case.counted = counted
-    return passed.whole.seconds()
+    states = forward_pass.states
+    collected = [wait() for wait in forward_pass.votes]
+    for state, votes, time in zip(states, collected, forward_pass.vote_times, strict=True):
+        state.add_votes(votes)
+        state.vote_s += time.seconds()
+    votes_ready = record_event(states[0].model.network.device)
+    for state in dict.fromkeys(states):
+        state.network_s += forward_pass.network_time.seconds()
+        state.votes_ready = votes_ready
+    return forward_pass.total_time.seconds()

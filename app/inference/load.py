@@ -1,4 +1,8 @@
-"""Model folder -> LoadedModel that has passed its self-check, by noise or by a whole phantom."""
+"""Model folder -> LoadedModel that has passed its self-check.
+
+The check compares the network's output for noise, or the landmarks of a phantom, with what the
+folder promises; only this layer can find landmarks.
+"""
 
 from pathlib import Path
 
@@ -14,12 +18,12 @@ from app.phantom import make_phantom
 def load_checked(
     folder: Path, device: torch.device, precision: PrecisionSetting = "float32"
 ) -> LoadedModel:
-    """Load a model folder; it must pass its self-check, by noise or by a whole phantom.
+    """Load a model folder, which must pass its self-check.
 
     Args:
         folder: The model folder.
-        device: Where the network shall run.
-        precision: What it shall compute in; ``auto``: see ``app.model.precision``.
+        device: Device to run the network on.
+        precision: To compute in; ``auto``: see ``app.model.precision``.
 
     Returns:
         The model.
@@ -31,20 +35,20 @@ def load_checked(
 
 
 def check_again(folder: Path, model: LoadedModel) -> None:
-    """Run a loaded model's self-check again, after its device was in trouble.
+    """Run the self-check of a loaded model again, after a fault of its device.
 
     Args:
         folder: The model's folder.
         model: The model as it serves.
 
     Raises:
-        ModelRefused: It does not answer what it answered when its folder was made.
+        ModelRefused: Its output is not what its folder promises.
     """
     check(folder, model.manifest, model.network, lambda seed: _detect_phantom(model, seed))
 
 
 def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:
-    """Find a phantom's landmarks; gives the points found and the true ones in mm, RAS."""
+    """Find the landmarks of a phantom; gives the points found and the true ones in mm, RAS."""
     phantom = make_phantom(seed)
     truth = dict(zip(phantom.names, phantom.points, strict=True))
     missing = np.full(3, np.nan)

@@ -1,8 +1,8 @@
-"""nothing -> compiled loops, kept: so that no start and no request waits for the compiler.
+"""Compiles all numba loops into numba's cache, so that no request waits for the compiler.
 
     python -m app.inference.precompile
 
-is run once where the service is installed. It needs some seconds, or nothing if all is there.
+is run once where the service is installed. It takes some seconds, or none if all are there.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SHAPE = (4, 5, 6)
 
 
 def compile_loops() -> None:
-    """Go the way from a field to landmarks once for every type that a field may have."""
+    """Turn a small field into landmarks, once for each type that the scores of a field can have."""
     readout = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)
     frame = GridFrame(np.eye(4), np.eye(4))
     for dtype in (torch.float32, torch.float16):

@@ -1,6 +1,7 @@
-"""Landmarks found roughly -> the same landmarks, closer: the second model of a model.
+"""First-stage landmarks -> the same landmarks, more accurate: the second-stage network.
 
-It sees the scan in the pose that the first one has found (see ``app.inference.pose``).
+It sees the scan resampled into the pose of the landmarks that the first stage has found (see
+``app.preprocessing.posed_grid``).
 """
 
 from collections.abc import Sequence
@@ -10,40 +11,55 @@ from typing import Final
 import numpy as np
 
 from app.geometry import transform
-from app.inference.pose import Pose, find_pose, make_posed_grid
 from app.io import Volume
 from app.model import LoadedModel
-from app.preprocessing import Grid
-from app.voting import LEAST_LANDMARKS, GridFrame, Landmark, Shape, Votes, locate, readout_of
+from app.preprocessing import Grid, Pose, make_posed_grid
+from app.voting import (
+    LEAST_LANDMARKS,
+    GridFrame,
+    Landmark,
+    Shape,
+    Similarity,
+    Votes,
+    fit_constellation,
+    fit_similarity,
+    locate,
+    readout_of,
+)
 
-SAME_POSE: Final = 0.4
-"""Poses are the same if they put landmarks this near to each other on average, in voting radii. Of
-three whole mouse skulls none was looked at again, of their eighteen halves nearly all were."""
+SAME_POSE_RADII: Final = 0.4
+"""Two poses count as the same if they place landmarks this close to each other on average, in
+voting radii. With this, none of three whole mouse skulls had a further refine pass, and nearly all
+of their eighteen halves did."""
 
-MOST_LOOKS: Final = 3
-"""Looks of the second model; of eighteen half skulls one took the third."""
+MAX_REFINE_PASSES: Final = 3
+"""Passes of the second-stage network; one of eighteen half skulls needed the third."""
 
-MOST_TURNS: Final = 5
-"""Further sides that a scan is looked at from, if the landmarks make no sense together. Each is a
-chance of its own for the first network, and another first look; a whole subject needs none."""
+MAX_EXTRA_VIEWS: Final = 5
+"""Orientations the first-stage network sees a scan in, besides its own, while no landmark is
+detected. Each costs a first pass and is another chance for a partial subject; a whole one needs
+none."""
 
-MOST_TURNED: Final = 1 << 19
-"""Voxels of a grid that is turned: each turn costs as much as the first look, about a second of a
-core at this size. A mouse's head has a third of it, a brain of real size twenty times as many."""
+MAX_VIEW_VOXELS: Final = 1 << 19
+"""Largest grid that is tried in other orientations. A pass at this size takes about a second of one
+core. A mouse's head has a third of it, a brain of real size twenty times as many."""
 
-PLACED: Final = ("detected", "low_confidence")
-"""What a landmark with a position is."""
+LOCATED: Final = ("detected", "low_confidence")
+"""Statuses of landmarks that have a position."""
 
 
-class SecondLook:
-    """The second model of a model: looks again in the pose that the first one has found."""
+class Refiner:
+    """The second-stage network of a model, applied to a pose-normalised crop of the scan."""
 
     def __init__(self, model: LoadedModel, tolerance_mm: float) -> None:
-        """Prepare to look again.
+        """Use a second-stage model.
 
         Args:
-            model: The loaded second model; its folder has a shape.
-            tolerance_mm: How far off the first model may be about a place and still mean it.
+            model: The loaded second-stage model; its folder has a mean shape.
+            tolerance_mm: Largest error of a landmark that the first stage has found.
+
+        Raises:
+            ValueError: The model has no mean shape.
         """
         self.model = model
         self._tolerance_mm = tolerance_mm
@@ -52,51 +68,49 @@ class SecondLook:
             raise ValueError("expected a model with a shape, got one without")
         self._shape = Shape(mean, spec.tolerance_mm, spec.modes)
 
-    def find_pose(self, found: Sequence[Landmark]) -> Pose | None:
-        """Say which pose the landmarks of the first model show; None if they show none."""
-        return find_pose(found, replace(self._shape, tolerance_mm=self._tolerance_mm))
+    def find_pose(self, coarse: Sequence[Landmark]) -> Pose | None:
+        """Estimate the pose from the landmarks of the first stage; None if they show none."""
+        return find_pose(coarse, replace(self._shape, tolerance_mm=self._tolerance_mm))
 
-    def better_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
-        """Say which pose the second model's own landmarks show, if it is another one.
+    def improve_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
+        """Estimate the pose again, from the second stage's own landmarks.
 
-        Where the first model has seen little, as in half a subject, its pose is off by more than
-        the second one has learned to bear; but what that finds there tells the pose far better.
+        Where the first stage has seen little, as in half a subject, its pose is further off than
+        the second stage was trained to tolerate; but the landmarks that this finds all the same
+        give a much better pose.
 
         Args:
-            refined: Landmarks of the second model.
-            pose: In which it looked.
+            refined: Landmarks of the second-stage network.
+            pose: In which it saw the scan.
 
         Returns:
-            The pose to look again in; None if it is the same, or they show none.
+            The pose for another pass; None if it is the same, or the landmarks show none.
         """
-        better = find_pose(refined, self._shape)
-        if better is None:
+        improved = find_pose(refined, self._shape)
+        if improved is None:
             return None
-        places = self._shape.mean[self._shape.knows()]
-        moved = transform(better.to_world, places) - transform(pose.to_world, places)
-        off = float(np.linalg.norm(moved, axis=1).mean())
-        return better if off > SAME_POSE * self.model.manifest.voting.radius_mm else None
+        points = self._shape.mean[self._shape.knows()]
+        moved = transform(improved.to_world, points) - transform(pose.to_world, points)
+        distance = float(np.linalg.norm(moved, axis=1).mean())
+        limit = SAME_POSE_RADII * self.model.manifest.voting.radius_mm
+        return improved if distance > limit else None
 
-    def prepare(self, volume: Volume, pose: Pose, window: tuple[float, float]) -> Grid:
-        """Sample a scan in a pose.
+    def make_grid(self, volume: Volume, pose: Pose, window: tuple[float, float]) -> Grid:
+        """Resample a scan into a pose.
 
         Args:
             volume: The scan.
             pose: Of its landmarks.
-            window: Voxel values that become 0 and 1.
+            window: Voxel values that map to 0 and 1.
 
         Returns:
-            The grid of the second model.
+            The grid of the second-stage network.
         """
         device = self.model.network.device
         return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
 
-    def merge(self, found: Sequence[Landmark], refined: Sequence[Landmark]) -> tuple[Landmark, ...]:
-        """Choose between what both models say of each landmark; see ``merge``."""
-        return merge(found, refined, self._tolerance_mm)
-
-    def locate_alone(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
-        """Read the landmarks off the votes of the second model, for its only tile."""
+    def locate(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
+        """Locate the landmarks by the votes of the second-stage network alone."""
         manifest = self.model.manifest
         # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
         scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
@@ -105,60 +119,98 @@ class SecondLook:
         frame = GridFrame(grid.to_volume, grid.to_world)
         return locate(votes, readout, frame, manifest.landmarks, self._shape)
 
+    def merge(
+        self, coarse: Sequence[Landmark], refined: Sequence[Landmark]
+    ) -> tuple[Landmark, ...]:
+        """Combine the landmarks of both stages; see ``merge_stages``."""
+        return merge_stages(coarse, refined, self._tolerance_mm)
 
-def is_believed(landmarks: Sequence[Landmark]) -> bool:
-    """Say whether any landmark is."""
+
+def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
+    """Fit a mean shape to landmarks.
+
+    Args:
+        landmarks: In the order of the shape.
+        shape: Mean shape, and how far a landmark may be from it to count.
+
+    Returns:
+        The pose; None if fewer than four landmarks, or too few of them, agree on one.
+    """
+    missing = np.full(3, np.nan)
+    points = np.stack([missing if mark.ras_mm is None else mark.ras_mm for mark in landmarks])
+    weights = np.array([0.0 if mark.ras_mm is None else mark.confidence for mark in landmarks])
+    fit = fit_constellation(points[:, None], weights[:, None], shape)
+    if fit is None:
+        return None
+    agree = fit.choice >= 0
+    return pose_of(fit_similarity(shape.mean[agree], points[agree], np.ones(int(agree.sum()))))
+
+
+def pose_of(similarity: Similarity) -> Pose:
+    """Convert a similarity from the mean shape's frame to a pose."""
+    to_world = np.eye(4)
+    to_world[:3, :3] = similarity.scale * similarity.rotation
+    to_world[:3, 3] = similarity.translation
+    return Pose(to_world, float(similarity.scale))
+
+
+def any_detected(landmarks: Sequence[Landmark]) -> bool:
+    """Return whether any landmark is detected."""
     return any(mark.status == "detected" for mark in landmarks)
 
 
-def is_worth_a_turn(landmarks: Sequence[Landmark]) -> bool:
-    """Say whether so many landmarks have any vote that the scan may show the subject."""
+def has_enough_votes(landmarks: Sequence[Landmark]) -> bool:
+    """Return whether enough landmarks have votes for the scan to show the subject."""
     return sum(mark.mass > 0 for mark in landmarks) >= LEAST_LANDMARKS
 
 
-def merge(
-    rough: Sequence[Landmark], refined: Sequence[Landmark], tolerance_mm: float
+def merge_stages(
+    coarse: Sequence[Landmark], refined: Sequence[Landmark], tolerance_mm: float
 ) -> tuple[Landmark, ...]:
-    """Choose between what both networks say of each landmark.
+    """Combine the landmarks of both stages.
 
-    The second one answers where it places a landmark, and the first where the second does not, but
-    then with low confidence: the one that looked closer did not find it. What the second one
-    detects, or says to lie outside the scan, is believed: it sees more, and its own constellation
-    agrees. If it is in doubt, two places further apart than the tolerance are two opinions, and the
-    more confident is told, with low confidence.
+    A landmark that the second stage locates has the second stage's position. One that only the
+    first stage locates keeps that position, but with low confidence: the more accurate network did
+    not find it. What the second stage reports as detected, or as outside the scan, is final: it
+    sees more, and its own constellation agrees. If the second stage has low confidence and the two
+    positions are further apart than the tolerance, the more confident of them is returned, with low
+    confidence.
 
     Args:
-        rough: Landmarks of the first model.
-        refined: Landmarks of the second, in the same order.
-        tolerance_mm: Distance up to which both mean the same place.
+        coarse: Landmarks of the first stage.
+        refined: Landmarks of the second stage, in the same order.
+        tolerance_mm: Distance up to which two positions count as the same.
 
     Returns:
-        One answer for each, with the names of the first model.
+        The landmarks, with the names of the first stage.
     """
     return tuple(
-        _choose(before, after, tolerance_mm) for before, after in zip(rough, refined, strict=True)
+        _merge_landmark(before, after, tolerance_mm)
+        for before, after in zip(coarse, refined, strict=True)
     )
 
 
-def _choose(before: Landmark, after: Landmark, tolerance_mm: float) -> Landmark:
-    """Choose between two answers for one landmark."""
-    if after.status == "out_of_field":
-        return replace(after, name=before.name, description=before.description)
-    if after.status not in PLACED:
-        if before.status not in PLACED:
-            return before
-        return replace(
-            before, status="low_confidence", confidence=before.confidence / 2, region95_mm=None
-        )
-    apart = (
-        after.status != "detected"
-        and before.ras_mm is not None
-        and after.ras_mm is not None
-        and np.linalg.norm(after.ras_mm - before.ras_mm) > tolerance_mm
+def _merge_landmark(coarse: Landmark, refined: Landmark, tolerance_mm: float) -> Landmark:
+    """Combine what both stages found of one landmark."""
+    if refined.status not in LOCATED and refined.status != "out_of_field":
+        return _with_low_confidence(coarse) if coarse.status in LOCATED else coarse
+    chosen = refined
+    disagree = (
+        refined.status == "low_confidence"
+        and coarse.ras_mm is not None
+        and refined.ras_mm is not None
+        and np.linalg.norm(refined.ras_mm - coarse.ras_mm) > tolerance_mm
     )
-    chosen = before if apart and before.confidence > after.confidence else after
-    if apart:
-        chosen = replace(
-            chosen, status="low_confidence", confidence=chosen.confidence / 2, region95_mm=None
-        )
-    return replace(chosen, name=before.name, description=before.description)
+    if disagree:
+        chosen = coarse if coarse.confidence > refined.confidence else refined
+        chosen = _with_low_confidence(chosen)
+    return replace(chosen, name=coarse.name, description=coarse.description)
+
+
+def _with_low_confidence(landmark: Landmark) -> Landmark:
+    return replace(
+        landmark,
+        status="low_confidence",
+        confidence=landmark.confidence / 2,
+        region95_mm=None,
+    )

@@ -1,89 +1,90 @@
-"""Volume + Grid -> Case: one scan on the device, between two forward passes."""
+"""Volume + Grid -> ScanState: one scan on the device between two forward passes."""
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from app.compute import READY, ReadyEvent
-from app.inference.pose import Pose
 from app.io import Volume
 from app.model import LoadedModel
-from app.preprocessing import Grid, Profiles, TilePlan, load_profiles
+from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
 from app.voting import Landmark, Votes, concat_votes
 
-JOINED_TILES: Final = 16
+MERGED_TILES: Final = 16
 
 
 @dataclass(eq=False, slots=True)
-class Case:
-    """One scan on the device; grows by the votes of each tile that was run.
+class ScanState:
+    """One scan on the device, and the votes of the tiles that have run.
 
     Attributes:
         volume: The scan.
-        model: Whose network looks at it: the model's first, or its second.
-        grid: The scan as the network sees it.
+        model: Whose network runs: the model itself, or its second-stage model.
+        grid: The scan in the axes and spacing of the network.
         plan: Tiles of the grid.
-        found: Landmarks of the first look, if this is a further one.
-        pose: In which the second network looks; None if this is the first look.
-        looks: How many looks of the second network there are with this one.
-        turn: How many times the first network has looked from another side.
-        spare: What was found before it did, which is told if it never finds more.
-        arrival: When the grid is on the device; made on another stream than networks run on.
-        counted: When the votes that are kept are; likewise of who reads them.
-        begun: Whether any of its tiles has been given to the device.
-        profiles: Those of the plan, on the device.
-        prepare_s: Time that preparing took, of all looks, as are those that follow.
-        network_s: Forward passes; one that is shared counts for all its cases.
+        coarse: Landmarks of the first stage, in a refine pass.
+        pose: In which the second-stage network sees the scan; None in the first stage.
+        refine_passes: Passes of the second-stage network, this one included.
+        view: Orientation in which the first-stage network sees the scan: 0 for the grid's own, else
+            number of ``app.preprocessing.VIEWS``, from 1.
+        fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
+        grid_ready: When the grid is on the device; another CUDA stream uploads it.
+        votes_ready: When the votes are on the device; another CUDA stream reads them.
+        started: Whether any tile was given to the device.
+        profiles: Weights of the tiles' voxels, on the device.
+        prepare_s: Time of preparing, in all passes so far; likewise those that follow.
+        network_s: Forward passes; a shared one counts in full for each of its scans.
         vote_s: Collecting votes.
-        locate_s: Reading landmarks off them.
-        votes: Those of the tiles that have been run.
-        loose: How many tiles' votes, the last ones, stand alone in the list.
+        locate_s: Locating landmarks.
+        votes: Of the tiles that have run.
+        unmerged: How many of the last entries of ``votes`` hold a single tile.
     """
 
     volume: Volume
     model: LoadedModel
     grid: Grid
     plan: TilePlan
-    found: tuple[Landmark, ...] = ()
+    coarse: tuple[Landmark, ...] = ()
     pose: Pose | None = None
-    looks: int = 0
-    turn: int = 0
-    spare: tuple[Landmark, ...] = ()
-    arrival: ReadyEvent = READY
-    counted: ReadyEvent = READY
-    begun: bool = False
+    refine_passes: int = 0
+    view: int = 0
+    fallback: tuple[Landmark, ...] = ()
+    grid_ready: ReadyEvent = READY
+    votes_ready: ReadyEvent = READY
+    started: bool = False
     prepare_s: float = 0.0
     network_s: float = 0.0
     vote_s: float = 0.0
     locate_s: float = 0.0
     votes: list[Votes] = field(default_factory=list)
-    loose: int = 0
+    unmerged: int = 0
     profiles: Profiles = field(init=False)
 
     def __post_init__(self) -> None:
-        """Bring what all tiles need to where the grid is."""
+        """Bring what all tiles need to the grid's device."""
         self.profiles = load_profiles(self.plan, self.grid.voxels.device)
 
-    def arrive(self) -> None:
-        """Have the current stream wait until the scan is on the device; the host does not."""
+    def wait_for_grid(self) -> None:
+        """Make the current CUDA stream wait for the upload; the host does not wait."""
         for values in (self.grid.voxels, *self.profiles):
-            self.arrival.wait(values)
-        self.arrival = READY
+            self.grid_ready.wait(values)
+        self.grid_ready = READY
 
-    def gather(self) -> Votes:
-        """Join the votes of all tiles, on the current stream."""
+    def merged_votes(self) -> Votes:
+        """Concatenate the votes of all tiles, on the current CUDA stream."""
         for votes in self.votes:
-            for column in (votes.landmark, votes.position, votes.probability, votes.weight):
-                self.counted.wait(column)
+            columns = (votes.landmark, votes.position, votes.probability, votes.weight)
+            for column in (*columns, votes.source):
+                self.votes_ready.wait(column)
         return concat_votes(self.votes)
 
-    def keep(self, votes: Votes) -> None:
-        """Keep the votes of a tile that was run.
+    def add_votes(self, votes: Votes) -> None:
+        """Store the votes of a tile.
 
-        Small arrays that stay, between large ones that come and go with each batch, keep their
-        memory from being used again; so those of the last tiles are joined now and then.
+        Small arrays that stay, between large ones that come and go with each batch, fragment the
+        memory. So the last ``MERGED_TILES`` are merged whenever there are that many.
         """
         self.votes.append(votes)
-        self.loose += 1
-        if self.loose == JOINED_TILES:
-            self.votes[-JOINED_TILES:] = [concat_votes(self.votes[-JOINED_TILES:])]
-            self.loose = 0
+        self.unmerged += 1
+        if self.unmerged == MERGED_TILES:
+            self.votes[-MERGED_TILES:] = [concat_votes(self.votes[-MERGED_TILES:])]
+            self.unmerged = 0

@@ -1,6 +1,6 @@
-"""bytes of a network's output -> VotesAnswer: its landmarks, or its votes as a file.
+"""Bytes of a network's output -> VotesAnswer: its landmarks, or its votes or heatmaps as a file.
 
-No model is needed, and no device: bringing the arrays to one would take longer than reading them.
+Uses neither a model nor an accelerator: copying the arrays to one would take longer than all else.
 """
 
 import time
@@ -23,6 +23,7 @@ from app.voting import (
     Landmark,
     Layout,
     Readout,
+    Votes,
     VotesFormat,
     check_affine,
     check_values,
@@ -34,36 +35,37 @@ from app.voting import (
     write_heatmaps,
 )
 
-RADIUS: Final = 10.0
+DEFAULT_RADIUS: Final = 10.0
 """Default voting radius in voxels, of the geometric mean of their edges."""
 
-MOST_RADIUS: Final = 64
-"""Voxels; the number of voters around a place is counted column by column."""
+MAX_RADIUS: Final = 64
+"""In voxels; the time to count the voters around a position grows with its square."""
 
-MOST_SMOOTHING: Final = 8
-"""Voxels; every tap of a wider Gaussian costs a pass over the heatmap."""
+MAX_SMOOTHING: Final = 8
+"""In voxels; every tap of a wider Gaussian costs a pass over the heatmap."""
 
-MOST_LANDMARKS: Final = 256
-"""Of one file; likewise."""
+MAX_LANDMARKS: Final = 256
+"""Of one file, for the same reason."""
 
-MOST_VOTES: Final = 1 << 24
-"""Of one file, 40 bytes each; a network's landmarks seldom get a hundredth of it."""
+MAX_VOTES: Final = 1 << 24
+"""Of one file, 40 bytes each; a network's landmarks seldom have a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class VotesQuestion:
-    """What is asked about a file of arrays.
+class VotesRequest:
+    """What a client wants to know of a file of arrays.
 
     Attributes:
         layout: How the arrays are laid out.
-        threshold: Least probability of a vote.
-        radius_mm: Distance from a landmark within which voxels vote for it; None: ``RADIUS``.
+        threshold: Minimum probability of a vote.
+        radius_mm: Distance from a landmark within which voxels vote for it; None:
+            ``DEFAULT_RADIUS``.
         smooth_mm: Sigma of the Gaussian that smooths heatmaps; 0: none.
         sample_shape: Part of the array that counts; None: all of it.
-        names: Of the landmarks; none: their numbers.
-        limits: What the file may need.
-        file: The votes are wanted as this file; None: their landmarks are wanted.
-        asked_s: ``time.perf_counter()`` when this was asked.
+        names: Of the landmarks; empty: their numbers.
+        limits: Maximum size of the arrays.
+        file: Format of the file to return; None: return the landmarks.
+        received_s: When the request was complete, by ``time.perf_counter()``.
     """
 
     layout: Layout
@@ -74,29 +76,31 @@ class VotesQuestion:
     names: tuple[str, ...]
     limits: VolumeLimits
     file: VotesFormat | None
-    asked_s: float
+    received_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class VotesAnswer:
-    """What the votes say.
+    """The answer to a ``VotesRequest``.
 
     Attributes:
-        detection: The landmarks, none if a file is wanted, and what belongs to them.
-        file: The file wanted; None if landmarks are.
+        detection: The landmarks, none if a file is wanted; description and timing in any case.
+        file: The file, if one is wanted.
     """
 
     detection: Detection
     file: bytes | None
 
 
-def answer_votes(content: bytes, question: VotesQuestion, go_on: Callable[[], None]) -> VotesAnswer:
-    """Read a file of arrays, collect its votes and say what is asked about them.
+def answer_votes(
+    content: bytes, request: VotesRequest, check_cancelled: Callable[[], None]
+) -> VotesAnswer:
+    """Read a file of arrays, filter its votes, and make landmarks or a file of them.
 
     Args:
         content: A safetensors or npz file.
-        question: What is asked.
-        go_on: Is called now and then, and ends the work by raising.
+        request: What is wanted.
+        check_cancelled: Called now and then; raises once nobody waits for the answer any more.
 
     Returns:
         The answer.
@@ -105,47 +109,57 @@ def answer_votes(content: bytes, question: VotesQuestion, go_on: Callable[[], No
         NotAnArchive: The bytes are something else.
         BrokenArchive: The file is broken.
         TooLarge: Over a limit.
-        BadArrays: An array is not what the question or the other arrays ask for.
-        BadParameter: The question does not fit the arrays.
+        BadArrays: An array does not fit the request or the other arrays.
+        BadParameter: The request does not fit the arrays.
     """
     start = time.perf_counter()
-    archive = read_archive(content, question.limits.inflated_bytes)
-    # Longer than all the rest for a large file, so only where it is told.
-    digest = blake3(content).hexdigest() if question.file is None else ""
+    archive = read_archive(content, request.limits.inflated_bytes)
+    # Takes longer than all the rest for a large file, so only where the answer has it.
+    digest = blake3(content).hexdigest() if request.file is None else ""
     decoded = time.perf_counter()
-    go_on()
+    check_cancelled()
     affine = np.eye(4) if archive.affine is None else check_affine(archive.affine)
-    field = _field_of(archive, question)
-    readout = _readout_of(field, question, affine)
-    specs = _specs_of(question.names, readout.landmarks)
+    field = _field_of(archive, request)
+    readout = _readout_of(field, request, affine)
+    specs = _specs_of(request.names, readout.landmarks)
     prepared = time.perf_counter()
     landmarks: tuple[Landmark, ...] = ()
     file = None
-    if question.file is not None and question.file.write_rows is not None:
-        threshold, shape = question.threshold, readout.shape
-        rows = filter_rows_in_blocks(field, threshold, shape, MOST_VOTES, go_on)
+    if request.file is None:
+        votes, filtered = _filter_votes(field, request, check_cancelled)
+        landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
+    elif request.file.write_rows is not None:
+        threshold, shape = request.threshold, readout.shape
+        rows = filter_rows_in_blocks(field, threshold, shape, MAX_VOTES, check_cancelled)
         filtered = time.perf_counter()
-        file = question.file.write_rows(rows, go_on)
+        file = request.file.write_rows(rows, check_cancelled)
     else:
-        votes = filter_votes_in_blocks(field, question.threshold, MOST_VOTES, go_on)
-        filtered = time.perf_counter()
-        go_on()
-        if question.file is None:
-            landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
-        else:
-            file = write_heatmaps(votes, readout, affine, question.smooth_mm, go_on)
-    timing = StageTimes(
-        decode=1e3 * (decoded - start),
-        prepare=1e3 * (prepared - decoded),
-        queue=1e3 * (start - question.asked_s),
-        vote=1e3 * (filtered - prepared),
-        locate=1e3 * (time.perf_counter() - filtered),
+        votes, filtered = _filter_votes(field, request, check_cancelled)
+        file = write_heatmaps(votes, readout, affine, request.smooth_mm, check_cancelled)
+    times = (request.received_s, start, decoded, prepared, filtered, time.perf_counter())
+    detection = Detection(
+        _describe(readout, affine, digest), landmarks, (), tiles=0, timing=_timing_of(times)
     )
-    volume = _describe(readout, affine, digest)
-    return VotesAnswer(Detection(volume, landmarks, (), tiles=0, timing=timing), file)
+    return VotesAnswer(detection, file)
 
 
-def _field_of(archive: Archive, question: VotesQuestion) -> Field:
+def _filter_votes(
+    field: Field, request: VotesRequest, check_cancelled: Callable[[], None]
+) -> tuple[Votes, float]:
+    """Filter the votes of a field; gives the votes, and when they were there."""
+    votes = filter_votes_in_blocks(field, request.threshold, MAX_VOTES, check_cancelled)
+    filtered = time.perf_counter()
+    check_cancelled()
+    return votes, filtered
+
+
+def _timing_of(times: tuple[float, ...]) -> StageTimes:
+    """Turn the moments at which stages began and ended into their times in ms."""
+    queue, decode, prepare, vote, locate_ = (1e3 * float(ms) for ms in np.diff(times))
+    return StageTimes(decode=decode, prepare=prepare, queue=queue, vote=vote, locate=locate_)
+
+
+def _field_of(archive: Archive, request: VotesRequest) -> Field:
     """View the arrays as a field, checked whole."""
     # Votes are float32 whatever they come from. Halved here, doubles need no loops compiled for
     # them; the types of 16 bits share theirs with those of the service's own networks.
@@ -153,27 +167,27 @@ def _field_of(archive: Archive, question: VotesQuestion) -> Field:
         array.float() if array is not None and array.dtype == torch.float64 else array
         for array in (archive.offsets, archive.probs, archive.scores)
     )
-    field = make_field(offsets=offsets, probs=probs, scores=scores, layout=question.layout)
+    field = make_field(offsets=offsets, probs=probs, scores=scores, layout=request.layout)
     _, landmarks, *shape = field.offsets.shape
     voxels, axis = int(np.prod(shape)), max(shape)
-    limits = question.limits
+    limits = request.limits
     if voxels > limits.voxels or axis > limits.axis:
         raise TooLarge(
             f"array 'offsets': expected at most {limits.voxels:,} voxels and {limits.axis:,} along "
             f"an axis, got {voxels:,} and {axis:,}"
         )
-    if landmarks > MOST_LANDMARKS:
+    if landmarks > MAX_LANDMARKS:
         raise TooLarge(
-            f"array 'offsets': expected at most {MOST_LANDMARKS} landmarks, got {landmarks}"
+            f"array 'offsets': expected at most {MAX_LANDMARKS} landmarks, got {landmarks}"
         )
     check_values(field)
     return field
 
 
-def _readout_of(field: Field, question: VotesQuestion, affine: Affine) -> Readout:
+def _readout_of(field: Field, request: VotesRequest, affine: Affine) -> Readout:
     """Say how the votes are counted."""
     _, landmarks, i, j, k = field.offsets.shape
-    shape = question.sample_shape or (i, j, k)
+    shape = request.sample_shape or (i, j, k)
     if any(not 1 <= part <= size for part, size in zip(shape, (i, j, k), strict=True)):
         raise BadParameter(
             f"query.sample_shape: expected 1 to {i},{j},{k}, the voxels of the arrays, "
@@ -181,19 +195,19 @@ def _readout_of(field: Field, question: VotesQuestion, affine: Affine) -> Readou
         )
     spacing = spacing_of(affine)
     finest = float(spacing.min())
-    radius = question.radius_mm or RADIUS * float(np.cbrt(spacing.prod()))
-    if question.radius_mm and not finest <= radius <= MOST_RADIUS * finest:
+    radius = request.radius_mm or DEFAULT_RADIUS * float(np.cbrt(spacing.prod()))
+    if request.radius_mm and not finest <= radius <= MAX_RADIUS * finest:
         raise BadParameter(
-            f"query.radius_mm: expected {finest:g} to {MOST_RADIUS * finest:g} (1 to {MOST_RADIUS} "
+            f"query.radius_mm: expected {finest:g} to {MAX_RADIUS * finest:g} (1 to {MAX_RADIUS} "
             f"voxels), got {radius:g}"
         )
-    if question.smooth_mm > MOST_SMOOTHING * finest:
+    if request.smooth_mm > MAX_SMOOTHING * finest:
         raise BadParameter(
-            f"query.smooth_mm: expected at most {MOST_SMOOTHING * finest:g} ({MOST_SMOOTHING} "
-            f"voxels), got {question.smooth_mm:g}"
+            f"query.smooth_mm: expected at most {MAX_SMOOTHING * finest:g} ({MAX_SMOOTHING} "
+            f"voxels), got {request.smooth_mm:g}"
         )
     x, y, z = (float(mm) for mm in spacing)
-    radius = min(radius, MOST_RADIUS * finest)
+    radius = min(radius, MAX_RADIUS * finest)
     return Readout(landmarks, shape, (x, y, z), radius)
 
 

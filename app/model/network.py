@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
-from app.errors import DoesNotFit, LandmarkdError, NetworkFailed
+from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.manifest import Manifest
 from app.model.onednn import OneDnnConvolutions
 
@@ -93,7 +93,7 @@ class Network:
 
         Raises:
             NetworkFailed: The network raised, or gave something else than it should.
-            DoesNotFit: The batch needs more memory than the device has.
+            InsufficientMemory: The batch needs more memory than the device has.
         """
         try:
             return self.predict(torch.stack(list(tiles)))
@@ -101,7 +101,7 @@ class Network:
             raise
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise DoesNotFit(
+                raise InsufficientMemory(
                     f"expected tiles that fit the device, got {len(tiles)} of shape "
                     f"{tuple(tiles[0].shape[1:])}: {describe_out_of_memory(error, self.device)}"
                 ) from error

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 from app.compute import is_out_of_memory
-from app.errors import BadParameter, DoesNotFit, ModelRefused, StartupError, UnknownModel
+from app.errors import BadParameter, InsufficientMemory, ModelRefused, StartupError, UnknownModel
 from app.geometry import Points
 from app.model.files import decode_text, read_text, read_verified
 from app.model.loader import load_module
@@ -118,7 +118,7 @@ def _reason(error: Exception, device: torch.device) -> str:
     """Say why loading failed, without paths: the message of an OSError may hold one."""
     if isinstance(error, OSError):
         return f"expected files to read, got {error.strerror}"
-    if isinstance(error, DoesNotFit) or is_out_of_memory(error):
+    if isinstance(error, InsufficientMemory) or is_out_of_memory(error):
         return f"expected to fit on {device}, ran out of memory"
     first_line = str(error).strip().partition("\n")[0]
     return f"expected to load, got {type(error).__name__}: {first_line:.200}"

@@ -1,11 +1,21 @@
 """Scans as networks take them: in their axes, spacing and intensities, tile by tile.
 
 grid        Volume -> Grid: axes, spacing and intensities
+posed_grid  Volume + Pose -> Grid: in the coordinate frame of a mean shape
 resampling  one spacing to another, along the axes
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
 from app.preprocessing.grid import Grid, find_window, grid_shape, make_grid, normalise
+from app.preprocessing.posed_grid import (
+    VIEWS,
+    Pose,
+    index_grid,
+    make_posed_grid,
+    reorient_grid,
+    sample_at,
+    smooth_for,
+)
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians, resample
 from app.preprocessing.tiling import (
     Profiles,
@@ -18,7 +28,9 @@ from app.preprocessing.tiling import (
 
 __all__ = [
     "KERNEL_RADIUS_SIGMAS",
+    "VIEWS",
     "Grid",
+    "Pose",
     "Profiles",
     "TilePlan",
     "apply_along",
@@ -26,10 +38,15 @@ __all__ = [
     "find_window",
     "gaussians",
     "grid_shape",
+    "index_grid",
     "load_profiles",
     "make_grid",
+    "make_posed_grid",
     "normalise",
     "plan_tiles",
+    "reorient_grid",
     "resample",
+    "sample_at",
+    "smooth_for",
     "tile_weights",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from app.inference.detector import Detector
-from app.inference.forward import launch, settle
+from app.inference.forward import collect, launch
 from app.inference.load import load_checked
 from app.io.volume import Volume
 from tests.benchmarks.linux import resident_bytes
@@ -27,7 +27,7 @@ def main() -> None:
     del voxels
     case = detector.prepare(volume)
     for tile in range(len(case.plan)):
-        settle(launch([(case, tile)]))
+        collect(launch([(case, tile)]))
     detector.finish(case)
     weights = (Path(folder) / "weights.safetensors").stat().st_size
     peak = resident_bytes(peak=True) - before - weights

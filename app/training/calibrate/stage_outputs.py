@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.inference import Case, Detector, SecondLook, launch, settle
+from app.inference import Detector, Refiner, ScanState, collect, launch
 from app.io import Volume
 from app.model import LoadedModel
 from app.voting import Landmark, concat_votes
@@ -30,7 +30,7 @@ class Looker:
     def __init__(self, model: LoadedModel) -> None:
         """Args: the loaded model."""
         self._detector = Detector(model)
-        self._second = None if model.refine is None else SecondLook(model.refine, 0.0)
+        self._second = None if model.refine is None else Refiner(model.refine, 0.0)
 
     def look(self, volume: Volume) -> Looks:
         """Find the landmarks of one scan.
@@ -38,20 +38,20 @@ class Looker:
         Raises:
             LandmarkdError: As ``Detector.detect``.
         """
-        case = self._detector.prepare(volume)
-        last, answer = None, self._run(case)
-        while isinstance(answer, Case):
+        state = self._detector.prepare(volume)
+        last, answer = None, self._run(state)
+        while isinstance(answer, ScanState):
             last = answer if answer.pose is not None else last
             answer = self._run(answer)
         if last is None or self._second is None:
             return Looks(answer, None, answer)
-        alone = self._second.locate_alone(concat_votes(last.votes), last.grid)
-        return Looks(last.found, alone, answer)
+        alone = self._second.locate(concat_votes(last.votes), last.grid)
+        return Looks(last.coarse, alone, answer)
 
-    def _run(self, case: Case) -> tuple[Landmark, ...] | Case:
-        for index in range(len(case.plan)):
-            settle(launch([(case, index)]))
-        return self._detector.finish(case)
+    def _run(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
+        for index in range(len(state.plan)):
+            collect(launch([(state, index)]))
+        return self._detector.finish(state)
 
 
 def with_thresholds(model: LoadedModel, thresholds: Sequence[Sequence[float]]) -> LoadedModel:

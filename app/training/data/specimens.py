@@ -11,10 +11,9 @@ from jaxtyping import Bool
 
 from app.compute import Voxels
 from app.geometry import Affine, Points, spacing_of, transform
-from app.inference import smooth_for
 from app.io import is_landmark_file, landmark_stem, read_landmarks, read_volume
 from app.model import IntensitySpec
-from app.preprocessing import find_window, normalise, resample
+from app.preprocessing import find_window, normalise, resample, smooth_for
 
 SCAN_SUFFIXES: Final = (".nii", ".nii.gz")
 

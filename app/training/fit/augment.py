@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.geometry import Affine, Points, scaling, transform, translation
-from app.inference import index_grid, sample_at
+from app.preprocessing import index_grid, sample_at
 from app.training.data.specimens import Specimen
 
 NEAR_LANDMARK: Final = 0.75

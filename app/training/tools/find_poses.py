@@ -21,8 +21,9 @@ from rich.console import Console
 
 from app.compute import choose_device
 from app.geometry import Points, scaling, spacing_of, transform, translation
-from app.inference import Detector, index_grid, load_checked, sample_at
+from app.inference import Detector, load_checked
 from app.io import Volume, markups_json, read_volume
+from app.preprocessing import index_grid, sample_at
 from app.training.data.specimens import landmark_names, pair_files, read_points
 from app.training.fit.augment import random_rotation
 from app.voting import LEAST_LANDMARKS, Similarity, fit_similarity

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.inference.detector import Detector
-from app.inference.forward import launch, settle
-from app.inference.scan_state import Case
+from app.inference.forward import collect, launch
+from app.inference.scan_state import ScanState
 from app.io.volume import Volume
 from app.voting.landmarks import Landmark
 
@@ -18,13 +18,13 @@ Landmarks = tuple[Landmark, ...]
 
 def find_together(detector: Detector, volumes: Sequence[Volume]) -> list[Landmarks]:
     """Find the landmarks of all; the second look of one shares batches with others, too."""
-    found: list[Landmarks | Case] = [detector.prepare(volume) for volume in volumes]
-    while cases := [case for case in found if isinstance(case, Case)]:
-        lanes: dict[object, list[tuple[Case, int]]] = defaultdict(list)
+    found: list[Landmarks | ScanState] = [detector.prepare(volume) for volume in volumes]
+    while cases := [case for case in found if isinstance(case, ScanState)]:
+        lanes: dict[object, list[tuple[ScanState, int]]] = defaultdict(list)
         for case in cases:
             lanes[detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
         for tiles in lanes.values():
             for first in range(0, len(tiles), TILES):
-                settle(launch(tiles[first : first + TILES]))
-        found = [detector.finish(each) if isinstance(each, Case) else each for each in found]
-    return [each for each in found if not isinstance(each, Case)]
+                collect(launch(tiles[first : first + TILES]))
+        found = [detector.finish(each) if isinstance(each, ScanState) else each for each in found]
+    return [each for each in found if not isinstance(each, ScanState)]

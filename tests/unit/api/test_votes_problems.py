@@ -176,7 +176,7 @@ def test_too_many_landmarks_are_refused(client: TestClient) -> None:
 def test_too_many_votes_are_refused(
     client: TestClient, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.inference.votes_request.MOST_VOTES", 100)
+    monkeypatch.setattr("app.inference.votes_request.MAX_VOTES", 100)
     for form in ("json", "rows.npy"):
         problem = problem_of(client.post(URL, content=good, params={"format": form}))
         assert (problem.status, problem.code) == (413, "too-large")

@@ -27,7 +27,7 @@ from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.metrics import Metrics
 from app.inference.detector import Detection, Detector
-from app.inference.forward import launch, settle
+from app.inference.forward import collect, launch
 from app.inference.load import load_checked
 from tests.support.device_loops import CPU, ask, assert_same_landmarks, load_toy, scan
 from tests.support.model_folders import make_model_folder
@@ -146,19 +146,19 @@ def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
     """Nor do its votes wait for what the device was given after it."""
     model = load_checked(make_model_folder(tmp_path), CUDA)
     with CopyStream(CUDA).use():
-        case = Detector(model).prepare(scan(1))
-        case.arrival = record_event(CUDA)
-    tiles = [(case, index) for index in range(2)]
-    settle(launch(tiles))  # Compiles what there is to compile.
-    case.votes.clear()
+        state = Detector(model).prepare(scan(1))
+        state.grid_ready = record_event(CUDA)
+    tiles = [(state, index) for index in range(2)]
+    collect(launch(tiles))  # Compiles what there is to compile.
+    state.votes.clear()
     busy = torch.rand(8192, 8192, device=CUDA)
     with no_waiting():
         first = launch(tiles)
         for _ in range(50):
             busy = busy @ busy
         behind = torch.cuda.current_stream().record_event()
-    assert settle(first) > 0
-    assert case.votes
+    assert collect(first) > 0
+    assert state.votes
     behind.synchronize()
 
 

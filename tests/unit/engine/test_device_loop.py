@@ -15,7 +15,7 @@ from app.engine.jobs import Progress
 from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector
-from app.inference.scan_state import Case
+from app.inference.scan_state import ScanState
 from app.io.volume import Volume
 from app.model.registry import LoadedModel
 from app.voting.landmarks import Landmark
@@ -149,11 +149,11 @@ class LooksTwice(Detector):
 
     looked = False
 
-    def finish(self, case: Case) -> tuple[Landmark, ...] | Case:
+    def finish(self, case: ScanState) -> tuple[Landmark, ...] | ScanState:
         if self.looked:
             return super().finish(case)
         self.looked = True
-        return replace(case, votes=[], loose=0)
+        return replace(case, votes=[], unmerged=0)
 
 
 def test_second_look_of_a_job_takes_its_turn_again(where: NamedDevice, model: LoadedModel) -> None:

@@ -1,4 +1,4 @@
-"""The second model of a model: how its answers are taken, trained and loaded."""
+"""The second-stage network: how its landmarks are merged, and how it is trained and loaded."""
 
 import re
 import shutil
@@ -12,76 +12,130 @@ from safetensors.numpy import load_file
 from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter, ModelRefused
-from app.geometry import transform, translation
+from app.geometry import Points, transform, translation
 from app.inference.detector import Detector
 from app.inference.load import load_checked
-from app.inference.pose import Pose
-from app.inference.refinement import SAME_POSE, SecondLook, is_believed, is_worth_a_turn, merge
+from app.inference.refinement import (
+    SAME_POSE_RADII,
+    Refiner,
+    any_detected,
+    find_pose,
+    has_enough_votes,
+    merge_stages,
+)
 from app.io.volume import read_volume
 from app.model.files import update_hashes
+from app.preprocessing.posed_grid import Pose
 from app.training import refine as train_refine
 from app.training.refine import turned_as, upright
+from app.voting.constellation import Shape
+from app.voting.landmarks import Landmark, Status
 from tests.support.training_data import landmarkd
-from tests.unit.inference.test_pose import landmark
+from tests.unit.preprocessing.test_posed_grid import make_pose
 from tests.unit.training.test_train import NAMES, write_specimen
 
 HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
 SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
 
 
-def test_the_second_network_answers_where_both_mean_one_place() -> None:
+def landmark(
+    place: Points | None, status: Status = "detected", confidence: float = 0.9, name: str = "a"
+) -> Landmark:
+    """Make a landmark that lies somewhere."""
+    return Landmark(
+        name=name,
+        description="",
+        status=status,
+        ijk=place,
+        ras_mm=place,
+        confidence=confidence,
+        mass=0.8,
+        coherence=0.9,
+        spread_mm=0.1,
+        region95_mm=0.3,
+        disagreement_mm=0.1,
+        expected_ras_mm=None,
+        candidates=(),
+    )
+
+
+def test_landmark_that_both_stages_locate_has_the_second_position() -> None:
     """With the first one's names."""
-    (answer,) = merge([landmark(HERE, name="tip")], [landmark(NEAR, name="x")], 1.0)
+    (answer,) = merge_stages([landmark(HERE, name="tip")], [landmark(NEAR, name="x")], 1.0)
     assert (answer.name, answer.status) == ("tip", "detected")
     assert answer.ras_mm is NEAR
-    (found,) = merge([landmark(None, "not_found", 0.0)], [landmark(NEAR)], 1.0)
+    (found,) = merge_stages([landmark(None, "not_found", 0.0)], [landmark(NEAR)], 1.0)
     assert found.status == "detected"
 
 
-def test_what_the_second_network_does_not_find_is_told_with_low_confidence() -> None:
+def test_what_only_the_first_stage_locates_has_low_confidence() -> None:
     """It looked closer; what neither finds is missing."""
     gone = landmark(None, "not_found", 0.1)
-    (answer,) = merge([landmark(HERE, confidence=0.9)], [gone], 1.0)
+    (answer,) = merge_stages([landmark(HERE, confidence=0.9)], [gone], 1.0)
     assert (answer.status, answer.confidence) == ("low_confidence", 0.45)
     assert answer.ras_mm is HERE
     assert answer.region95_mm is None
-    (missing,) = merge([landmark(None, "not_found", 0.2)], [gone], 1.0)
+    (missing,) = merge_stages([landmark(None, "not_found", 0.2)], [gone], 1.0)
     assert (missing.status, missing.ras_mm) == ("not_found", None)
 
 
-def test_what_the_second_network_detects_is_believed() -> None:
+def test_what_the_second_stage_detects_is_final() -> None:
     """It sees more, and its own constellation agrees."""
-    (answer,) = merge([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
+    (answer,) = merge_stages([landmark(HERE, confidence=0.9)], [landmark(FAR, confidence=0.6)], 1.0)
     assert (answer.status, answer.confidence) == ("detected", 0.6)
     assert answer.ras_mm is FAR
 
 
-def test_two_opinions_are_told_by_the_surer_one_with_low_confidence() -> None:
+def test_of_two_positions_the_more_confident_one_is_returned_with_low_confidence() -> None:
     """Further apart than the tolerance, and the second network is in doubt."""
     doubtful = landmark(FAR, "low_confidence", confidence=0.6)
-    (first,) = merge([landmark(HERE, confidence=0.9)], [doubtful], 1.0)
+    (first,) = merge_stages([landmark(HERE, confidence=0.9)], [doubtful], 1.0)
     assert (first.status, first.confidence) == ("low_confidence", 0.45)
     assert first.ras_mm is HERE
-    (second,) = merge([landmark(HERE, confidence=0.5)], [doubtful], 1.0)
+    (second,) = merge_stages([landmark(HERE, confidence=0.5)], [doubtful], 1.0)
     assert (second.status, second.confidence) == ("low_confidence", 0.3)
     assert second.ras_mm is FAR
 
 
-def test_what_the_second_network_sees_outside_the_scan_is_out_of_field() -> None:
+def test_what_the_second_stage_sees_outside_the_scan_is_out_of_field() -> None:
     """Whatever the first one says; its place in the scan would be a wrong one."""
     outside = landmark(None, "out_of_field", confidence=0.7)
     for before in (landmark(None, "not_found", 0.0), landmark(HERE, confidence=0.9)):
-        (answer,) = merge([before], [outside], 1.0)
+        (answer,) = merge_stages([before], [outside], 1.0)
         assert (answer.status, answer.ras_mm) == ("out_of_field", None)
 
 
-def test_another_side_is_worth_a_look_if_something_was_seen_and_nothing_is_believed() -> None:
+def test_another_view_needs_votes_and_no_detected_landmark() -> None:
     some = [landmark(HERE, "low_confidence")] * 4
     blank = [replace(mark, mass=0.0) for mark in some]
-    assert not is_believed(some)
-    assert is_believed([*some, landmark(HERE)])
-    assert is_worth_a_turn(some)
-    assert not is_worth_a_turn(blank + some[:3])
+    assert not any_detected(some)
+    assert any_detected([*some, landmark(HERE)])
+    assert has_enough_votes(some)
+    assert not has_enough_votes(blank + some[:3])
+
+
+def test_the_pose_is_that_of_the_landmarks_that_agree() -> None:
+    """Two of nine lie elsewhere, one was not found."""
+    random = np.random.default_rng(3)
+    mean = random.uniform(-9, 9, (9, 3))
+    pose = make_pose(7, scale=1.1)
+    places = transform(pose.to_world, mean)
+    places[2] += 15.0
+    places[5] -= 12.0
+    found = [landmark(place) for place in places]
+    found[8] = landmark(None, status="not_found", confidence=0.0)
+    fit = find_pose(found, Shape(mean, tolerance_mm=1.0))
+    assert fit is not None
+    np.testing.assert_allclose(fit.to_world, pose.to_world, atol=1e-6)
+    assert fit.scale == pytest.approx(1.1)
+
+
+def test_too_few_landmarks_show_no_pose() -> None:
+    """Three fit anything."""
+    mean = np.random.default_rng(3).uniform(-9, 9, (9, 3))
+    nowhere = landmark(None, status="not_found", confidence=0.0)
+    found = [landmark(place) for place in mean[:3]] + [nowhere] * 6
+    assert find_pose(found, Shape(mean, tolerance_mm=1.0)) is None
 
 
 def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
@@ -156,22 +210,22 @@ def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> 
         turned_as(other, NAMES, folder / "nothing")
 
 
-def test_a_second_look_asks_for_another_if_it_shows_another_pose(folder: Path) -> None:
+def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: Path) -> None:
     """Not for the same one, up to what it has learned to bear, nor where it shows none."""
     model = load_checked(folder, torch.device("cpu")).refine
     assert model is not None
     assert model.shape is not None
-    second = SecondLook(model, tolerance_mm=1.0)
+    refiner = Refiner(model, tolerance_mm=1.0)
     pose = Pose(translation((3.0, -2.0, 40.0)), 1.0)
     radius = model.manifest.voting.radius_mm
     for off, again in ((0.9, False), (1.1, True)):
-        moved = translation((0.0, off * SAME_POSE * radius, 0.0)) @ pose.to_world
+        moved = translation((0.0, off * SAME_POSE_RADII * radius, 0.0)) @ pose.to_world
         found = [landmark(place) for place in transform(moved, model.shape)]
-        better = second.better_pose(found, pose)
-        assert (better is not None) == again
-        if better is not None:
-            np.testing.assert_allclose(better.to_world, moved, atol=1e-6)
-    assert second.better_pose([landmark(None, "not_found", 0.0)] * len(NAMES), pose) is None
+        improved = refiner.improve_pose(found, pose)
+        assert (improved is not None) == again
+        if improved is not None:
+            np.testing.assert_allclose(improved.to_world, moved, atol=1e-6)
+    assert refiner.improve_pose([landmark(None, "not_found", 0.0)] * len(NAMES), pose) is None
 
 
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from app.geometry import transform
-from app.inference.pose import index_grid
+from app.preprocessing.posed_grid import index_grid
 from app.training.data.specimens import Specimen
 from app.training.fit.augment import Augmentation, Sample, pose, warp_at, warp_grid
 from app.training.fit.losses import field_axis, make_targets, vote_loss

@@ -1,4 +1,4 @@
-"""Landmarks found roughly -> pose -> Grid."""
+"""Scans resampled into the pose of their subject."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,18 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from app.geometry import Affine, Points, transform, translation
-from app.inference.pose import (
-    SIDES,
-    Pose,
-    find_pose,
-    make_posed_grid,
-    sample_at,
-    smooth_for,
-    turn_grid,
-)
 from app.io.volume import Volume
 from app.model.manifest import InputSpec, IntensitySpec
 from app.preprocessing.grid import Grid
+from app.preprocessing.posed_grid import (
+    VIEWS,
+    Pose,
+    make_posed_grid,
+    reorient_grid,
+    sample_at,
+    smooth_for,
+)
 from app.preprocessing.resampling import resample
-from app.voting.constellation import Shape
-from app.voting.landmarks import Landmark, Status
 from tests.unit.preprocessing.test_grid import oblique_affine
 
 SPEC = InputSpec(
@@ -34,27 +31,6 @@ SPEC = InputSpec(
 CPU = torch.device("cpu")
 
 
-def landmark(
-    place: Points | None, status: Status = "detected", confidence: float = 0.9, name: str = "a"
-) -> Landmark:
-    """Make a landmark that lies somewhere."""
-    return Landmark(
-        name=name,
-        description="",
-        status=status,
-        ijk=place,
-        ras_mm=place,
-        confidence=confidence,
-        mass=0.8,
-        coherence=0.9,
-        spread_mm=0.1,
-        region95_mm=0.3,
-        disagreement_mm=0.1,
-        expected_ras_mm=None,
-        candidates=(),
-    )
-
-
 def indices(shape: Sequence[int]) -> Points:
     """List the index of every voxel."""
     return np.stack(np.meshgrid(*[np.arange(float(n)) for n in shape], indexing="ij"), axis=-1)
@@ -62,9 +38,9 @@ def indices(shape: Sequence[int]) -> Points:
 
 def make_pose(seed: int, scale: float = 0.9) -> Pose:
     """Make a pose around the middle of a scan of ``blob_scan``."""
-    turn = Rotation.random(random_state=np.random.default_rng(seed)).as_matrix()
+    rotation = Rotation.random(random_state=np.random.default_rng(seed)).as_matrix()
     to_world = np.eye(4)
-    to_world[:3, :3] = scale * turn
+    to_world[:3, :3] = scale * rotation
     to_world[:3, 3] = transform(oblique_affine(3), np.array([20.0, 22.0, 18.0]))
     return Pose(to_world, scale)
 
@@ -132,43 +108,19 @@ def test_smoothing_is_that_of_resampling() -> None:
     np.testing.assert_allclose(sample_at(smooth, where).numpy(), coarse.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("side", range(len(SIDES)))
-def test_a_grid_seen_from_another_side_is_the_same_grid(side: int) -> None:
-    """Every voxel keeps its value and its place, and the turn is no mirror image."""
+@pytest.mark.parametrize("view", range(len(VIEWS)))
+def test_a_grid_in_another_orientation_is_the_same_grid(view: int) -> None:
+    """Every voxel keeps its value and its place, and no orientation is a mirror image."""
     voxels = torch.arange(3.0 * 4 * 5).reshape(3, 4, 5)
     grid = Grid(voxels, translation((1.0, 0, 2)), oblique_affine(2), (0.5, 0.75, 1.25))
-    turned = turn_grid(grid, side)
-    order = turned.voxels.flatten().argsort().numpy()
-    index = indices(turned.voxels.shape).reshape(-1, 3)[order]
+    rotated = reorient_grid(grid, view)
+    order = rotated.voxels.flatten().argsort().numpy()
+    index = indices(rotated.voxels.shape).reshape(-1, 3)[order]
     old = indices((3, 4, 5)).reshape(-1, 3)
-    np.testing.assert_allclose(transform(turned.to_world, index), transform(grid.to_world, old))
-    np.testing.assert_allclose(transform(turned.to_volume, index), transform(grid.to_volume, old))
-    turn = np.linalg.inv(grid.to_world) @ turned.to_world
-    assert np.linalg.det(turn) == pytest.approx(1.0)
-    assert not np.allclose(turn[:3, :3], np.eye(3))
-    places = [grid.spacing_mm[axis] for axis in np.abs(turn[:3, :3]).argmax(axis=0)]
-    assert list(turned.spacing_mm) == places
-
-
-def test_the_pose_is_that_of_the_landmarks_that_agree() -> None:
-    """Two of nine lie elsewhere, one was not found."""
-    random = np.random.default_rng(3)
-    mean = random.uniform(-9, 9, (9, 3))
-    pose = make_pose(7, scale=1.1)
-    places = transform(pose.to_world, mean)
-    places[2] += 15.0
-    places[5] -= 12.0
-    found = [landmark(place) for place in places]
-    found[8] = landmark(None, status="not_found", confidence=0.0)
-    fit = find_pose(found, Shape(mean, tolerance_mm=1.0))
-    assert fit is not None
-    np.testing.assert_allclose(fit.to_world, pose.to_world, atol=1e-6)
-    assert fit.scale == pytest.approx(1.1)
-
-
-def test_too_few_landmarks_show_no_pose() -> None:
-    """Three fit anything."""
-    mean = np.random.default_rng(3).uniform(-9, 9, (9, 3))
-    nowhere = landmark(None, status="not_found", confidence=0.0)
-    found = [landmark(place) for place in mean[:3]] + [nowhere] * 6
-    assert find_pose(found, Shape(mean, tolerance_mm=1.0)) is None
+    np.testing.assert_allclose(transform(rotated.to_world, index), transform(grid.to_world, old))
+    np.testing.assert_allclose(transform(rotated.to_volume, index), transform(grid.to_volume, old))
+    rotation = np.linalg.inv(grid.to_world) @ rotated.to_world
+    assert np.linalg.det(rotation) == pytest.approx(1.0)
+    assert not np.allclose(rotation[:3, :3], np.eye(3))
+    places = [grid.spacing_mm[axis] for axis in np.abs(rotation[:3, :3]).argmax(axis=0)]
+    assert list(rotated.spacing_mm) == places
