@@ -1,1 +1,8 @@
-"""app/cli."""
+"""The command ``landmarkd``, and a client for Python.
+
+main     the commands of the service: serve, detect, check, models, phantom, bench
+plugins  the commands of the trainer, if it is installed
+client   sends scans to a service elsewhere; needs no torch
+local    finds landmarks in this process, without a service
+demo     what ``landmarkd serve --demo`` shows
+"""

@@ -1,33 +1,73 @@
-"""scan -> answer, in this process: the same answer as the service's, without a service."""
+"""Finds landmarks in this process, with the settings and the answers of the service."""
 
 import time
 import uuid
 from functools import partial
-from pathlib import Path
 
-from app.compute import choose_device
+import torch
+
+from app.compute import choose_devices
 from app.errors import BadParameter
 from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
-from app.io import LandmarksAnswer, read_volume
+from app.io import LandmarksAnswer, VolumeLimits, read_volume
 from app.model import LoadedModel, Registry, scan_models
+from app.settings import Settings
 
 
-class Offline:
-    """Models of a folder, used without a server; each is loaded when it is first asked for."""
+def make_registry(settings: Settings) -> Registry:
+    """Make a registry that loads models as the service does, on the first of its devices.
 
-    def __init__(self, models_dir: Path, device: str) -> None:
-        """Args: the folder of model folders, and the device setting."""
-        load = partial(load_checked, device=choose_device(device))
-        self._registry = Registry(models_dir, load)
-        self._folders = {folder.name: folder for folder in scan_models(models_dir)}
+    Args:
+        settings: The service's; ``threads`` applies to this process from now on.
+
+    Returns:
+        The registry; no model is loaded yet.
+
+    Raises:
+        StartupError: This machine has no such device.
+    """
+    device = choose_devices(settings.device)[0].device
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    load = partial(load_checked, device=device, precision=settings.precision)
+    return Registry(settings.models_dir, load, settings.default_model)
+
+
+class LocalDetector:
+    """Models of a folder, used without a service; each is loaded when it is first needed.
+
+    Args:
+        settings: The service's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._registry = make_registry(settings)
+        self._limits = VolumeLimits(
+            inflated_bytes=settings.max_inflated_bytes,
+            voxels=settings.max_voxels,
+            axis=settings.max_axis,
+        )
 
     def detect(
         self, content: bytes, *, model: str | None = None, frame: int | None = None
     ) -> LandmarksAnswer:
-        """Find the landmarks of a scan; see ``Client.detect``."""
+        """Find the landmarks of a scan.
+
+        Args:
+            content: A NIfTI file, plain or gzip.
+            model: Name of the model; None for the default model, or for the only one.
+            frame: Which frame of a 4D file, from 0.
+
+        Returns:
+            The answer, with the candidates of every landmark.
+
+        Raises:
+            LandmarkdError: As the service would refuse the scan.
+        """
         start = time.perf_counter()
         loaded = self._load(model)
-        volume = read_volume(content, frame=frame)
+        volume = read_volume(content, self._limits, frame)
         decoded = time.perf_counter()
         detection = Detector(loaded).detect(volume, decode_s=decoded - start)
         total_ms = 1e3 * (time.perf_counter() - start)
@@ -40,10 +80,13 @@ class Offline:
         )
 
     def _load(self, name: str | None) -> LoadedModel:
-        """Load the model of a name, or the only one, unless it is loaded."""
-        if name is None and len(self._folders) != 1:
-            raise BadParameter(f"-m: expected one of {', '.join(self._folders)}; got none")
-        wanted = name or next(iter(self._folders))
-        if wanted not in self._registry.models:
-            self._registry.reload(wanted)
-        return self._registry.get(wanted)
+        chosen = name or self._settings.default_model
+        if chosen is None:
+            names = [folder.name for folder in scan_models(self._settings.models_dir)]
+            if len(names) != 1:
+                known = ", ".join(names) or "none"
+                raise BadParameter(f"-m: expected the name of a model; found: {known}")
+            chosen = names[0]
+        if chosen not in self._registry.models:
+            self._registry.reload(chosen)
+        return self._registry.get(chosen)

@@ -1,13 +1,16 @@
-"""The command: ``landmarkd serve | detect | check | models | phantom | bench``."""
+"""The command ``landmarkd``: serve, detect, check, models, phantom, bench.
+
+Commands import what they need when they run, so that help and errors do not wait for torch.
+"""
 
 import gc
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -17,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from app.cli.plugins import Commands
+from app.cli.plugins import Commands, import_trainer
 from app.errors import LandmarkdError, StartupError
 from app.io import FORMATS, Format, LandmarksAnswer, Volume
 from app.settings import Settings
@@ -28,17 +31,23 @@ app = typer.Typer(
     cls=Commands,
     add_completion=False,
     no_args_is_help=True,
-    help="Find anatomical landmarks in 3D scans.",
 )
 console = Console(stderr=True)
 
-ModelsDir = Annotated[Path | None, typer.Option(help="Folder of model folders.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
-ModelName = Annotated[str | None, typer.Option("-m", "--model", help="Which model to use.")]
+ModelsDir = Annotated[
+    Path | None, typer.Option(help="Folder of model folders [default: LANDMARKD_MODELS_DIR].")
+]
+Device = Annotated[
+    str | None, typer.Option(help="auto, cpu or cuda:N [default: LANDMARKD_DEVICE].")
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option("-m", "--model", help="Model to use [default: LANDMARKD_DEFAULT_MODEL]."),
+]
 
 
 def main() -> None:
-    """Run the command; an expected error is a line, not a stack trace."""
+    """Run the command; expected errors are printed as one line."""
     try:
         app()
     except LandmarkdError as error:
@@ -46,24 +55,38 @@ def main() -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """Print why the command cannot go on, and end it."""
+    """Print an error and exit with status 1."""
     console.print(f"[red]{message}[/red]", highlight=False, soft_wrap=True)
     raise SystemExit(1)
+
+
+@app.callback(invoke_without_command=True)
+def landmarkd(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Find anatomical landmarks in 3D scans."""
+    if show_version:
+        typer.echo(f"landmarkd {version('landmarkd')}")
+        raise typer.Exit
 
 
 @app.command()
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
-    demo: Annotated[bool, typer.Option(help="Once ready, answer a generated scan.")] = False,
+    demo: Annotated[
+        bool, typer.Option(help="Show the answer to a generated scan once ready.")
+    ] = False,
 ) -> None:
-    """Run the service; every other setting is an environment variable LANDMARKD_*."""
+    """Run the service. All other settings are environment variables LANDMARKD_*."""
     settings = _settings(host=host, port=port, log_format="text" if demo else None)
     listener = _listen(settings)
-    # Imports and models make 660,000 objects that stay, which the collector would look at time and
-    # again, a sixth of the start; the server turns it on when it is ready.
+    # Imports and models make 660,000 long-lived objects, which collections would traverse again and
+    # again, for a sixth of the startup time; the server enables them when it is ready.
     gc.disable()
-    # Only now, because it pulls in torch: what is wrong with the command is said at once.
+    # Imports torch, so it comes after all errors in the command itself.
     from app.server import serve as serve_until_stopped
 
     url = f"http://{settings.host}:{listener.getsockname()[1]}"
@@ -75,8 +98,9 @@ def serve(
 
 
 def _settings(**given: object) -> Settings:
+    """Read the settings from the environment; options that were given take precedence."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return Settings.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise StartupError("; ".join(lines)) from None
@@ -99,42 +123,59 @@ def _listen(settings: Settings) -> socket.socket:
 
 @app.command()
 def detect(
-    scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of them.")],
+    scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of scans.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File, or folder for several scans.")
     ] = None,
     model: ModelName = None,
-    url: Annotated[str | None, typer.Option(help="A running service; none: this process.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Use the service at this URL instead of this process.")
+    ] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help=" ".join(form.name for form in FORMATS))
     ] = None,
     models_dir: ModelsDir = None,
-    device: Device = "auto",
+    device: Device = None,
 ) -> None:
-    """Find the landmarks of scans: a file or folder in, answers out."""
+    """Find the landmarks of scans, in this process or by a running service."""
     files = list(_scan_files(scans))
     if not files:
         fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
     form = _output_format(output, format_)
-    several = len(files) > 1 or (output is not None and output.is_dir())
-    if several and output is None:
-        fail("expected -o FOLDER for several scans")
-    if several and output is not None:
-        output.mkdir(parents=True, exist_ok=True)
+    targets = _targets(files, output, form)
     failures: list[str] = []
     with ExitStack() as stack:
         find = _finder(stack, url, models_dir, device)
-        for path in track(files, "Detecting", console=console, disable=not several):
+        for path in track(files, "Detecting", console=console, disable=len(files) == 1):
             try:
                 content = form.write(find(path.read_bytes(), model))
             except (LandmarkdError, OSError) as error:
                 failures.append(f"{path.name}: {error}")
-                continue
-            _write(content, output / f"{_stem(path)}.{form.name}" if several and output else output)
+            else:
+                _write(content, targets[path])
     for failure in failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
+
+
+def _targets(files: list[Path], output: Path | None, form: Format) -> Mapping[Path, Path | None]:
+    """Choose where the answer to each scan is written; None: standard output."""
+    if len(files) == 1 and (output is None or not output.is_dir()):
+        return {files[0]: output}
+    if output is None:
+        fail("expected -o FOLDER for several scans")
+    scans: dict[str, Path] = {}
+    for path in files:
+        stem = path.name.removesuffix(".gz").removesuffix(".nii")
+        if stem in scans:
+            fail(
+                f"expected scans with different names, got {scans[stem]} and {path}, "
+                f"whose answers would both be {stem}.{form.name}"
+            )
+        scans[stem] = path
+    output.mkdir(parents=True, exist_ok=True)
+    return {path: output / f"{stem}.{form.name}" for stem, path in scans.items()}
 
 
 def _scan_files(paths: list[Path]) -> Iterator[Path]:
@@ -143,10 +184,6 @@ def _scan_files(paths: list[Path]) -> Iterator[Path]:
             yield from sorted(file for file in path.iterdir() if file.name.endswith(SCANS))
         else:
             yield path
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".nii")
 
 
 def _output_format(output: Path | None, name: str | None) -> Format:
@@ -164,17 +201,17 @@ def _output_format(output: Path | None, name: str | None) -> Format:
 
 
 def _finder(
-    stack: ExitStack, url: str | None, models_dir: Path | None, device: str
+    stack: ExitStack, url: str | None, models_dir: Path | None, device: str | None
 ) -> Callable[[bytes, str | None], LandmarksAnswer]:
     if url is not None:
         from app.cli.client import Client
 
         client = stack.enter_context(Client(url, api_key=os.environ.get("LANDMARKD_API_KEY")))
         return lambda content, model: client.detect(content, model=model)
-    from app.cli.local import Offline
+    from app.cli.local import LocalDetector
 
-    offline = Offline(models_dir or _settings().models_dir, device)
-    return lambda content, model: offline.detect(content, model=model)
+    local = LocalDetector(_settings(models_dir=models_dir, device=device))
+    return lambda content, model: local.detect(content, model=model)
 
 
 def _write(content: bytes, path: Path | None) -> None:
@@ -195,22 +232,22 @@ def check(
         list[Path] | None,
         typer.Option(help="With --write: scan to verify lower precisions with; may be repeated."),
     ] = None,
-    device: Device = "auto",
+    device: Device = None,
 ) -> None:
-    """Check a model folder against the contract, and run its self-check."""
+    """Validate a model folder and run its self-check."""
     from app.compute import choose_device
     from app.inference import load_checked
     from app.model import write_selfcheck
-    from app.training import describe_unfinished
 
-    unfinished = describe_unfinished(folder)
+    trainer = import_trainer()
+    unfinished = trainer.describe_unfinished(folder) if trainer else None
     if unfinished is not None:
         fail(unfinished)
     if write:
         write_selfcheck(folder)
     if write and scans:
-        _verify_precisions(folder, scans, device)
-    manifest = load_checked(folder, choose_device(device)).manifest
+        _verify_precisions(folder, scans, device or "auto")
+    manifest = load_checked(folder, choose_device(device or "auto")).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
@@ -229,8 +266,8 @@ def _verify_precisions(folder: Path, scans: list[Path], device: str) -> None:
 
     found = verify_precisions(folder, volumes, choose_device(device))
     for one in found:
-        told = one.reason if one.shift_mm is None else f"landmarks shift by {one.shift_mm:.2g} mm"
-        console.print(f"{one.precision}: {told}")
+        shift = one.reason if one.shift_mm is None else f"landmarks shift by {one.shift_mm:.2g} mm"
+        console.print(f"{one.precision}: {shift}")
     if not found:
         fail("expected --scans in which the model finds landmarks, got none")
     shifts_mm = {one.precision: one.shift_mm for one in found if one.shift_mm is not None}
@@ -238,14 +275,11 @@ def _verify_precisions(folder: Path, scans: list[Path], device: str) -> None:
 
 
 @app.command()
-def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
-    """List the models of a folder, and say of each whether it can be used."""
-    from app.compute import choose_device
-    from app.inference import load_checked
-    from app.model import Registry
+def models(models_dir: ModelsDir = None, device: Device = None) -> None:
+    """List the models of a folder, and whether each can be used."""
+    from app.cli.local import make_registry
 
-    load = partial(load_checked, device=choose_device(device))
-    registry = Registry(models_dir or _settings().models_dir, load)
+    registry = make_registry(_settings(models_dir=models_dir, device=device))
     registry.load_all()
     table = Table("model", "version", "landmarks", "status", "description")
     for name, model in registry.models.items():
@@ -262,9 +296,9 @@ def models(models_dir: ModelsDir = None, device: Device = "auto") -> None:
 @app.command()
 def phantom(
     output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz or .nii.")],
-    seed: Annotated[int, typer.Option(help="Names the phantom.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of the random generator.")] = 6,
 ) -> None:
-    """Write a generated scan, and its true landmarks beside it as .mrk.json."""
+    """Write a generated scan, and its true landmarks as .mrk.json beside it."""
     from app.phantom import make_phantom, write_phantom
 
     if not output.name.endswith(SCANS):
@@ -275,14 +309,14 @@ def phantom(
 @app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 def bench(
     words: Annotated[
-        list[str] | None, typer.Argument(help="Bars, such as V1; --help: more.")
+        list[str] | None, typer.Argument(help="Benchmarks, such as V1; --help lists more.")
     ] = None,
 ) -> None:
-    """Measure the service against its bars; needs a checkout of the sources."""
+    """Run the benchmarks; needs a checkout of the sources."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "tests" / "benchmarks").is_dir():
         fail("expected a checkout of the sources with tests/benchmarks, got an installed package")
-    # A process of its own, because what is installed knows nothing of the tests.
+    # A process of its own, because the installed package does not include the tests.
     command = [sys.executable, "-m", "tests.benchmarks", *(words or [])]
     raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)  # noqa: S603
 

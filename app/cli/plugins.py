@@ -1,48 +1,55 @@
-"""Name -> command: those of ``app.cli.main``, and those of the trainer.
+"""Adds the commands of the trainer, ``app.training``, to those of the service, if it is installed.
 
-The trainer is no part of the service and may be absent, so nothing of it is imported before one of
-its commands, or the help, is asked for.
+The image of the service leaves it out. It is imported only for its own commands, for ``check``, and
+for the help.
 """
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 TRAINER: Final = "app.training"
-"""Module whose ``COMMANDS`` names ``module:function`` of every command of the trainer."""
+"""Package whose ``COMMANDS`` maps the name of every command to ``module:function``."""
 
 
 class Commands(TyperGroup):
-    """The commands that are registered, and then those of the trainer.
+    """The registered commands, followed by those of the trainer.
 
-    What typer passes and expects are classes of click, or of its own copy of it, by version: Any.
+    The contexts and commands are ``Any``, because typer uses click's classes or its own copy of
+    them, depending on its version.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
-        """List the names in the order of the help."""
+        """List the names of all commands in the order of the help."""
         return [*super().list_commands(ctx), *trainer_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
-        """Find a command by its name; None if there is none."""
+        """Return a command; None if there is none of that name."""
         command = super().get_command(ctx, cmd_name)
         target = trainer_commands().get(cmd_name) if command is None else None
         if target is None:
             return command
         module, _, function = target.partition(":")
-        alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(getattr(import_module(module), function))
-        return typer.main.get_command(alone)
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name)(getattr(import_module(module), function))
+        return typer.main.get_command(single)
+
+
+def import_trainer() -> ModuleType | None:
+    """Import the trainer; None if it is not installed."""
+    try:
+        return import_module(TRAINER)
+    except ModuleNotFoundError as error:
+        if error.name != TRAINER:
+            raise
+        return None
 
 
 def trainer_commands() -> Mapping[str, str]:
-    """Say which function stands behind which name; nothing if the trainer is not installed."""
-    try:
-        commands: Mapping[str, str] = import_module(TRAINER).COMMANDS
-    except ModuleNotFoundError as error:
-        if error.name not in (TRAINER, TRAINER.rpartition(".")[0]):
-            raise
-        return {}
-    return commands
+    """Return ``module:function`` of each command of the trainer, by the command's name."""
+    trainer = import_trainer()
+    return trainer.COMMANDS if trainer else {}

@@ -1,19 +1,25 @@
 """The command, as a person types it."""
 
+import gzip
 import json
 import re
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.inference import load_checked
 from app.io.slicer import read_landmarks
+from app.model import LoadedModel
+from app.settings import PREFIX
 from tests.support.model_folders import make_model_folder
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
@@ -99,6 +105,103 @@ def test_detect_says_when_no_service_answers(scans: Path) -> None:
     assert "expected a service at" in result.stderr
 
 
+@pytest.fixture
+def two_heads(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / folder / "head.nii" for folder in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(toy_scan())
+    return paths
+
+
+def test_detect_refuses_scans_whose_answers_would_overwrite_each_other(
+    models: Path, two_heads: list[Path], tmp_path: Path
+) -> None:
+    result = run("detect", *two_heads, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 1
+    for words in (*map(str, two_heads), "different names", "head.json"):
+        assert words in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_detect_refuses_a_scan_and_its_compressed_copy(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    (scans / "one.nii.gz").write_bytes(gzip.compress(toy_scan()))
+    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "one.json" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("MAX_VOXELS", "100", "at most 100 voxels"),
+        ("MAX_AXIS", "10", "at most 10 voxels along an axis"),
+        ("MAX_INFLATED_BYTES", "1000", "at most 1,000 bytes"),
+        ("DEFAULT_MODEL", "absent", "expected a model folder, got 'absent'"),
+        ("DEVICE", "cuda:99", "cuda:99"),
+        ("PORT", "99999", "port"),
+    ],
+)
+def test_detect_obeys_the_settings_of_the_service(
+    setting: str,
+    value: str,
+    words: str,
+    models: Path,
+    scans: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(PREFIX + setting, value)
+    result = run("detect", scans / "one.nii", "--models-dir", models)
+    assert result.exit_code == 1
+    assert words in f"{result.stderr}{result.exception}"
+
+
+def test_detect_uses_the_default_model_of_the_settings(
+    tmp_path: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    for name in ("first", "second"):
+        make_model_folder(models, name)
+    monkeypatch.setenv(f"{PREFIX}MODELS_DIR", str(models))
+    assert "found: first, second" in run("detect", scans / "one.nii").stderr
+    monkeypatch.setenv(f"{PREFIX}DEFAULT_MODEL", "second")
+    result = run("detect", scans / "one.nii")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"]["name"] == "second"
+
+
+def test_detect_uses_threads_and_precision_of_the_settings(
+    models: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[int, str]] = []
+
+    def load(folder: Path, device: torch.device, precision: str) -> LoadedModel:
+        loaded.append((torch.get_num_threads(), precision))
+        return load_checked(folder, device)
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("app.cli.local.load_checked", load)
+    monkeypatch.setenv(f"{PREFIX}THREADS", str(threads + 1))
+    monkeypatch.setenv(f"{PREFIX}PRECISION", "bfloat16")
+    try:
+        result = run("detect", scans / "one.nii", "--models-dir", models)
+    finally:
+        torch.set_num_threads(threads)
+    assert result.exit_code == 0, result.output
+    assert loaded == [(threads + 1, "bfloat16")]
+
+
+def test_version_is_printed_by_the_module_too() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "app.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == f"landmarkd {version('landmarkd')}\n"
+    assert run("--version").stdout == process.stdout
+
+
 def test_check_passes_a_sound_folder_and_names_what_is_wrong(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     assert run("check", folder).exit_code == 0
@@ -147,7 +250,7 @@ def test_taken_port_is_a_clear_message(models: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         process = subprocess.run(
-            [sys.executable, "-m", "app.cli.main", "serve", "--port", str(port)],
+            [sys.executable, "-m", "app.cli", "serve", "--port", str(port)],
             env={"LANDMARKD_MODELS_DIR": str(models)},
             capture_output=True,
             text=True,
@@ -161,7 +264,7 @@ def test_taken_port_is_a_clear_message(models: Path) -> None:
 
 def test_setting_out_of_bounds_is_a_clear_message(models: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "app.cli.main", "serve", "--port", "99999"],
+        [sys.executable, "-m", "app.cli", "serve", "--port", "99999"],
         env={"LANDMARKD_MODELS_DIR": str(models)},
         capture_output=True,
         text=True,

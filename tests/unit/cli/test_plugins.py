@@ -3,14 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.cli import plugins as commands
+from app.cli import plugins
 from app.cli.main import app
+from tests.support.model_folders import make_model_folder
 
 
 def shout(word: Annotated[str, typer.Argument()], times: int = 2) -> None:
@@ -39,11 +41,19 @@ def test_the_help_lists_it_behind_the_commands_of_the_service() -> None:
 
 
 def test_without_the_trainer_its_commands_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "TRAINER", "no_such_package.commands")
+    monkeypatch.setattr(plugins, "TRAINER", "app.no_such_package")
     assert CliRunner().invoke(app, ["--help"]).exit_code == 0
     result = CliRunner().invoke(app, ["shout", "ho"])
     assert result.exit_code == 2
     assert "No such command 'shout'" in result.stderr
+
+
+def test_without_the_trainer_a_model_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "app.training", None)
+    result = CliRunner().invoke(app, ["check", str(make_model_folder(tmp_path)), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
 
 
 def test_a_trainer_that_misses_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +63,9 @@ def test_a_trainer_that_misses_a_package_says_which(monkeypatch: pytest.MonkeyPa
     assert isinstance(result.exception, ModuleNotFoundError)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["serve", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["train", "--help"], ["serve", "--help"]]
+)
 def test_neither_help_nor_the_service_waits_for_the_trainer(words: list[str]) -> None:
     """Of the trainer, the help imports the signatures of the commands and no more."""
     script = f"""
@@ -68,5 +80,5 @@ except SystemExit:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    expected = "False False" if words[0] == "serve" else "False False cli files"
+    expected = "False False" if words[0] in ("serve", "--version") else "False False cli files"
     assert done.stdout.splitlines()[-1] == expected

@@ -1,0 +1,80 @@
+"""The client, in front of what is not a service, or not the right one."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.client import Client, ProblemError, Unreachable
+from app.cli.main import app
+from app.io.schemas import Problem
+from tests.support.services import toy_scan
+
+HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
+PROBLEM = (
+    Problem(type="x", title="Busy", status=429, detail="later", code="queue-full", request_id="r")
+    .model_dump_json()
+    .encode()
+)
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """Run a server that gives one answer to everything; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 - http.server's name
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 502])
+@pytest.mark.parametrize("body", [HTML, b"", b"{}"])
+def test_answer_of_something_else_is_no_service(status: int, body: bytes) -> None:
+    with answering(status, body) as url, Client(url) as client:
+        for call in (lambda: client.detect(b"x"), client.models, client.readiness):
+            with pytest.raises(Unreachable, match=f"HTTP status {status}"):
+                call()
+
+
+def test_problem_is_raised_with_what_the_service_said() -> None:
+    with answering(429, PROBLEM) as url, Client(url) as client:
+        with pytest.raises(ProblemError, match="Busy: later") as caught:
+            client.detect(b"x")
+        assert caught.value.problem.code == "queue-full"
+
+
+def test_folder_is_done_to_its_end_behind_a_broken_proxy(tmp_path: Path) -> None:
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for name in ("one", "two"):
+        (scans / f"{name}.nii").write_bytes(toy_scan())
+    with answering(502, HTML) as url:
+        words = ["detect", str(scans), "-o", str(tmp_path / "out"), "--url", url]
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    for name in ("one", "two"):
+        assert f"{name}.nii: expected a service" in result.stderr
+    assert "HTTP status 502" in result.stderr
