@@ -1,8 +1,9 @@
-# One image for CPU and CUDA: the torch that pip finds decides.
+# The service, without the trainer (see .dockerignore). The torch that pip installs decides whether
+# the image runs on CUDA.
 FROM python:3.11-slim
 
-# An index that pip asks for torch besides its default one. PyTorch's own index of CPU builds (its
-# install page names it) makes the image several GB smaller where the default index serves CUDA builds.
+# An additional package index for torch. PyTorch's index of CPU builds (see its install page) makes
+# the image several GB smaller where the default index has CUDA builds.
 ARG TORCH_INDEX=""
 
 ENV PYTHONUNBUFFERED=1 \
@@ -12,8 +13,8 @@ ENV PYTHONUNBUFFERED=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PATH=/opt/venv/bin:$PATH
 
-# Dependencies by themselves, so that a change of the code does not install them again. A named
-# version of torch goes first: a range may fetch another build.
+# Dependencies in a layer of their own, so that a change of the code does not reinstall them. torch
+# comes first, with its exact version: a range may select another build.
 WORKDIR /srv/landmarkd
 COPY constraints.txt pyproject.toml ./
 RUN python3 -m venv /opt/venv \
@@ -38,9 +39,9 @@ ENV LANDMARKD_HOST=0.0.0.0 \
     LANDMARKD_MODELS_DIR=/srv/landmarkd/models \
     NUMBA_CACHE_DIR=/tmp/loops
 EXPOSE 8000
-# Liveness only: a service whose models are refused stays up and says why at /readyz.
+# Liveness only: a service whose models are refused keeps running and reports why at /readyz.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
   CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['LANDMARKD_PORT'] + '/livez', timeout=2)"]
-# Compiled loops are read only from where they could be written, and all but /tmp may be read-only. On
-# a processor unlike the one that built the image they are compiled again there.
+# numba reads compiled loops only from a writable folder, and all but /tmp may be read-only. On a
+# processor unlike the one that built the image, they are compiled again.
 CMD ["sh", "-c", "cp -r /srv/loops /tmp/ 2>/dev/null; exec landmarkd serve"]

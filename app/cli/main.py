@@ -56,8 +56,13 @@ def main() -> None:
 
 def fail(message: str) -> NoReturn:
     """Print an error and exit with status 1."""
-    console.print(f"[red]{message}[/red]", highlight=False, soft_wrap=True)
+    _print_error(message)
     raise SystemExit(1)
+
+
+def _print_error(message: str) -> None:
+    # A message may hold a file name, which must not be taken for markup.
+    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -154,7 +159,7 @@ def detect(
             else:
                 _write(content, targets[path])
     for failure in failures:
-        console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
+        _print_error(failure)
     if failures:
         raise typer.Exit(1)
 

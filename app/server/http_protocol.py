@@ -1,11 +1,13 @@
-"""socket -> the rest of a request's body, straight into memory of whoever wants it.
+"""uvicorn's HTTP/1.1 protocol, which can receive a body directly into the application's buffer.
 
-uvicorn hands a body on in pieces of 256 KiB, each copied four times, and stops and starts the
-socket for every one. Where a handler wants all of a large body, and its length is known, the
-connection is given to a protocol whose buffer is the handler's own, and handed back with the body's
-last byte::
+uvicorn passes a body on in chunks of 256 KiB, copies each four times, and pauses and resumes the
+socket for each. If the length of a body is known, the application may instead provide a buffer (see
+``app.api.upload.direct``). The connection then gets a protocol that receives into that buffer, and
+returns to uvicorn's with the last byte of the body::
 
-    DirectBodyProtocol ── fill ──► _Filler ── last byte ──► DirectBodyProtocol
+    DirectBodyProtocol ── fill ──► _BodyReceiver ── last byte ──► DirectBodyProtocol
+
+It extends a private class of uvicorn, so ``pyproject.toml`` bounds uvicorn's version.
 """
 
 import asyncio
@@ -21,70 +23,72 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.api import EXTENSION
 
-DROPPED_BYTES: Final = 64 << 10
-"""Received at a time of a body that nobody waits for any more."""
+DISCARD_BYTES: Final = 64 << 10
+"""Buffer for the rest of a body that is no longer awaited."""
 
 
 class DirectBodyProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which offers ``FillBody`` where the length of a body is known.
+    """uvicorn's HTTP/1.1 protocol, which offers ``FillBody`` if the length of a body is known.
 
-    The parser is not shown bytes that did not come through it: the next request gets a new one.
+    The parser never sees bytes that were received directly, so the next request gets a new parser.
     """
 
-    _left = 0  # Bytes of the body at hand that have not come.
-    _deaf = False  # The connection closes with the answer at hand: what comes is no request.
+    _remaining = 0  # Bytes of the current body that have not arrived.
+    _closing = False  # The connection closes after the current response: further bytes are ignored.
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes for uvicorn's parser."""
-        if not self._deaf:
+        """Pass bytes to uvicorn's parser."""
+        if not self._closing:
             super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        """Offer ``FillBody`` to the handler, which does not run yet."""
+        """Offer ``FillBody`` to the application, which does not run yet."""
         super().on_headers_complete()
         headers = dict(self.headers)
-        # The parser has refused more than one length, odd ones, and both kinds of framing at once.
+        # The parser has refused several lengths, invalid ones, and both kinds of framing at once.
         if b"content-length" in headers and b"transfer-encoding" not in headers:
-            self._left = int(headers[b"content-length"])
+            self._remaining = int(headers[b"content-length"])
             offered = {EXTENSION: _Offer(self, self.cycle)}
             self.scope["extensions"] = cast("dict[str, dict[object, object]]", offered)
 
     def on_body(self, body: bytes) -> None:
         """Count what came through the parser."""
-        self._left -= len(body)
+        self._remaining -= len(body)
         super().on_body(body)
 
     async def fill(
         self, cycle: RequestResponseCycle, rest: memoryview, count: Callable[[int], None]
     ) -> None:
         """Receive the rest of a request's body; see ``FillBody``."""
-        came = cycle.body
-        # Once all has come, what is left is that of the next request.
-        left = self._left if cycle.more_body else 0
-        if len(rest) != len(came) + left:
-            raise ValueError(f"expected room for {len(came) + left} bytes, got {len(rest)}")
+        received = cycle.body
+        # Once the body is complete, the count is already that of the next request.
+        remaining = self._remaining if cycle.more_body else 0
+        if len(rest) != len(received) + remaining:
+            expected = len(received) + remaining
+            raise ValueError(f"expected a buffer of {expected} bytes, got {len(rest)}")
         if cycle.disconnected:
             raise ClientDisconnect
-        rest[: len(came)] = came
-        cycle.body = came[:0]
-        count(len(came))
-        if left:
-            filler = _Filler(self, partial(self._end, cycle), rest[len(came) :], count)
-            self._hand_to(filler)
-            await filler.wait()
+        rest[: len(received)] = received
+        cycle.body = received[:0]
+        count(len(received))
+        if remaining:
+            on_end = partial(self._end_body, cycle)
+            receiver = _BodyReceiver(self, on_end, rest[len(received) :], count)
+            self._set_protocol(receiver)
+            await receiver.wait()
 
-    def _end(self, cycle: RequestResponseCycle) -> None:
-        """Go on after the last byte of a body."""
-        self._left = 0
-        self._deaf = not cycle.keep_alive
+    def _end_body(self, cycle: RequestResponseCycle) -> None:
+        """Continue after the last byte of a body."""
+        self._remaining = 0
+        self._closing = not cycle.keep_alive
         self.parser = httptools.HttpRequestParser(self)
-        with suppress(AttributeError):  # As uvicorn does; httptools knows it from 0.6.3 on.
+        with suppress(AttributeError):  # As uvicorn does; httptools has it since 0.6.3.
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         cycle.more_body = False
-        self._hand_to(self)
+        self._set_protocol(self)
 
-    def _hand_to(self, protocol: asyncio.BaseProtocol) -> None:
-        # Not every version of every loop takes another kind of protocol while it reads.
+    def _set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        # Not every version of every loop accepts another kind of protocol while it reads.
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
@@ -93,8 +97,8 @@ class DirectBodyProtocol(HttpToolsProtocol):
 class _Offer:
     """``FillBody`` of one request.
 
-    Those whom it refers to hold it, by the request's scope. If it held them, too, they and what
-    has come of a body would stay until garbage is collected.
+    Protocol and cycle hold it through the request's scope. Its references to them are weak, so that
+    they and the body are freed at once, not by the next garbage collection.
     """
 
     def __init__(self, http: DirectBodyProtocol, cycle: RequestResponseCycle) -> None:
@@ -108,62 +112,63 @@ class _Offer:
         await http.fill(cycle, rest, count)
 
 
-class _Filler(asyncio.BufferedProtocol):
-    """Has the connection while the rest of one body comes.
+class _BodyReceiver(asyncio.BufferedProtocol):
+    """Protocol of the connection while the rest of one body arrives.
 
-    If nobody waits for it any more, what comes is dropped, so that the next request is found.
+    If the body is no longer awaited, its rest is discarded, so that the next request is found.
     """
 
     def __init__(
         self,
         http: DirectBodyProtocol,
-        end: Callable[[], None],
+        on_end: Callable[[], None],
         rest: memoryview,
         count: Callable[[int], None],
     ) -> None:
         self._http = http
-        self._end = end
-        self._room = rest
-        self._left = len(rest)
+        self._on_end = on_end
+        self._buffer = rest
+        self._remaining = len(rest)
         self._count = count
-        # Whether all has come. Not an exception, which by its traceback would hold the memory, and
-        # be held by this, until garbage is collected.
+        # Whether the body is complete. An exception instead of False would hold the buffer by its
+        # traceback, in a cycle with this object, until the next garbage collection.
         self._done: asyncio.Future[bool] = http.loop.create_future()
 
     async def wait(self) -> None:
-        """Wait until all has come; a caller that is cancelled gives its memory back."""
+        """Wait until the body is complete; the buffer is released even if this is cancelled."""
         try:
             if not await self._done:
                 raise ClientDisconnect
         finally:
             # The transport may keep a reference to this protocol for as long as it lives.
-            self._room = memoryview(bytearray(min(self._left, DROPPED_BYTES)))
+            self._buffer = memoryview(bytearray(min(self._remaining, DISCARD_BYTES)))
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Say where the next bytes go."""
-        return self._room[: self._left]
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next bytes."""
+        del sizehint
+        return self._buffer[: self._remaining]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Note that bytes have come."""
-        self._left -= nbytes
+        """Count bytes that have arrived in the buffer."""
+        self._remaining -= nbytes
         if not self._done.done():
-            self._room = self._room[nbytes:]
+            self._buffer = self._buffer[nbytes:]
             self._count(nbytes)
-        if self._left == 0:
-            self._end()
+        if self._remaining == 0:
+            self._on_end()
             if not self._done.done():
                 self._done.set_result(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the handler and uvicorn."""
+        """Notify the application and uvicorn."""
         if not self._done.done():
             self._done.set_result(False)
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Tell uvicorn, which may be answering already."""
+        """Notify uvicorn, which may be sending a response already."""
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell uvicorn."""
+        """Notify uvicorn."""
         self._http.resume_writing()

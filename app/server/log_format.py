@@ -1,7 +1,7 @@
-"""What happens in the service -> log lines: one JSON object each, one line per request.
+"""Log lines as JSON objects or as text.
 
-No line holds a file name, header text, voxel value or exception message: those may identify a
-patient. An exception leaves its type and the functions it went through.
+No line contains a file name, header text, voxel value or exception message, because they may
+identify a patient. Of an exception, its type and the functions of its traceback are logged.
 """
 
 import json
@@ -11,8 +11,8 @@ import time
 import traceback
 from typing import Final, Literal
 
-# What every LogRecord has; color_message is uvicorn's.
-_OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+# Attributes of every LogRecord; color_message is uvicorn's.
+_STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
     "taskName",
@@ -23,26 +23,26 @@ _OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 def configure_logging(
     level: Literal["debug", "info", "warning", "error"], log_format: Literal["json", "text"]
 ) -> None:
-    """Send every log line of the process to standard error, in one format.
+    """Write the log of the process to standard error.
 
     Args:
-        level: Least severe level that is written.
+        level: Lowest level that is written.
         log_format: ``json``, or ``text`` for a terminal.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # httpx logs every request that the demo sends; the service logs them already.
+    # It logs every request of the demo, which the service logs, too.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # At debug level it tells every instruction that it compiles.
+    # At debug level it logs every instruction that it compiles.
     logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
-    """Write a log record as one JSON object."""
+    """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Format a record."""
         line: dict[str, object] = {
             "time": _utc(record.created),
             "level": record.levelname.lower(),
@@ -54,32 +54,32 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Write a log record as one line for a person."""
+    """One line of text per record, for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Format a record."""
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
         head = f"{_utc(record.created)} {record.levelname.lower():7} {record.name}"
         return f"{head} {record.getMessage()}{fields}".replace("\n", " ")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Collect what was given as ``extra``, and what an exception may say."""
-    fields = {key: value for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES}
+    """Collect the fields given as ``extra``, and the description of an exception."""
+    fields = {key: value for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES}
     if record.exc_info and record.exc_info[1] is not None:
         fields.update(describe_exception(record.exc_info[1]))
     return fields
 
 
 def describe_exception(error: BaseException) -> dict[str, object]:
-    """Say what went wrong and where, without the message, a path or a value.
+    """Describe an exception without its message, paths or values.
 
     Args:
         error: The exception.
 
     Returns:
-        ``error``, the types from the outermost to the cause, and ``where``, the functions of the
-        traceback from the innermost out.
+        ``error``: the types from the outermost to the cause; ``where``: the functions of the
+        cause's traceback, innermost first.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error

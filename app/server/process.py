@@ -1,4 +1,4 @@
-"""Settings -> a process that serves the application until it is told to stop.
+"""The process of the service: runs the application on uvicorn until it is told to stop.
 
 uvicorn with four additions: large bodies are received in place (``app.server.http_protocol``); the
 head of a request has to arrive within a time limit; before it stops, the service drains (readiness
@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 
@@ -24,19 +24,20 @@ from app.settings import Settings, is_public_without_keys, unknown_variables
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 5
-# Answers that are being written when the engine has drained get this much longer.
-LAST_WORDS_S: Final = 5
+
+SHUTDOWN_S: Final = 5
+"""For responses that are still being sent when the engine has drained."""
 
 
 def serve(settings: Settings | None = None, listener: socket.socket | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
-        settings: All knobs; None reads them from the environment.
-        listener: Bound already; None binds to the host and port of the settings.
+        settings: The settings; None reads them from the environment.
+        listener: A bound socket; None binds to the host and port of the settings.
 
     Returns:
-        The exit code: 0 after a stop that was asked for, else 1.
+        The exit code: 0 after a requested stop, else 1.
     """
     chosen = Settings() if settings is None else settings
     configure_logging(chosen.log_level, chosen.log_format)
@@ -44,7 +45,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
         logger.warning("unknown setting", extra={"variable": name})
     if is_public_without_keys(chosen):
         logger.warning(
-            "anyone who reaches this address may use the service: set LANDMARKD_API_KEYS",
+            "the address is public and needs no key: set LANDMARKD_API_KEYS",
             extra={"host": chosen.host},
         )
     server = LandmarkdServer(chosen)
@@ -53,10 +54,14 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
 
 
 class LandmarkdServer(uvicorn.Server):
-    """A uvicorn server that drains the engine before it stops listening."""
+    """A uvicorn server that drains the engine before it stops listening.
+
+    Attributes:
+        app: The application.
+        failed: Whether the engine could not start or continue.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        """Args: settings of the process."""
         self.app = create_app(settings, on_fatal=self._fail)
         self.failed = False
         self._draining: asyncio.Task[None] | None = None
@@ -77,23 +82,23 @@ class LandmarkdServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LAST_WORDS_S,
+                timeout_graceful_shutdown=SHUTDOWN_S,
             )
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, and say where."""
+        """Start listening, and log the address."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            self.app.state.starting.add_done_callback(_spare_what_stays)
+            self.app.state.starting.add_done_callback(_freeze_gc)
         for server in getattr(self, "servers", []):
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
                 logger.info("listening", extra={"host": host, "port": port})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; at the second, stop at once."""
+        """Drain at the first signal, stop at once at the second."""
         if self._loop is None or self._draining is not None or not self.started:
             self.should_exit = self.force_exit = True
             return
@@ -104,7 +109,7 @@ class LandmarkdServer(uvicorn.Server):
         if self._draining is None:
             shared: Shared = self.app.state.shared
             shared.engine.close()
-            # Only now, so that whoever reads it can rely on it.
+            # After closing the engine, so that the line means that new requests are refused.
             logger.info("draining", extra={"signal": name})
             self._draining = asyncio.get_running_loop().create_task(self._drain_engine())
 
@@ -119,8 +124,8 @@ class LandmarkdServer(uvicorn.Server):
         self.failed = self.should_exit = True
 
 
-def _spare_what_stays(starting: "asyncio.Task[None]") -> None:
-    """Turn the garbage collector on; it passes over what the start has made, for 0.3 s a time."""
+def _freeze_gc(starting: "asyncio.Task[None]") -> None:
+    """Enable garbage collection, except of the objects made so far: traversing them takes 0.3 s."""
     del starting
     gc.freeze()
     gc.enable()
@@ -129,36 +134,36 @@ def _spare_what_stays(starting: "asyncio.Task[None]") -> None:
 class TimedHeadProtocol(DirectBodyProtocol):
     """uvicorn's HTTP/1.1 protocol, with a limit on the time between two requests.
 
-    The clock runs whenever no request is being answered: while a head arrives, and while a client
-    goes on sending the body of a request that was refused.
+    The timer runs whenever no request is being handled: while a head arrives, and while a client
+    keeps sending the body of a request that was refused.
     """
 
     head_timeout_s: float
-    _clock: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock."""
-        super().connection_made(transport)
-        self._wind()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the timer."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock if this completes a head, start it if there is no request."""
+        """Stop the timer if this completes a head, start it if there is no request."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop()
+            self._stop_timer()
         else:
-            self._wind()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
-        self._stop()
+        """Stop the timer."""
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _wind(self) -> None:
-        if self._clock is None and not self.transport.is_closing():
-            self._clock = self.loop.call_later(self.head_timeout_s, self.transport.close)
+    def _start_timer(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
 
-    def _stop(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

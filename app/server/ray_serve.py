@@ -1,21 +1,19 @@
-"""Settings -> the application on Ray Serve: one replica for each device, as many as are needed.
+"""The application on Ray Serve: one replica per device, as many as the load needs.
 
-``serve run app.server.ray_serve:application`` on a laptop, ``deploy/ray/`` for a cluster. A replica
-is the same application as that of one process, with its own scheduler, engine and models; Serve
-starts replicas, sends each request to one of them, replaces those that are not ready, and stops
-them when
-they have answered::
+``serve run app.server.ray_serve:application`` on one machine, ``deploy/ray/`` for a cluster. A
+replica is the same application as in a single process, with its own scheduler, engine and models.
+Serve starts replicas, routes each request to one of them, replaces those that are not ready, and
+stops them when they have answered::
 
     client ─► Serve's proxy ─► replica: create_app(settings) ─► its device
 
-Settings are those of whoever builds the application: the variables ``LANDMARKD_*`` of
-``serve run``, or ``env_vars`` of a config file. Address, port and the time for a head are the
-proxy's own.
+Settings are the ``LANDMARKD_*`` variables of the process that builds the application: those of
+``serve run``, or ``env_vars`` of a config file. Address, port and header timeout are the proxy's.
 
-What a probe or a scrape hears is one replica's word, whose name stands in ``X-Replica``. Serve
-sends nothing to a replica that is not ready, so ``/readyz`` says that some replica is. ``/metrics``
-has the label ``replica`` on every sample: a scrape shows one replica, chosen by Serve, and over
-time all of them, each as series of its own that can be summed.
+A probe or scrape is answered by one replica, named in ``X-Replica``. Serve routes nothing to a
+replica that is not ready, so ``/readyz`` says whether any replica is. In ``/metrics`` every sample
+has the label ``replica``: each scrape shows the replica that Serve chose, and over time all of
+them, as separate series that can be summed.
 """
 
 import asyncio
@@ -43,18 +41,17 @@ from app.settings import Settings
 NAME: Final = "landmarkd"
 REPLICA_HEADER: Final = "X-Replica"
 
-SPARE_S: Final = 10.0
-"""After the drain Serve gives a replica so much longer before it kills it."""
+SHUTDOWN_S: Final = 10.0
+"""Time between the end of the drain and the moment when Serve kills a replica."""
 
-LEAVING_S: Final = 5.0
-"""A request whose client has left may take so long to let go of its work."""
+CANCEL_S: Final = 5.0
+"""Time for a request whose client has left to cancel its work."""
 
 
 class Scale(BaseModel):
-    """How many replicas there may be; ``args`` of a config file.
+    """Bounds on the number of replicas; ``args`` in a config file.
 
-    Their number follows the requests that are being answered: a replica that has more than fill its
-    device is joined by another.
+    Serve adds a replica when the existing ones have more requests than keep their devices busy.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -64,12 +61,12 @@ class Scale(BaseModel):
 
 
 class Replica:
-    """What Serve asks of a replica besides answers."""
+    """The health check of a replica."""
 
-    app: FastAPI  # Of Serve's own class, which stands above this one.
+    app: FastAPI  # Set by Serve's ingress class.
 
     async def check_health(self) -> None:
-        """Tell Serve to replace this replica if it is not ready.
+        """Report whether this replica is ready; Serve replaces it if not.
 
         Raises:
             NotReady: It is not; the message says why.
@@ -83,48 +80,48 @@ def application(scale: Scale) -> serve.Application:
     """Build the application for Serve.
 
     Args:
-        scale: How many replicas there may be.
+        scale: Bounds on the number of replicas.
 
     Returns:
-        What ``serve run`` and ``serve deploy`` take; a config file may override every option.
+        The argument of ``serve run`` and ``serve deploy``; a config file may override every option.
     """
     settings = Settings()
     on_cuda = settings.device.startswith(("cuda", "all")) or (
         settings.device == "auto" and torch.cuda.is_available()
     )
 
-    # Serve calls a function of no arguments, in the replica.
+    # Called in the replica.
     def build() -> FastAPI:
         return _create_replica(settings)
 
     deployment = serve.deployment(
         name=NAME,
-        # Ray lets torch have as many threads as a replica has CPUs.
+        # Ray limits torch to as many threads as the replica has CPUs.
         ray_actor_options={"num_cpus": max(settings.threads, 1), "num_gpus": int(on_cuda)},
         autoscaling_config={
             "min_replicas": scale.min_replicas,
             "max_replicas": scale.max_replicas,
             "target_ongoing_requests": QUEUED_VOLUMES,
         },
-        # More than a replica accepts, so that it is the application that refuses, with its 429.
+        # More than a replica admits, so that the application refuses requests, with its 429.
         max_ongoing_requests=2 * settings.max_in_flight,
-        graceful_shutdown_timeout_s=settings.drain_s + SPARE_S,
+        graceful_shutdown_timeout_s=settings.drain_s + SHUTDOWN_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
     return cast("serve.Application", deployment(serve.ingress(build)(Replica)).bind())
 
 
 def _create_replica(settings: Settings) -> FastAPI:
-    """Make the application of this replica, on the one device that Ray gave it."""
+    """Build the application of this replica, on the device that Ray assigned to it."""
     configure_logging(settings.log_level, settings.log_format)
     device = "cuda:0" if ray.get_gpu_ids() else "cpu"
     app = create_app(settings.model_copy(update={"device": device}))
     replica = serve.get_replica_context().replica_tag
     lifespan = app.router.lifespan_context
 
-    # Serve sends requests to whatever has started, so here that includes the models.
+    # Serve routes requests to a replica once it has started, so here that includes its models.
     @asynccontextmanager
-    async def until_ready(app: FastAPI) -> AsyncIterator[None]:
+    async def wait_for_models(app: FastAPI) -> AsyncIterator[None]:
         async with lifespan(app):
             await asyncio.shield(app.state.starting)
             yield
@@ -133,23 +130,27 @@ def _create_replica(settings: Settings) -> FastAPI:
         labelled = LabelledMetrics(shared.metrics.registry, replica)
         return Response(generate_latest(labelled), media_type=METRICS_MEDIA_TYPE)
 
-    app.router.lifespan_context = until_ready
-    # The first route that fits is taken.
+    app.router.lifespan_context = wait_for_models
+    # The first matching route is used.
     app.router.routes.insert(0, APIRoute("/metrics", get_metrics, include_in_schema=False))
-    app.add_middleware(ReplicaAnswers, replica=replica)
+    app.add_middleware(ReplicaMiddleware, replica=replica)
     return app
 
 
 class LabelledMetrics(Collector):
-    """The metrics of one replica, each with the replica's name."""
+    """The metrics of one replica, with its name as a label.
+
+    Args:
+        registry: The replica's metrics.
+        replica: Its name.
+    """
 
     def __init__(self, registry: CollectorRegistry, replica: str) -> None:
-        """Args: what to label, and with what."""
         self._registry = registry
         self._replica = replica
 
     def collect(self) -> Iterator[Metric]:
-        """Read all metrics."""
+        """Yield all metrics."""
         for metric in self._registry.collect():
             metric.samples = [
                 sample._replace(labels={**sample.labels, "replica": self._replica})
@@ -158,16 +159,19 @@ class LabelledMetrics(Collector):
             yield metric
 
 
-class ReplicaAnswers:
-    """ASGI middleware: what passes between Serve's proxy and the application.
+class ReplicaMiddleware:
+    """ASGI middleware between Serve's proxy and the application.
 
-    Answers get the replica's name, and lose the request's id where the proxy adds it. Serve cancels
-    the call of a client that leaves; the application hears of it by ``receive``, and is given the
-    time to say so in its log and metrics.
+    It adds the replica's name to responses, and removes the request's id where the proxy adds it.
+    Serve cancels the call of a client that disconnects; the application learns of that by
+    ``receive``, and gets the time to cancel its work and to log and count the request.
+
+    Args:
+        app: The application inside.
+        replica: Name of the replica.
     """
 
     def __init__(self, app: ASGIApp, replica: str) -> None:
-        """Args: the application inside, and the name of its replica."""
         self._app = app
         self._replica = replica
 
@@ -185,10 +189,10 @@ class ReplicaAnswers:
                     del headers[ID_HEADER]
             await send(message)
 
-        answering = asyncio.ensure_future(self._app(scope, receive, send_named))
+        handling = asyncio.ensure_future(self._app(scope, receive, send_named))
         try:
-            await asyncio.shield(answering)
+            await asyncio.shield(handling)
         except asyncio.CancelledError:
             with suppress(TimeoutError):
-                await asyncio.wait_for(answering, LEAVING_S)
+                await asyncio.wait_for(handling, CANCEL_S)
             raise

@@ -72,10 +72,10 @@ def test_detect_writes_the_format_that_the_name_asks_for(
 def test_detect_lists_failures_at_the_end_and_does_the_rest(
     models: Path, scans: Path, tmp_path: Path
 ) -> None:
-    (scans / "broken.nii").write_bytes(b"no scan at all")
+    (scans / "[b]broken.nii").write_bytes(b"no scan at all")
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
-    assert "broken.nii: expected a NIfTI file" in result.stderr
+    assert "[b]broken.nii: expected a NIfTI file" in result.stderr
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
