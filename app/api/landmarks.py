@@ -82,7 +82,9 @@ async def find_landmarks(
             plan,
             max_bytes=settings.max_body_bytes,
             timeout_s=settings.body_timeout_s,
-            check_head=partial(engine.look, model=model, frame=query.frame, timeout_s=timeout_s),
+            check_head=partial(
+                engine.precheck, model=model, frame=query.frame, timeout_s=timeout_s
+            ),
         )
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
@@ -107,13 +109,13 @@ class _Detection:
     start: float
     record: RequestRecord
 
-    async def run(self, watch: Callable[[Progress], None] | None = None) -> LandmarksAnswer:
+    async def run(self, on_progress: Callable[[Progress], None] | None = None) -> LandmarksAnswer:
         detection = await self.engine.detect(
             self.upload.content,
             self.model,
             frame=self.query.frame,
             timeout_s=self.timeout_s,
-            watch=watch,
+            on_progress=on_progress,
         )
         self.record.shape = detection.volume.shape
         total_ms = 1e3 * (time.perf_counter() - self.start)
@@ -126,9 +128,11 @@ class _Detection:
         )
 
 
-async def _write_event(work: _Detection, form: Format, watch: Callable[[Progress], None]) -> bytes:
+async def _write_event(
+    work: _Detection, form: Format, on_progress: Callable[[Progress], None]
+) -> bytes:
     """Write the data of an ``answer`` event: JSON as it is, other formats as a JSON string."""
-    content = form.write(await work.run(watch))
+    content = form.write(await work.run(on_progress))
     return content if form.name == "json" else json.dumps(content.decode()).encode()
 
 

@@ -128,7 +128,7 @@ def _describe_device(state: DeviceState) -> DeviceInfo:
     ]
     return DeviceInfo(
         name=state.name,
-        status=state.trouble or READY,
+        status=state.unhealthy_reason or READY,
         precision=state.model.network.precision,
         batches=batches,
     )

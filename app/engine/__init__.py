@@ -1,13 +1,55 @@
-"""app/engine."""
+"""Many requests on a few devices: queueing, batching and deadlines; faults stay contained.
+
+The threads, and the way of one upload through them. Each column is a kind of thread, each line a
+function that runs there, each arrow a hand-over by the function at its beginning::
+
+    event loop                  decode pool    host pool                 device worker
+    1 thread                    2 threads      4 threads per device      1 thread per device
+    ─────────────────────────────────────────────────────────────────────────────────────────
+    Engine.detect
+      DecodeSlot.acquire
+      HostPool.run ───────────► read_volume
+      Devices.choose ◄─ Volume ─┘
+      DeviceLoop.run
+        DeviceWorker.submit ─────────────────► _prepare
+                                               WorkQueue.add_tiles ────► WorkQueue.take
+        DecodeSlot.release ◄─── Prepared ──────┘                         launch_batch
+                                                                         collect_batch
+        on_progress ◄────────── Progressed ──────────────────────────────_continue
+                                               _finish ◄─ HostPool.submit ┘
+                                               ├─ another pass:
+                                               │  WorkQueue.add_tiles ─► WorkQueue.take …
+        Waiter.future ◄──────── Settled ───────┘
+      Detection
+
+Prepared, Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
+``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
+on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. Outside of
+requests for landmarks, ``Engine.compute`` has a pool of 2 threads, and a daemon thread waits while
+the device workers load models.
+
+engine         admission, decoding, models; ``Engine.detect``
+admission      bounds on requests in flight and on decoded scans
+devices        all devices of the process, and which of them runs a request
+device_loop    the event loop's side of one device: jobs, deadlines, health
+device_worker  the thread of one device, which runs the networks
+work_queue     what waits for one device: calls, then batches of tiles
+jobs           single flight: one job per distinct (model, scan, frame), many waiters
+scheduler      which tiles form the next batch: the policy, without threads or clocks
+batch_sizes    how many tiles a batch may hold, as measured
+host_pool      threads for work on the host
+metrics        Prometheus metrics
+heap_trim      returns free memory to the OS
+"""
 
 from app.engine.devices import DeviceState
-from app.engine.engine import QUEUED_VOLUMES, Engine
+from app.engine.engine import MAX_DECODED_VOLUMES, Engine
 from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 
 __all__ = [
+    "MAX_DECODED_VOLUMES",
     "METRICS_MEDIA_TYPE",
-    "QUEUED_VOLUMES",
     "DeviceState",
     "Engine",
     "Metrics",

@@ -1,4 +1,4 @@
-"""request at the door -> admitted or refused, before its body is read."""
+"""Admits or refuses requests before their bodies are read, and bounds the decoded scans."""
 
 import asyncio
 import math
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.errors import Draining, QueueFull, TooLarge
+from app.errors import DeadlineExceeded, Draining, QueueFull, TooLarge
 
-COST_MEMORY: Final = 0.8
+SMOOTHING: Final = 0.8
 """Weight of the past in the running mean of a request's cost: about the last five count."""
 
 MIB: Final = 1 << 20
@@ -17,16 +17,18 @@ MIB: Final = 1 << 20
 
 @dataclass(slots=True)
 class Admission:
-    """Bounds what is accepted at once, in requests and in bytes of bodies.
+    """Bounds the requests in flight, in number and in bytes of their bodies.
 
     Attributes:
-        max_requests: Requests in flight at most.
-        max_bytes: Bytes of all their bodies together at most.
-        max_body_bytes: Bytes of one body at most; also what a body of unknown length counts.
-        backlog_s: Estimates when a device will be free of the tiles that wait now.
-        devices: Counts the devices that work side by side.
+        max_requests: Maximum number of requests in flight.
+        max_bytes: Maximum bytes of all their bodies together.
+        max_body_bytes: Maximum bytes of one body; a body of unknown length counts as this.
+        backlog_s: Returns the estimated time until a device has run the tiles that wait now.
+        devices: Returns the number of devices that work side by side.
         open: False once the service is draining.
         idle: Set while nothing is in flight.
+        requests: Number of requests in flight.
+        bytes: Bytes of their bodies.
     """
 
     max_requests: int
@@ -41,20 +43,20 @@ class Admission:
     _cost_s: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
-        """Begin with nothing in flight."""
+        """Start with nothing in flight."""
         self.idle.set()
 
     @contextmanager
     def admit(self, content_length: int | None) -> Iterator[None]:
-        """Hold a place for one request for as long as the context lasts.
+        """Count one request as in flight while the context lasts.
 
         Args:
-            content_length: Bytes of the body, if the client said.
+            content_length: Bytes of the body; None if unknown.
 
         Raises:
             Draining: The service is stopping.
             TooLarge: The body is over the limit.
-            QueueFull: There is no place; carries after how many seconds one is likely.
+            QueueFull: Too much is in flight; carries after how many seconds to try again.
         """
         if not self.open:
             raise Draining("expected a running service, got one that is stopping; try another")
@@ -63,7 +65,7 @@ class Admission:
                 f"expected a body of at most {self.max_body_bytes} bytes, got {content_length}"
             )
         size = self.max_body_bytes if content_length is None else content_length
-        # One request alone is always let in: its body is within the limit of a body.
+        # A single request is always admitted: its body is within the limit of a body.
         full = self.requests > 0 and self.bytes + size > self.max_bytes
         if self.requests >= self.max_requests or full:
             raise QueueFull(
@@ -83,12 +85,47 @@ class Admission:
             if not self.requests:
                 self.idle.set()
 
-    def learn(self, busy_s: float) -> None:
-        """Note the device time that an answered request took."""
-        self._cost_s = COST_MEMORY * self._cost_s + (1 - COST_MEMORY) * busy_s
+    def observe_cost(self, busy_s: float) -> None:
+        """Record the device time that an answered request took."""
+        self._cost_s = SMOOTHING * self._cost_s + (1 - SMOOTHING) * busy_s
 
     def retry_after_s(self) -> int:
         """Estimate after how many seconds half of what is in flight will have been answered."""
-        # Tiles tell more than requests, but scans that are not prepared have none yet.
+        # Tiles predict better than requests, but scans that are not prepared have none yet.
         busy_s = max(self._cost_s * self.requests / max(1, self.devices()), self.backlog_s())
         return max(1, math.ceil(busy_s / 2))
+
+
+class DecodeSlot:
+    """One of a few slots for decoded scans, each of which may take gigabytes."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        """Create a slot that is not acquired.
+
+        Args:
+            slots: The slots of the process.
+        """
+        self._slots = slots
+        self._acquired = False
+
+    async def acquire(self, deadline: float) -> None:
+        """Wait for a free slot, first come, first served.
+
+        Args:
+            deadline: On the event loop's clock.
+
+        Raises:
+            DeadlineExceeded: There was none until then.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+                self._acquired = True
+        except TimeoutError:
+            raise DeadlineExceeded("expected a place in the queue in time, got none") from None
+
+    def release(self) -> None:
+        """Free the slot; a second call does nothing."""
+        if self._acquired:
+            self._acquired = False
+            self._slots.release()

@@ -1,13 +1,7 @@
-"""Volumes of many requests -> Detections: the event loop's side of one device.
+"""The event loop's side of one device: its jobs, their waiters and deadlines, and its health.
 
-::
-
-    request ─► job ─► work list ─► device's thread ─► answer to all who asked
-               │ the same scan in flight: one job for all
-               └ deadline, or nobody waits any more: its tiles leave
-
-Identical scans in flight are computed once. Who is late is told so by one timer, set to the
-earliest deadline. When nothing is left to do both sides sleep: an idle service never wakes.
+Equal requests in flight share a job. One timer, set to the earliest deadline, fails the waiters
+that are late. When there is nothing to do, both sides sleep: an idle service never wakes.
 """
 
 import asyncio
@@ -20,275 +14,285 @@ from typing import Final, Literal, TypeVar
 
 from app.compute import HOST, NamedDevice
 from app.engine.batch_sizes import BatchSizes
-from app.engine.device_worker import DeviceThread
-from app.engine.events import Event, Lost, Prepared, Progressed, Settled, Troubled
-from app.engine.jobs import Job, Progress, Waiter, question
+from app.engine.device_worker import (
+    DeviceEvent,
+    DeviceWorker,
+    HealthChanged,
+    Prepared,
+    Progressed,
+    Settled,
+    WorkerDied,
+)
+from app.engine.jobs import DetectRequest, Job, Progress, Waiter
 from app.engine.metrics import Metrics
-from app.engine.work_queue import WorkList
+from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, NotReady
 from app.inference import Detection, Detector
-from app.io import Volume
 
 logger = logging.getLogger("landmarkd.device")
 
 JOIN_S: Final = 10.0
 """Given to the thread to end a forward pass; one that hangs must not keep the process alive."""
 
-TIMER_STEP_S: Final = 0.001
+TIMER_RESOLUTION_S: Final = 0.001
 """An event loop's clock may be this coarse, and its timers this early."""
 
 Result = TypeVar("Result")
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     """Do nothing."""
 
 
 class DeviceLoop:
-    """Everything that is asked of one device, and those who wait for it."""
+    """The jobs of one device; lives on the event loop.
+
+    Attributes:
+        device: The device.
+        index: Of the device among those of the process.
+        sizes: Its batch sizes.
+        unhealthy_reason: Why it runs no tiles; None if it does.
+        lost: Whether it cannot be used any more in this process.
+    """
 
     def __init__(
         self,
         sizes: BatchSizes,
         metrics: Metrics,
-        check: Callable[[], None] = _nothing,
-        on_lost: Callable[[], None] = _nothing,
-        where: NamedDevice = HOST,
+        self_check: Callable[[], None] = _ignore,
+        on_lost: Callable[[], None] = _ignore,
+        device: NamedDevice = HOST,
+        index: int = 0,
     ) -> None:
-        """Bring a device's work list and its thread together.
+        """Create a work queue and a worker, which has not started.
 
         Args:
-            sizes: How many tiles a batch may hold.
-            metrics: Where to count.
-            check: Raises if the device does not answer as it should; called on its thread.
-            on_lost: Is called if the device cannot be used any more.
-            where: The device.
+            sizes: Maximum number of tiles in a batch.
+            metrics: To count in.
+            self_check: Raises if a model does not answer as it should on this device; called on the
+                device's thread.
+            on_lost: Called if the device cannot be used any more.
+            device: The device.
+            index: Of the device among those of the process.
         """
+        self.device = device
+        self.index = index
         self.sizes = sizes
-        self.where = where
-        self.trouble: str | None = None
+        self.unhealthy_reason: str | None = None
         self.lost = False
         self._metrics = metrics
-        self._check = check
+        self._self_check = self_check
         self._on_lost = on_lost
-        self._work = WorkList(sizes.size, sizes.cost)
+        self._queue = WorkQueue(sizes.size, sizes.cost)
         self._jobs: dict[Hashable, Job] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._thread = self._make_thread()
-        self._reviving = self._stopping = False
+        self._worker = self._make_worker()
+        self._restarting = self._stopping = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def depth(self) -> int:
-        """Count the volumes that wait to be prepared and the tiles that no batch holds yet."""
-        return self._work.depth
+        """Number of scans to be prepared and of tiles that no batch has taken yet."""
+        return self._queue.depth
 
     @property
     def backlog_s(self) -> float:
-        """Estimate how long the device will be busy with the tiles that wait."""
-        return self._work.backlog_s
+        """Estimated time that the waiting tiles take."""
+        return self._queue.backlog_s
 
     @property
     def load(self) -> tuple[float, int]:
-        """Say in how many seconds the device is free, as far as is known, and how many jobs it has.
+        """Estimated time until the device is free, then the number of its jobs.
 
-        A scan that is not prepared yet has one tile at least.
+        A scan that is not prepared yet counts as one tile.
         """
-        unprepared_s = self._work.unprepared * self.sizes.mean_cost
-        return self._work.backlog_s + unprepared_s, len(self._jobs)
-
-    def answers(self, asked: Hashable) -> bool:
-        """Tell whether a question is being answered already; see ``app.engine.jobs.question``."""
-        return asked in self._jobs
-
-    def foresee_s(self, lane: Hashable, tiles: int) -> float:
-        """Estimate how long a new scan would take; 0 if tiles like its were never timed."""
-        return self._work.foresee_s(lane, tiles) if self.sizes.is_measured(lane) else 0.0
+        unprepared_s = self._queue.unprepared * self.sizes.mean_cost
+        return self._queue.backlog_s + unprepared_s, len(self._jobs)
 
     @property
     def oldest_s(self) -> float:
-        """Say how long the oldest job has been without an answer; 0 if there is none."""
+        """Age of the oldest job; 0 without any."""
         now = time.perf_counter()
-        return max((now - job.asked_s for job in self._jobs.values()), default=0.0)
+        return max((now - job.created_s for job in self._jobs.values()), default=0.0)
+
+    def has_job(self, key: Hashable) -> bool:
+        """Return whether requests of a key are in work here."""
+        return key in self._jobs
+
+    def estimate_latency_s(self, lane: Hashable, tiles: int) -> float:
+        """Estimate how long a new scan would take; 0 if no tile of its lane was timed."""
+        if not self.sizes.is_measured(lane):
+            return 0.0
+        return self._queue.estimate_latency_s(lane, tiles)
 
     def start(self) -> None:
-        """Begin to take calls and volumes."""
+        """Start the device's thread."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._worker.start()
 
     async def stop(self) -> None:
-        """End the thread; whoever still waits is told."""
+        """End the device's thread; whoever still waits gets an error."""
         self._stopping = True
         self._fail_all("expected an answer before the service stopped; try again")
-        self._work.close()
-        await asyncio.to_thread(self._thread.join, JOIN_S)
+        self._queue.close()
+        await asyncio.to_thread(self._worker.join, JOIN_S)
 
     def submit(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have a function called on the thread that owns the device; from any thread."""
-        return self._work.submit(function)
+        """Have a function called on the device's thread; may be called from any thread."""
+        return self._queue.submit(function)
 
-    async def detect(
-        self,
-        detector: Detector,
-        volume: Volume,
-        *,
-        deadline: float,
-        frame: int = 0,
-        on_prepared: Callable[[], None] = _nothing,
-        watch: Callable[[Progress], None] | None = None,
-    ) -> Detection:
-        """Bring a volume to the device and wait for its landmarks.
+    async def run(self, request: DetectRequest) -> Detection:
+        """Wait for the landmarks of a scan.
 
-        Cancelling the awaiting task takes the volume's tiles out of the queue, unless somebody
-        else waits for the same.
+        Cancelling the awaiting task takes the scan's tiles out of the queue, unless somebody else
+        waits for the same.
 
         Args:
-            detector: The model to use.
-            volume: The scan.
-            deadline: Of the event loop's clock, after which the answer is of no use.
-            frame: Which frame of its file the volume is; all of them share a digest.
-            on_prepared: Is called once the volume need not be kept any more.
-            watch: Is told of progress.
+            request: The scan, the model and the callbacks.
 
         Returns:
             The landmarks and what belongs to them.
 
         Raises:
             DeadlineExceeded: The deadline has passed.
-            NotReady: The device is lost or in trouble, or the loop ends.
-            LandmarkdError: As ``Detector.prepare`` and ``app.inference.forward.launch``.
+            NotReady: The device is unhealthy, lost or being stopped.
+            LandmarkdError: As ``Detector.prepare`` and ``app.inference.launch``.
         """
-        loop = asyncio.get_running_loop()
-        if self.trouble is not None or self._stopping:
-            raise NotReady(f"expected a working device, but {self.trouble or 'it is stopping'}")
-        waiter = Waiter(loop.create_future(), deadline, on_prepared, watch)
-        job = self._join(question(detector.model, volume, frame), detector, volume, waiter)
-        self._arm()
-        waiter.tell(Progress("queued", ahead=len(self._jobs) - 1, tile=job.run, tiles=job.tiles))
+        if self.unhealthy_reason is not None or self._stopping:
+            reason = self.unhealthy_reason or "it is stopping"
+            raise NotReady(f"expected a working device, but {reason}")
+        waiter = Waiter(request, asyncio.get_running_loop().create_future())
+        job = self._join_or_create(waiter)
+        self._set_timer()
+        ahead = len(self._jobs) - 1
+        request.on_progress(Progress("queued", ahead, tile=job.tiles_run, tiles=job.tiles))
         try:
-            return await waiter.answer
+            return await waiter.future
         finally:
             self._leave(job, waiter)
 
-    def _join(self, key: Hashable, detector: Detector, volume: Volume, waiter: Waiter) -> Job:
-        """Find the job that answers a question already, or make one."""
-        job = self._jobs.get(key)
+    def _join_or_create(self, waiter: Waiter) -> Job:
+        """Find the job that computes what is asked, or create one."""
+        request = waiter.request
+        job = self._jobs.get(request.key)
         if job is not None:
             self._metrics.count_shared()
             job.waiters.append(waiter)
-            self._work.set_deadline(job)
-            waiter.on_prepared()
+            self._queue.update_deadline(job)
+            request.on_prepared()
             return job
         now = time.perf_counter()
-        job = Job(key, detector, volume, now, now, [waiter])
-        self._jobs[key] = job
-        self._thread.add(job)
+        detector = Detector(request.model.on(self.index))
+        job = Job(request.key, detector, request.volume, now, now, [waiter])
+        self._jobs[request.key] = job
+        self._worker.submit(job)
         return job
 
     def _leave(self, job: Job, waiter: Waiter) -> None:
-        """Forget one who waits no longer, and the job if nobody does."""
+        """Remove a waiter that was cancelled, and its job if it was the last."""
         if waiter not in job.waiters:
             return
         job.waiters.remove(waiter)
-        if job.wanted:
-            self._work.set_deadline(job)
+        if job.has_waiters:
+            self._queue.update_deadline(job)
         else:
             self._drop(job, "cancelled")
-        self._arm()
+        self._set_timer()
 
     def _drop(self, job: Job, why: Literal["cancelled", "late"]) -> None:
-        """Take a job for which nobody waits out of the queue."""
+        """Take an abandoned job out of the queue."""
         self._forget(job)
-        saved = self._work.remove(job)
-        lane = job.detector.lane(job.case) if job.case is not None else None
+        saved = self._queue.remove(job)
+        lane = job.detector.lane(job.state) if job.state is not None else None
         self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
 
     def _forget(self, job: Job) -> None:
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         """Set the timer to the earliest deadline."""
         deadline = min((job.deadline for job in self._jobs.values()), default=None)
         if self._timer is not None and (deadline is None or self._timer.when() != deadline):
             self._timer.cancel()
             self._timer = None
         if self._timer is None and deadline is not None:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
 
-    def _expire(self) -> None:
-        """Tell those who are late; their tiles leave the queue at once."""
+    def _on_timer(self) -> None:
+        """Fail the waiters that are late; abandoned jobs leave the queue at once."""
         self._timer = None
-        now = asyncio.get_running_loop().time() + TIMER_STEP_S
-        for job in self._work.late(now):
+        now = asyncio.get_running_loop().time() + TIMER_RESOLUTION_S
+        for job in self._queue.expired(now):
             job.expire(now, DeadlineExceeded("expected an answer in time, got none"))
-            if job.wanted:
-                self._work.set_deadline(job)
+            if job.has_waiters:
+                self._queue.update_deadline(job)
             else:
                 self._drop(job, "late")
-        self._arm()
+        self._set_timer()
 
-    def _make_thread(self) -> DeviceThread:
-        post, where = self._post, self.where
-        return DeviceThread(self._work, self.sizes, self._metrics, self._check, post, where)
+    def _make_worker(self) -> DeviceWorker:
+        return DeviceWorker(
+            self.device, self._queue, self.sizes, self._metrics, self._self_check, self._emit
+        )
 
-    def _post(self, event: Event) -> None:
-        """Tell the event loop; called on the device's thread."""
+    def _emit(self, event: DeviceEvent) -> None:
+        """Hand an event to the event loop; called on the worker's threads."""
         # A loop that is closed has nobody left to tell.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._hear, event)
+            self._loop.call_soon_threadsafe(self._handle, event)
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: DeviceEvent) -> None:
         match event:
             case Prepared(job):
-                job.prepared()
+                job.notify_prepared()
             case Progressed(job):
-                job.tell(Progress("tile", tile=job.run, tiles=job.tiles))
-            case Settled(job, result):
-                self._settle(job, result)
-            case Troubled(reason, recovering):
-                self._note_trouble(reason, recovering)
-            case Lost(error):
-                self._lose(error)
+                job.notify_progress(Progress("tile", tile=job.tiles_run, tiles=job.tiles))
+            case Settled(job, outcome):
+                self._settle(job, outcome)
+            case HealthChanged(reason, fail_jobs):
+                self._set_health(reason, fail_jobs=fail_jobs)
+            case WorkerDied():
+                self._restart_once()
 
-    def _settle(self, job: Job, result: Detection | Exception) -> None:
+    def _settle(self, job: Job, outcome: Detection | Exception) -> None:
         self._forget(job)
-        self._work.remove(job)
-        if isinstance(result, Exception):
-            job.fail(result)
+        self._queue.remove(job)
+        if isinstance(outcome, Exception):
+            job.fail(outcome)
         else:
-            job.answer(result)
-        self._arm()
+            job.resolve(outcome)
+        self._set_timer()
 
-    def _note_trouble(self, reason: str | None, recovering: bool) -> None:
-        self.trouble = reason
-        self._reviving = False
+    def _set_health(self, reason: str | None, *, fail_jobs: bool) -> None:
+        self.unhealthy_reason = reason
+        self._restarting = False
         if reason is not None:
-            logger.error("device in trouble", extra={"device": self.where.name, "reason": reason})
-        if reason is not None and not recovering:
+            extra = {"device": self.device.name, "reason": reason}
+            logger.error("device unhealthy", extra=extra)
+        if fail_jobs:
             self._fail_all(f"expected a working device, but {reason}; try another")
 
-    def _lose(self, error: BaseException) -> None:
-        """Tell everybody; then try a new thread once, which must pass the self-check."""
-        self.trouble = "the device's thread has ended"
-        logger.critical("device thread ended", exc_info=error, extra={"device": self.where.name})
+    def _restart_once(self) -> None:
+        """Fail all jobs; replace the worker by one that must pass the self-check, but only once."""
+        self.unhealthy_reason = "the device's thread has ended"
         self._metrics.count_faults("thread", 1)
         self._fail_all("expected an answer, but the device's thread ended; try again")
         if self._stopping:
             return
-        if self._reviving:
+        if self._restarting:
             self.lost = self._stopping = True
-            self._work.close()
+            self._queue.close()
             self._on_lost()
             return
-        self._reviving = True
-        self._thread = self._make_thread()
-        self._thread.start(doubted=True)
+        self._restarting = True
+        self._worker = self._make_worker()
+        self._worker.start(self_check_first=True)
 
     def _fail_all(self, detail: str) -> None:
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
-            # Before it is removed: a host thread offers tiles of no job that nobody waits for.
+            # Before it is removed: tiles of a job without waiters cannot be queued any more.
             job.fail(NotReady(detail))
-            self._work.remove(job)
-        self._arm()
+            self._queue.remove(job)
+        self._set_timer()

@@ -1,17 +1,16 @@
-"""A device's work -> votes and landmarks: the only thread that runs networks on the device.
+"""The thread of one device: the only one that runs networks there.
 
 ::
 
-    prepare ─► work list ─► batch ─► finish ─► answer
-    (aside)       ▲                  (aside)
-                  └── a second look ───┘
+    submit ─► prepare ─► work queue ─► batch ─► finish ─► Settled
+              (host)         ▲                  (host)
+                             └── another pass ────┘
 
-Scans are prepared and finished in threads beside this one, on a CUDA device by a stream of their
-own. Such a device is given a batch before the thread waits for the votes of the one before, so it
-never waits for the host.
+Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream of their
+own. On CUDA, batch n+1 is launched before batch n is collected.
 
-Memory that runs out three times in a row, each time for a single tile, means that the device is
-unwell: nothing is answered then until the models have passed their self-checks again.
+A device that runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a single
+scan, is unhealthy: it runs no tiles until the models have passed their self-checks again.
 """
 
 import logging
@@ -20,16 +19,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from app.compute import CopyStream, NamedDevice, record_event, release_memory, set_device
 from app.engine.batch_sizes import BatchSizes
-from app.engine.events import Event, Lost, Prepared, Progressed, Settled, Troubled
-from app.engine.host_pool import Aside
+from app.engine.host_pool import HostPool
 from app.engine.jobs import Job
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
-from app.engine.work_queue import Call, Rest, WorkList
+from app.engine.work_queue import Call, TimedOut, WorkQueue
 from app.errors import InsufficientMemory
 from app.inference import (
     Detection,
@@ -45,238 +43,293 @@ from app.voting import Landmark
 
 logger = logging.getLogger("landmarkd.device")
 
-SHORTAGES: Final = 3
-"""Single tiles in a row that do not fit, after which the device itself is in doubt."""
+HOST_THREADS: Final = 4
+"""Up to this many scans are prepared or finished concurrently; further ones wait."""
+
+MAX_CONSECUTIVE_OOM: Final = 3
+"""Scans in a row that run out of memory before the device itself is checked."""
 
 FIRST_RETRY_S: Final = 1.0
-LAST_RETRY_S: Final = 60.0
-"""Between two self-checks of a device that is in trouble; doubled each time."""
+MAX_RETRY_S: Final = 60.0
+"""Time between two self-checks of an unhealthy device; doubled each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Departed:
-    """A batch that the device was given, and whose it is."""
+class Prepared:
+    """The scan of a job is on the device."""
 
-    batch: Batch[Job]
-    jobs: dict[ScanState, Job]
-    flight: InFlightBatch
+    job: Job
 
 
-class DeviceThread:
-    """One thread for one device."""
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Some tiles of a job have run."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job is done, or has failed."""
+
+    job: Job
+    outcome: Detection | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """The device became unhealthy, or healthy again.
+
+    Attributes:
+        unhealthy_reason: Why no tiles run; None if they do.
+        fail_jobs: Whether the jobs that wait must fail, as no recovery is in sight.
+    """
+
+    unhealthy_reason: str | None
+    fail_jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The thread has ended, though nobody stopped it."""
+
+
+DeviceEvent: TypeAlias = Prepared | Progressed | Settled | HealthChanged | WorkerDied
+"""What a device worker tells the event loop."""
+
+
+class DeviceWorker:
+    """One thread that runs what is in a work queue, with a host pool beside it."""
 
     def __init__(
         self,
-        work: WorkList,
+        device: NamedDevice,
+        queue: WorkQueue,
         sizes: BatchSizes,
         metrics: Metrics,
-        check: Callable[[], None],
-        post: Callable[[Event], None],
-        where: NamedDevice,
+        self_check: Callable[[], None],
+        emit: Callable[[DeviceEvent], None],
     ) -> None:
-        """Args: what to do, tiles of a batch, where to count, the self-check, whom to tell, where.
+        """Create a worker that has not started.
 
-        A device's name is also that of its thread.
+        Args:
+            device: To run on; the thread has its name.
+            queue: Of the device.
+            sizes: Told how long batches took.
+            metrics: To count in.
+            self_check: Raises if a model does not answer as it should on this device.
+            emit: Called with every event, on the thread where it happens.
         """
-        self._work = work
+        self._device = device
+        self._queue = queue
         self._sizes = sizes
         self._metrics = metrics
-        self._check = check
-        self._post = post
-        self._shortages = 0
+        self._self_check = self_check
+        self._emit = emit
+        self._consecutive_oom = 0
         self._retry_s: float | None = None
-        self._where = where
-        self._departed: Departed | None = None
-        self._aside = Aside(work)
-        self._copies = CopyStream(where.device)
-        self._thread = threading.Thread(target=self._main, name=where.name, daemon=True)
+        self._pending: tuple[Batch[Job], InFlightBatch] | None = None
+        self._host_pool = HostPool(f"{device.name} host", HOST_THREADS, self._crash)
+        self._copies = CopyStream(device.device)
+        self._thread = threading.Thread(target=self._main, name=device.name, daemon=True)
 
-    def start(self, *, doubted: bool = False) -> None:
-        """Begin to work; with a self-check if the device is in doubt."""
-        if doubted:
+    def start(self, *, self_check_first: bool = False) -> None:
+        """Start the thread.
+
+        Args:
+            self_check_first: Whether it must pass the self-check before it runs anything.
+        """
+        if self_check_first:
             self._retry_s = 0.0
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end; a network that hangs is left behind with it."""
+        """Wait for the thread's end; if a network hangs, the thread is left behind."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
+    def submit(self, job: Job) -> None:
+        """Take a job from the event loop: prepare its scan, run its tiles, finish it."""
+        self._queue.add(job)
+        self._host_pool.submit(partial(self._prepare, job), partial(self._on_prepared, job))
+
     def _main(self) -> None:
         try:
-            set_device(self._where.device)
+            set_device(self._device.device)
             if self._retry_s is not None:
-                self._check()
-                self._recovered()
-            self._serve()
-        except BaseException as error:  # noqa: BLE001 - handed to everybody who waits
-            self._post(Lost(error))
+                self._self_check()
+                self._set_healthy()
+            while self._run_next():
+                pass
+        except BaseException:
+            extra = {"device": self._device.name}
+            logger.critical("device thread ended", exc_info=True, extra=extra)
+            self._emit(WorkerDied())
         finally:
-            self._aside.close()
+            self._host_pool.close()
 
-    def add(self, job: Job) -> None:
-        """Take a scan from the event loop: it is prepared, run and finished."""
-        self._work.add(job)
-        self._aside.do(partial(self._prepare, job), partial(self._go_on_with, job))
+    def _crash(self, error: BaseException) -> None:
+        """End the thread with what was raised on the host pool, so that all who wait are told."""
 
-    def _serve(self) -> None:
-        while self._do_next():
-            pass
+        def fail() -> None:
+            raise error
 
-    def _do_next(self) -> bool:
-        """Do one thing; apart from the loop, which would hold the last scan until the next came."""
-        patience_s = self._retry_s if self._departed is None else 0.0
-        work = self._work.take(patience_s, calls_only=self._retry_s is not None)
+        self._queue.add_call(Call(fail))
+
+    def _run_next(self) -> bool:
+        """Do one thing; in a function of its own, or the loop would keep the last scan alive."""
+        timeout_s = self._retry_s if self._pending is None else 0.0
+        work = self._queue.take(timeout_s, calls_only=self._retry_s is not None)
         match work:
             case Call():
-                self._land()
+                self._collect_pending()
                 work.function()
             case Batch():
                 self._run(work)
-            case Rest() if self._departed is not None:
-                self._land()
-            case Rest():
-                self._recover()
+            case TimedOut() if self._pending is not None:
+                self._collect_pending()
+            case TimedOut():
+                self._try_to_recover()
         return work is not None
 
     def _prepare(self, job: Job) -> ScanState | None:
-        """Bring a scan to the device, unless nobody waits for it any more."""
+        """Bring a scan to the device, unless its job is abandoned."""
         volume, job.volume = job.volume, None
-        if volume is None or not job.wanted:
+        if volume is None or not job.has_waiters:
             return None
-        job.queue_s = time.perf_counter() - job.since_s
+        job.queue_s = time.perf_counter() - job.queued_s
         with self._copies.use():
-            case = job.detector.prepare(volume)
-            case.grid_ready = record_event(self._where.device)
-        return case
+            state = job.detector.prepare(volume)
+            state.grid_ready = record_event(self._device.device)
+        return state
 
-    def _go_on_with(self, job: Job, case: ScanState | Exception | None) -> None:
+    def _on_prepared(self, job: Job, state: ScanState | Exception | None) -> None:
         """Queue the tiles of a scan that was prepared."""
-        if isinstance(case, Exception):
-            self._fail(job, translate_out_of_memory(case, self._where.device))
-        elif case is not None:
-            self._offer(job, case)
-            self._post(Prepared(job))
+        if isinstance(state, Exception):
+            self._fail(job, translate_out_of_memory(state, self._device.device))
+        elif state is not None:
+            self._queue_tiles(job, state)
+            self._emit(Prepared(job))
 
-    def _offer(self, job: Job, case: ScanState) -> None:
-        job.case = case
-        job.tiles += len(case.plan)
-        job.since_s = time.perf_counter()
-        self._work.offer(job, job.detector.lane(case), len(case.plan))
+    def _queue_tiles(self, job: Job, state: ScanState) -> None:
+        job.state = state
+        job.tiles += len(state.plan)
+        job.queued_s = time.perf_counter()
+        self._queue.add_tiles(job, job.detector.lane(state), len(state.plan))
 
     def _run(self, batch: Batch[Job]) -> None:
-        """Give the device a batch, then wait for the one before."""
+        """Launch a batch, then collect the one before."""
         now = time.perf_counter()
-        jobs = {job.case: job for job in batch.requests() if job.case is not None}
-        for case, job in jobs.items():
-            if not case.started:
-                case.started = True
-                job.queue_s += now - job.since_s
-                self._metrics.observe_wait(len(case.plan), job.queue_s)
-        tiles = [(job.case, index) for job, index in batch.tiles if job.case is not None]
+        jobs = {job.state: job for job in batch.requests() if job.state is not None}
+        for state, job in jobs.items():
+            if not state.started:
+                state.started = True
+                job.queue_s += now - job.queued_s
+                self._metrics.observe_wait(len(state.plan), job.queue_s)
+        tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        flight = launch_batch(tiles, lambda case: jobs[case].wanted)
-        if self._departed is not None:
-            self._land()
-            if flight.out_of_memory:  # By itself it may fit.
-                flight = launch_batch(tiles, flight.is_active)
-        self._departed = Departed(batch, jobs, flight)
-        if not self._where.asynchronous:
-            self._land()
+        in_flight = launch_batch(tiles, lambda state: jobs[state].has_waiters)
+        if self._pending is not None:
+            self._collect_pending()
+            if in_flight.out_of_memory:  # By itself it may fit.
+                in_flight = launch_batch(tiles, in_flight.is_active)
+        self._pending = batch, in_flight
+        if not self._device.asynchronous:
+            self._collect_pending()
 
-    def _land(self) -> None:
-        """Wait for the batch that the device was given, if there is one."""
-        departed, self._departed = self._departed, None
-        if departed is None:
+    def _collect_pending(self) -> None:
+        """Wait for the batch that was launched, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        batch, report = departed.batch, collect_batch(departed.flight)
-        self._metrics.observe_busy(self._where.name, report.busy_s)
+        batch, report = pending[0], collect_batch(pending[1])
+        self._metrics.observe_busy(self._device.name, report.busy_s)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)
         if report.max_tiles is not None:
             self._sizes.limit(batch.lane, report.max_tiles)
-            logger.warning("out of memory", extra={"tiles": report.tiles, "now": report.max_tiles})
+            extra = {"tiles": report.tiles, "now": report.max_tiles}
+            logger.warning("out of memory", extra=extra)
         self._metrics.count_faults("out-of-memory", report.out_of_memory_count)
         self._metrics.count_faults("tile", len(report.errors))
         for job, _ in batch.tiles:
-            job.run += 1
-        for case, job in departed.jobs.items():
-            self._after(case, job, report.errors.get(case))
+            job.tiles_run += 1
+        for job in batch.requests():
+            if job.state is not None:
+                self._continue(job, report.errors.get(job.state))
 
-    def _after(self, case: ScanState, job: Job, error: Exception | None) -> None:
-        """Go on with a job some of whose tiles have run."""
+    def _continue(self, job: Job, error: Exception | None) -> None:
+        """Finish a job whose tiles have all run; fail it if one of them did."""
         if job.failed:
             return
         if error is not None:
             self._fail(job, error)
             return
-        self._shortages = 0
-        if job.run < job.tiles:
-            self._post(Progressed(job))
-        elif job.wanted:
-            self._aside.do(partial(self._finish, case, job), partial(self._end, case, job))
+        self._consecutive_oom = 0
+        if job.tiles_run < job.tiles:
+            self._emit(Progressed(job))
+        elif job.has_waiters and job.state is not None:
+            finish = partial(self._finish, job, job.state)
+            self._host_pool.submit(finish, partial(self._on_finished, job, job.state))
 
-    def _finish(self, case: ScanState, job: Job) -> tuple[Landmark, ...] | ScanState:
-        """Read landmarks off a scan's votes, or plan a further look."""
+    def _finish(self, job: Job, state: ScanState) -> tuple[Landmark, ...] | ScanState:
+        """Locate the landmarks of a scan, or prepare another pass."""
         with self._copies.use():
-            found = job.detector.finish(case)
-            if isinstance(found, ScanState):
-                found.grid_ready = record_event(self._where.device)
-        return found
+            outcome = job.detector.finish(state)
+            if isinstance(outcome, ScanState):
+                outcome.grid_ready = record_event(self._device.device)
+        return outcome
 
-    def _end(
-        self, case: ScanState, job: Job, found: tuple[Landmark, ...] | ScanState | Exception
+    def _on_finished(
+        self, job: Job, state: ScanState, outcome: tuple[Landmark, ...] | ScanState | Exception
     ) -> None:
-        """Answer a scan that was finished, or look again."""
-        if isinstance(found, Exception):
-            self._fail(job, translate_out_of_memory(found, self._where.device))
-        elif isinstance(found, ScanState):
-            self._offer(job, found)
-            self._post(Progressed(job))
+        """Answer a job, or queue the tiles of another pass."""
+        if isinstance(outcome, Exception):
+            self._fail(job, translate_out_of_memory(outcome, self._device.device))
+        elif isinstance(outcome, ScanState):
+            self._queue_tiles(job, outcome)
+            self._emit(Progressed(job))
         else:
-            self._post(Settled(job, _detection(job, case, found)))
+            volume, times = state.volume, stage_times(state, queue_s=job.queue_s)
+            detection = Detection(describe(volume), outcome, volume.warnings, job.tiles, times)
+            self._emit(Settled(job, detection))
 
     def _fail(self, job: Job, error: Exception) -> None:
-        # Here and not only by who is told, so that the next batch has none of its tiles.
+        # Removed here and not only by the event loop, so that the next batch has none of its tiles.
         job.failed = True
-        self._work.remove(job)
-        self._post(Settled(job, error))
+        self._queue.remove(job)
+        self._emit(Settled(job, error))
         if isinstance(error, InsufficientMemory):
-            self._work.add_call(Call(self._count_shortage))
+            self._queue.add_call(Call(self._count_out_of_memory))
         else:
-            self._shortages = 0
+            self._consecutive_oom = 0
 
-    def _count_shortage(self) -> None:
+    def _count_out_of_memory(self) -> None:
         release_memory()
-        self._shortages += 1
-        if self._shortages == SHORTAGES:
-            reason = f"the device ran out of memory {SHORTAGES} times in a row and is being checked"
-            self._post(Troubled(reason, recovering=True))
+        self._consecutive_oom += 1
+        if self._consecutive_oom == MAX_CONSECUTIVE_OOM:
+            times = f"{MAX_CONSECUTIVE_OOM} times in a row"
+            reason = f"the device ran out of memory {times} and is being checked"
+            self._emit(HealthChanged(reason))
             self._retry_s = FIRST_RETRY_S
-            self._recover()
+            self._try_to_recover()
 
-    def _recover(self) -> None:
-        """Run the self-checks; the device goes on if they pass, else rests and tries again."""
+    def _try_to_recover(self) -> None:
+        """Run the self-checks; if they fail, try again later."""
         release_memory()
         try:
-            self._check()
+            self._self_check()
         except Exception:
             # Whatever it is: a device that fails here must not answer.
-            logger.exception("device failed its self-check", extra={"device": self._where.name})
+            logger.exception("device failed its self-check", extra={"device": self._device.name})
             self._metrics.count_faults("self-check", 1)
             reason = "the device failed its self-check after running out of memory"
-            self._post(Troubled(reason))
-            self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), LAST_RETRY_S)
+            self._emit(HealthChanged(reason, fail_jobs=True))
+            self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), MAX_RETRY_S)
         else:
-            self._recovered()
+            self._set_healthy()
 
-    def _recovered(self) -> None:
-        self._shortages, self._retry_s = 0, None
-        self._post(Troubled(None))
-        logger.warning("device recovered", extra={"device": self._where.name})
-
-
-def _detection(job: Job, case: ScanState, landmarks: tuple[Landmark, ...]) -> Detection:
-    times = stage_times(case, queue_s=job.queue_s)
-    volume = case.volume
-    return Detection(describe(volume), landmarks, volume.warnings, job.tiles, times)
+    def _set_healthy(self) -> None:
+        self._consecutive_oom, self._retry_s = 0, None
+        self._emit(HealthChanged(None))
+        logger.warning("device recovered", extra={"device": self._device.name})

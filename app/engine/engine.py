@@ -1,16 +1,12 @@
-"""bytes of many requests -> Detections: models, admission and decoding around the devices.
+"""The engine: loads models, admits requests, decodes scans and gives them to a device.
 
-::
-
-    admit ─► decode ─► devices ─► answer
-    429,413  threads   a loop for each
+The package's docstring shows the threads and the way of a request through them.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +16,12 @@ from typing import Final, Literal, TypeVar
 import torch
 
 from app.compute import choose_devices
-from app.engine.admission import Admission
-from app.engine.computing import Computing
-from app.engine.devices import Devices, call_apart
-from app.engine.heap_trim import Tidying
-from app.engine.jobs import Progress
+from app.engine.admission import Admission, DecodeSlot
+from app.engine.devices import Devices
+from app.engine.heap_trim import HeapTrimmer
+from app.engine.host_pool import HostPool, run_in_daemon_thread
+from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
-from app.engine.places import Place
 from app.errors import DeadlineExceeded, NotReady
 from app.inference import Detection, check_again, load_checked
 from app.io import Content, Volume, VolumeLimits, check_header, read_volume
@@ -37,10 +32,13 @@ from app.settings import Settings
 logger = logging.getLogger("landmarkd.engine")
 
 DECODE_THREADS: Final = 2
-"""Inflating releases the interpreter's lock, so two volumes decode at once."""
+"""Inflating releases the interpreter's lock, so two scans decode at once."""
 
-QUEUED_VOLUMES: Final = 4
-"""Volumes that are decoded or wait for the device at once; each may hold gigabytes."""
+COMPUTE_THREADS: Final = 2
+"""For work without a model; each piece may take gigabytes."""
+
+MAX_DECODED_VOLUMES: Final = 4
+"""Scans that are decoded or wait for the device at once; each may take gigabytes."""
 
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
@@ -51,8 +49,8 @@ class Readiness:
     """Whether the service can answer.
 
     Attributes:
-        ready: True when at least one model can answer, on at least one device.
-        reason: Why not, or ``ready``; which devices are out, if others work.
+        ready: True if at least one model can answer, on at least one device.
+        reason: Why not, or ``ready``; which devices are unhealthy, if others work.
         models: ``ready`` or why not, by model name.
     """
 
@@ -62,26 +60,33 @@ class Readiness:
 
 
 class Engine:
-    """Everything between a request's bytes and its answer."""
+    """Everything between the bytes of a request and its detection.
+
+    Attributes:
+        devices: The devices.
+        registry: The models.
+        admission: The bounds of what is in flight.
+        limits: Of the scans.
+    """
 
     def __init__(
         self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] | None = None
     ) -> None:
-        """Make an engine that has not started.
+        """Create an engine that has not started.
 
         Args:
             settings: Of the process.
-            metrics: Where to count.
-            on_lost: Is called if no device can be used any more.
+            metrics: To count in.
+            on_lost: Called if no device can be used any more.
 
         Raises:
-            StartupError: A device asked for is not there.
+            StartupError: A device of the settings does not exist.
         """
         self.devices = Devices(
             choose_devices(settings.device),
             settings.batch_size,
             metrics,
-            self._check_models,
+            self._self_check,
             on_lost or (lambda: None),
         )
         self.registry = Registry(settings.models_dir, self._load, settings.default_model)
@@ -90,23 +95,23 @@ class Engine:
             settings.max_queued_bytes,
             settings.max_body_bytes,
             lambda: self.devices.backlog_s,
-            lambda: self.devices.working,
+            lambda: self.devices.healthy_count,
         )
-        self._settings = settings
-        self._metrics = metrics
         self.limits = VolumeLimits(
             inflated_bytes=settings.max_inflated_bytes,
             voxels=settings.max_voxels,
             axis=settings.max_axis,
         )
+        self._settings = settings
+        self._metrics = metrics
         self._state: State = "loading"
-        self._places = asyncio.Semaphore(QUEUED_VOLUMES)
-        self._tidying = Tidying()
-        self._decoders = ThreadPoolExecutor(DECODE_THREADS, thread_name_prefix="decode")
-        self._computing = Computing()
+        self._decode_slots = asyncio.Semaphore(MAX_DECODED_VOLUMES)
+        self._heap_trimmer = HeapTrimmer()
+        self._decode_pool = HostPool("decode", DECODE_THREADS)
+        self._compute_pool = HostPool("compute", COMPUTE_THREADS)
 
     def gauges(self) -> Gauges:
-        """Say what there is to read about the present."""
+        """Return the functions that read the gauges of the metrics."""
         return Gauges(
             queue_depth=lambda: self.devices.depth,
             in_flight=lambda: self.admission.requests,
@@ -117,93 +122,100 @@ class Engine:
 
     @contextmanager
     def admit(self, content_length: int | None) -> Iterator[None]:
-        """Hold a place for a request, see ``Admission.admit``, and tidy up some time after it."""
+        """Admit a request, see ``Admission.admit``; schedule a heap trim after it."""
         with self.admission.admit(content_length):
             try:
                 yield
             finally:
-                self._tidying.after_work()
+                self._heap_trimmer.schedule()
 
     def readiness(self) -> Readiness:
-        """Say whether requests can be answered, and why not."""
+        """Return whether requests can be answered, and why not."""
         models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refusals)
+        unhealthy = self.devices.unhealthy_reason
         if self._state == "loading":
             reason = "models are being loaded"
         elif self._state == "draining":
             reason = "the service is stopping"
-        elif self.devices.trouble is not None:
-            reason = self.devices.trouble
+        elif unhealthy is not None and not self.devices.healthy_count:
+            reason = unhealthy
         elif not self.registry.models:
             reason = "no usable model"
         else:
-            out = self.devices.complaint
-            return Readiness(True, "ready" if out is None else f"ready, but not on {out}", models)
+            reason = "ready" if unhealthy is None else f"ready, but not on {unhealthy}"
+            return Readiness(True, reason, models)
         return Readiness(False, reason, models)
 
     async def start(self) -> None:
-        """Load and check all models, then begin to answer; a bad model is only recorded."""
+        """Load and check all models, then accept requests; a refused model is only recorded.
+
+        Returns early if the engine is stopped meanwhile.
+        """
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         self.devices.start()
-        await call_apart(self.registry.load_all)
+        try:
+            await run_in_daemon_thread(self.registry.load_all)
+        except NotReady:
+            # The devices' threads have ended: no failure if that was asked for.
+            if self._state != "draining":
+                raise
         for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
-        self._state = "running"
+        if self._state == "loading":
+            self._state = "running"
 
     async def reload(self, name: str) -> None:
-        """Load a model's folder again and swap it in if it passes its self-check on every device.
+        """Load a model's folder again; swap it in if it passes its self-check on every device.
 
         Raises:
             UnknownModel: There is no such folder.
             ModelRefused: The folder breaks the contract; the model that was there stays.
         """
-        await call_apart(partial(self.registry.reload, name))
+        await run_in_daemon_thread(partial(self.registry.reload, name))
 
     def close(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse new requests from now on."""
         self._state = "draining"
         self.admission.open = False
 
     async def stop(self) -> None:
-        """Refuse what comes, answer what was accepted (for at most ``drain_s``), and end."""
+        """Refuse new requests, answer the admitted ones (for at most ``drain_s``), and end."""
         self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 await self.admission.idle.wait()
         await self.devices.stop()
-        self._tidying.stop()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
-        self._computing.close()
+        self._heap_trimmer.stop()
+        self._decode_pool.close()
+        self._compute_pool.close()
 
-    def look(
+    def precheck(
         self, head: Content, model: LoadedModel, *, frame: int | None, timeout_s: float | None
     ) -> None:
         """Refuse a file by its header, before the rest of it is received.
 
         Args:
             head: The file's first ``HEAD_BYTES``, or all of it.
-            model: The one that is asked.
+            model: The model to use.
             frame: As for ``detect``.
             timeout_s: As for ``detect``.
 
         Raises:
-            RequestError: As ``read_volume``, where the header is enough to tell.
-            DeadlineExceeded: What is queued and its own tiles take longer, as was measured.
+            RequestError: As ``read_volume``, where the header tells enough.
+            DeadlineExceeded: What is queued and its own tiles would take longer than allowed.
         """
         header = check_header(head, self.limits, frame)
         manifest = model.manifest
         shape = grid_shape(header.shape, header.affine, manifest.input)
         plan = plan_tiles(shape, manifest.input, manifest.network.output_stride)
-        needed = self.devices.foresee_s((model.digest, plan.tile_shape), len(plan))
-        limit = self._limit(timeout_s)
-        if needed > limit:
+        latency_s = self.devices.estimate_latency_s((model.digest, plan.tile_shape), len(plan))
+        limit_s = self._timeout_s(timeout_s)
+        if latency_s > limit_s:
             raise DeadlineExceeded(
-                f"expected a scan that can be answered within {limit:g} s, got {len(plan)} tiles, "
-                f"which would take {needed:.1f} s with what is queued"
+                f"expected a scan that can be answered within {limit_s:g} s, got {len(plan)} "
+                f"tiles, which would take {latency_s:.1f} s with what is queued"
             )
-
-    def _limit(self, timeout_s: float | None) -> float:
-        return min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
 
     async def detect(
         self,
@@ -212,7 +224,7 @@ class Engine:
         *,
         frame: int | None,
         timeout_s: float | None,
-        watch: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> Detection:
         """Find the landmarks in an uploaded file.
 
@@ -220,10 +232,10 @@ class Engine:
 
         Args:
             content: The file.
-            model: Of ``registry``; it answers even if it is swapped meanwhile.
+            model: Of ``registry``; it is used even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
             timeout_s: Seconds after which nobody waits for the answer; None for the default.
-            watch: Is told of progress.
+            on_progress: Called with the progress of the scan.
 
         Returns:
             The landmarks and what belongs to them.
@@ -233,37 +245,34 @@ class Engine:
         """
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
-        deadline = asyncio.get_running_loop().time() + self._limit(timeout_s)
-        place = Place(self._places)
+        deadline = self._deadline(timeout_s)
+        slot = DecodeSlot(self._decode_slots)
         try:
-            await place.take(deadline)
+            await slot.acquire(deadline)
             start = time.perf_counter()
             volume = await self._decode(content, frame, deadline)
             decode_s = time.perf_counter() - start
-            detection = await self.devices.detect(
-                model,
-                volume,
-                deadline=deadline,
-                frame=frame or 0,
-                on_prepared=place.leave,
-                watch=watch,
-            )
+            request = DetectRequest(model, volume, deadline, frame or 0, slot.release)
+            if on_progress is not None:
+                request = replace(request, on_progress=on_progress)
+            detection = await self.devices.choose(request.key).run(request)
         finally:
-            place.leave()
+            slot.release()
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
         times = detection.timing
         self._metrics.observe_stages(times)
-        self.admission.learn((times.prepare + times.network + times.vote + times.locate) / 1e3)
+        busy_ms = times.prepare + times.network + times.vote + times.locate
+        self.admission.observe_cost(busy_ms / 1e3)
         return detection
 
     async def compute(
         self, work: Callable[[Callable[[], None]], T], *, timeout_s: float | None
     ) -> T:
-        """Do work that needs no model and no device, on a thread of its own.
+        """Do work that needs no model and no device, on a host thread.
 
         Args:
-            work: Is given a function to call now and then, which raises as soon as nobody waits
-                for the result any more.
+            work: Given ``check_cancelled``, to be called now and then, which raises once nobody
+                waits for the result any more.
             timeout_s: Seconds after which nobody does; None for the default.
 
         Returns:
@@ -271,18 +280,20 @@ class Engine:
 
         Raises:
             DeadlineExceeded: It took longer.
-            LandmarkdError: What the work raises.
+            LandmarkdError: Raised by the work.
         """
-        return await self._computing.do(work, self._limit(timeout_s))
+        return await self._compute_pool.run(work, self._deadline(timeout_s))
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return asyncio.get_running_loop().time() + self._timeout_s(timeout_s)
 
     async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
-        """Read a scan on a thread of its own."""
-        read = partial(read_volume, content, self.limits, frame)
-        try:
-            async with asyncio.timeout_at(deadline):
-                volume = await asyncio.get_running_loop().run_in_executor(self._decoders, read)
-        except TimeoutError:
-            raise DeadlineExceeded("expected the scan to be read in time, it was not") from None
+        volume = await self._decode_pool.run(
+            lambda _check_cancelled: read_volume(content, self.limits, frame), deadline
+        )
         self._metrics.observe_volume(volume.voxels.size)
         return volume
 
@@ -291,7 +302,7 @@ class Engine:
         precision = self._settings.precision
         return self.devices.load(partial(load_checked, folder, precision=precision))
 
-    def _check_models(self, place: int) -> None:
-        """Run the self-checks of all models again on one device; called on its thread."""
+    def _self_check(self, device_index: int) -> None:
+        """Run the self-checks of all models on one device; called on its thread."""
         for name, model in self.registry.models.items():
-            check_again(self._settings.models_dir / name, model.on(place))
+            check_again(self._settings.models_dir / name, model.on(device_index))

@@ -1,62 +1,127 @@
-"""work beside a device's thread -> its outcome.
+"""Threads for work on the host, which must block neither the event loop nor a device's thread."""
 
-Scans are prepared in threads of their own, so that a small one waits neither for a huge one that is
-being prepared nor for a batch; landmarks are read off their votes there as well.
-"""
-
+import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeVar
 
-from app.engine.work_queue import Call, WorkList
+from app.errors import DeadlineExceeded
 
 Result = TypeVar("Result")
 
-THREADS: Final = 4
-"""So many huge scans must be in preparation at once for a small one to wait for them."""
 
-Then: TypeAlias = Callable[[Result | Exception], None]
-"""Goes on with what a function returned, or raised."""
+def _ignore(_error: BaseException) -> None:
+    """Do nothing."""
 
 
-class Aside:
-    """Threads beside the one of a device."""
+class HostPool:
+    """A few threads of one purpose; more work than threads waits its turn."""
 
-    def __init__(self, work: WorkList) -> None:
-        """Begin with no thread; the work list is that of the device's own."""
-        self._work = work
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
+    def __init__(
+        self, name: str, threads: int, on_crash: Callable[[BaseException], None] = _ignore
+    ) -> None:
+        """Create a pool; its threads start when they are needed.
 
-    def do(self, function: Callable[[], Result], then: Then[Result]) -> None:
-        """Do some work aside.
+        Args:
+            name: Of its threads.
+            threads: How many there are at most.
+            on_crash: Called with what ``on_done`` raised.
+        """
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._on_crash = on_crash
+
+    def submit(
+        self,
+        function: Callable[[], Result],
+        on_done: Callable[[Result | Exception], None],
+    ) -> None:
+        """Call a function on a thread of the pool; do nothing if the pool is closed.
 
         Args:
             function: The work.
-            then: Is called in the same thread with what came of it.
+            on_done: Called on the same thread with what the function returned or raised.
         """
-        # Refused once the device's thread has ended, which is on its way to all who wait.
         with suppress(RuntimeError):
-            self._threads.submit(self._do, function, then)
+            self._executor.submit(self._call, function, on_done)
+
+    async def run(
+        self, function: Callable[[Callable[[], None]], Result], deadline: float
+    ) -> Result:
+        """Call a function on a thread of the pool, and wait for its result.
+
+        Args:
+            function: The work. Its argument, ``check_cancelled``, is to be called now and then; it
+                raises once nobody waits for the result any more.
+            deadline: On the event loop's clock.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            DeadlineExceeded: There was no result until the deadline.
+            LandmarkdError: Raised by the function.
+        """
+        cancelled = threading.Event()
+
+        def check_cancelled() -> None:
+            if cancelled.is_set():
+                raise DeadlineExceeded("expected somebody to wait for the answer, got nobody")
+
+        try:
+            async with asyncio.timeout_at(deadline):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._executor, function, check_cancelled)
+        except TimeoutError:
+            raise DeadlineExceeded("expected an answer in time, got none") from None
+        finally:
+            cancelled.set()
 
     def close(self) -> None:
-        """Let the threads end; what is not begun is not done any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end; work that has not begun is dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _do(self, function: Callable[[], Result], then: Then[Result]) -> None:
-        outcome: Result | Exception
-        try:
-            try:
-                outcome = function()
-            except Exception as error:  # noqa: BLE001 - handed on
-                outcome = error
-            then(outcome)
-        except BaseException as error:  # noqa: BLE001 - raised where it tells everybody who waits
-            self._work.add_call(Call(_raiser(error)))
+    def _call(
+        self, function: Callable[[], Result], on_done: Callable[[Result | Exception], None]
+    ) -> None:
+        outcome = _attempt(function)
+        if isinstance(outcome, Exception) or not isinstance(outcome, BaseException):
+            done: Result | Exception = outcome
+            crash = _attempt(lambda: on_done(done))
+        else:
+            crash = outcome
+        if crash is not None:
+            self._on_crash(crash)
 
 
-def _raiser(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
+async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """Call a function that may block for long, such as one that loads models.
 
-    return fail
+    A daemon thread does not keep the process alive, as a thread of an executor would.
+
+    Args:
+        function: What to call.
+
+    Returns:
+        What it returns.
+    """
+    future: Future[Result] = Future()
+
+    def call() -> None:
+        outcome = _attempt(function)
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    threading.Thread(target=call, name="load", daemon=True).start()
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _attempt(function: Callable[[], Result]) -> Result | BaseException:
+    """Call a function; gives what it returns or raises."""
+    try:
+        return function()
+    except BaseException as error:  # noqa: BLE001 - handed to who waits for the outcome
+        return error

@@ -1,6 +1,7 @@
-"""Those who ask for one scan -> a Job: what is computed once and answered to all of them.
+"""Single flight: one Job per distinct (model, scan, frame), many waiters.
 
-Its waiters belong to the event loop, everything else to the device's thread.
+The waiters of a job belong to the event loop. Everything else of it is changed by one thread at a
+time: a host thread that prepares or finishes it, else the device's thread.
 """
 
 import asyncio
@@ -31,31 +32,48 @@ class Progress:
     tiles: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class Waiter:
-    """One who waits for a job's answer.
+def _ignore(*_: object) -> None:
+    """Do nothing, as a callback that is not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectRequest:
+    """A decoded scan whose landmarks one client waits for.
 
     Attributes:
-        answer: Where it comes.
-        deadline: Of the loop's clock, after which it is of no use.
-        on_prepared: Is called once the scan is on the device, or will never be.
-        watch: Is told of progress.
+        model: The model to use, with its copies on all devices.
+        volume: The scan.
+        deadline: On the event loop's clock, after which the answer is of no use.
+        frame: Frame of the file; all frames of a file share a digest.
+        on_prepared: Called once, when the scan is on the device or never will be: the job needs
+            the volume's slot no longer.
+        on_progress: Called with the progress of the scan.
     """
 
-    answer: asyncio.Future[Detection]
+    model: LoadedModel
+    volume: Volume
     deadline: float
-    on_prepared: Callable[[], None]
-    watch: Callable[[Progress], None] | None = None
+    frame: int = 0
+    on_prepared: Callable[[], None] = _ignore
+    on_progress: Callable[[Progress], None] = _ignore
 
-    def tell(self, progress: Progress) -> None:
-        """Tell of progress, if it is wanted."""
-        if self.watch is not None:
-            self.watch(progress)
+    @property
+    def key(self) -> Hashable:
+        """Equal for requests that one computation answers, on whatever device."""
+        return self.model.digest, self.volume.digest, self.frame
 
 
-def question(model: LoadedModel, volume: Volume, frame: int) -> Hashable:
-    """Say what is asked: who asks for the same on any device waits for the same job."""
-    return model.digest, volume.digest, frame
+@dataclass(eq=False, frozen=True, slots=True)
+class Waiter:
+    """A client that waits for a job.
+
+    Attributes:
+        request: What it asked for.
+        future: Receives the answer.
+    """
+
+    request: DetectRequest
+    future: asyncio.Future[Detection]
 
 
 @dataclass(eq=False, slots=True)
@@ -63,71 +81,72 @@ class Job:
     """One scan between its decoding and its answer.
 
     Attributes:
-        key: Content, frame and model: who asks for the same waits for the same job.
-        detector: The model that is asked.
+        key: Of the requests that it answers.
+        detector: The model on the device.
         volume: The scan; None once it is on the device.
-        waiters: Who waits; nobody: the job is given up.
-        asked_s: When it was asked, by ``time.perf_counter()``.
-        since_s: When it began to wait for the device, by the same clock.
-        queue_s: How long it has waited for the device.
-        case: The scan on the device.
-        run: Tiles that have run.
-        tiles: Tiles there are, further ones of a second look included.
-        failed: Whether one of them has; others may be on the device still.
+        created_s: When it was created, by ``time.perf_counter()``.
+        queued_s: Since when it waits for the device, by the same clock.
+        waiters: The clients that wait; none: the job is abandoned.
+        queue_s: How long it has waited for the device in all.
+        state: The scan on the device.
+        tiles_run: Tiles that have run.
+        tiles: Tiles there are, those of all passes so far.
+        failed: Whether a tile has failed; others of its tiles may still be on the device.
     """
 
     key: Hashable
     detector: Detector
     volume: Volume | None
-    asked_s: float
-    since_s: float
+    created_s: float
+    queued_s: float
     waiters: list[Waiter] = field(default_factory=list)
     queue_s: float = 0.0
-    case: ScanState | None = None
-    run: int = 0
+    state: ScanState | None = None
+    tiles_run: int = 0
     tiles: int = 0
     failed: bool = False
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody still waits."""
+    def has_waiters(self) -> bool:
+        """Whether any client still waits."""
         return bool(self.waiters)
 
     @property
     def deadline(self) -> float:
-        """When the first of those who wait gives up; infinity if nobody waits."""
-        return min((waiter.deadline for waiter in self.waiters), default=math.inf)
+        """The earliest deadline of the waiters; infinity without any."""
+        return min((waiter.request.deadline for waiter in self.waiters), default=math.inf)
 
-    def prepared(self) -> None:
-        """Tell everybody that the scan need not be kept for its job any more."""
+    def notify_prepared(self) -> None:
+        """Call ``on_prepared`` of all waiters."""
         for waiter in self.waiters:
-            waiter.on_prepared()
+            waiter.request.on_prepared()
 
-    def tell(self, progress: Progress) -> None:
-        """Tell everybody who wants to know how far the job is."""
+    def notify_progress(self, progress: Progress) -> None:
+        """Call ``on_progress`` of all waiters."""
         for waiter in self.waiters:
-            waiter.tell(progress)
+            waiter.request.on_progress(progress)
 
-    def answer(self, detection: Detection) -> None:
-        """Answer everybody."""
-        for waiter in self._dismiss():
-            waiter.answer.set_result(detection)
+    def resolve(self, detection: Detection) -> None:
+        """Answer all waiters."""
+        for waiter in self._dismiss_waiters():
+            waiter.future.set_result(detection)
 
     def fail(self, error: Exception) -> None:
-        """Hand an error to everybody."""
-        for waiter in self._dismiss():
-            waiter.answer.set_exception(error)
+        """Raise an error in all waiters."""
+        for waiter in self._dismiss_waiters():
+            waiter.future.set_exception(error)
 
     def expire(self, now: float, error: Exception) -> None:
-        """Hand an error to those whose deadline has passed; the others wait on."""
-        for waiter in [waiter for waiter in self.waiters if now >= waiter.deadline]:
+        """Raise an error in the waiters whose deadline has passed; the others wait on."""
+        for waiter in [waiter for waiter in self.waiters if now >= waiter.request.deadline]:
             self.waiters.remove(waiter)
-            waiter.on_prepared()
-            if not waiter.answer.done():
-                waiter.answer.set_exception(error)
+            waiter.request.on_prepared()
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
 
-    def _dismiss(self) -> list[Waiter]:
+    def _dismiss_waiters(self) -> list[Waiter]:
+        """Remove all waiters; gives those that can still be answered."""
         dismissed, self.waiters = self.waiters, []
         for waiter in dismissed:
-            waiter.on_prepared()
-        return [waiter for waiter in dismissed if not waiter.answer.done()]
+            waiter.request.on_prepared()
+        return [waiter for waiter in dismissed if not waiter.future.done()]

@@ -1,16 +1,17 @@
-"""Tiles of all requests -> the next device batch: the policy, and nothing else.
+"""Decides which tiles of which requests form the next batch: the policy, and nothing else.
 
-The unit of device work is the tile, not the request, so volumes of any shape share a batch. The
-policy is processor sharing: every active request gives one tile in turn, so a scan of one tile
-passes a scan of a hundred after at most one batch per competitor; slots left over go to the request
-with the earliest deadline, else to the oldest. There is no delay timer: a batch is never held back
-for company, and no slot stays empty while a tile waits.
+The unit of work on the device is the tile, not the request, so scans of any size share a batch. The
+policy is processor sharing: every active request contributes one tile in turn, so a scan of one
+tile overtakes a scan of a hundred after at most one batch per competitor. Slots left over go to the
+request with the earliest deadline, else to the oldest. There is no delay timer: a batch is never
+held back to be filled, and no slot stays empty while a tile waits.
 
-Tiles can share a batch only within a **lane** (one model and one tile shape). Lanes share the
-device by the number of their active requests: each is charged what its batch costs per request, and
-the lane that was charged least goes next (start-time fair queueing, Goyal et al. 1996).
+Only tiles of one **lane** (a network and a tile shape) can share a batch. Lanes share the device in
+proportion to their active requests, by start-time fair queueing (Goyal et al. 1996): each lane has
+a virtual time that advances by the cost of its batches per active request, and the lane with the
+smallest goes next.
 
-Pure Python: no torch, no HTTP, no clock but the one that is passed in.
+Pure Python: no torch, no HTTP, no threads, no clock but the one that is passed in.
 """
 
 import math
@@ -40,17 +41,17 @@ class Batch(Generic[Request]):
 
 
 @dataclass(slots=True)
-class _Held:
-    """A request: its deadline, and its tiles that no batch holds yet."""
+class _Entry:
+    """A request: its deadline, and its tiles that no batch has taken yet."""
 
-    age: int
+    number: int
     deadline: float
     lane: Hashable = None
     tiles: int = 0
     next_tile: int = 0
 
     @property
-    def left(self) -> int:
+    def waiting(self) -> int:
         return self.tiles - self.next_tile
 
     def take(self) -> int:
@@ -60,121 +61,124 @@ class _Held:
 
 @dataclass(slots=True)
 class _Lane(Generic[Request]):
-    """The requests of a lane with tiles that wait, in turn, and what it was charged so far."""
+    """The requests of a lane with waiting tiles, in turn, and the lane's virtual time."""
 
-    charged: float
-    waiting: OrderedDict[Request, _Held] = field(default_factory=OrderedDict)
+    virtual_time: float
+    waiting: OrderedDict[Request, _Entry] = field(default_factory=OrderedDict)
 
 
-def _alike(lane: Hashable) -> float:
-    """Charge every tile the same."""
+def _unit_cost(lane: Hashable) -> float:
     del lane
     return 1.0
 
 
 class Scheduler(Generic[Request]):
-    """Hold the requests and their tiles, and choose which tiles go next."""
+    """The requests and their waiting tiles."""
 
     def __init__(
-        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float] = _alike
+        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float] = _unit_cost
     ) -> None:
-        """Begin with nothing.
+        """Start empty.
 
         Args:
-            batch_size: Most tiles in a batch of a lane; asked for every batch.
+            batch_size: Maximum number of tiles in a batch of a lane; called for every batch.
             cost: What one tile of a lane costs, in any unit above 0.
         """
         self._batch_size = batch_size
         self._cost = cost
-        self._held: dict[Request, _Held] = {}
+        self._entries: dict[Request, _Entry] = {}
         self._lanes: OrderedDict[Hashable, _Lane[Request]] = OrderedDict()
-        self._owed: dict[Hashable, float] = {}
-        self._clock = 0.0
-        self._ages = 0
+        self._idle_virtual_times: dict[Hashable, float] = {}
+        self._virtual_time = 0.0
+        self._count = 0
 
-    def hold(self, request: Request, deadline: float | None = None) -> None:
-        """Accept a request, whose tiles may come later.
+    def add(self, request: Request, deadline: float | None = None) -> None:
+        """Add a request, whose tiles may follow later.
 
         Args:
-            request: Names the request; not held already.
+            request: The request, which is not in the scheduler.
             deadline: Time, on the caller's clock, after which nobody waits for the answer.
 
         Raises:
-            ValueError: The request is held already.
+            ValueError: The request is in the scheduler already.
         """
-        if request in self._held:
-            raise ValueError(f"expected a new request, got one that is held: {request!r}")
-        self._held[request] = _Held(self._ages, math.inf if deadline is None else deadline)
-        self._ages += 1
+        if request in self._entries:
+            raise ValueError(f"expected a new request, got one that was added before: {request!r}")
+        self._entries[request] = _Entry(self._count, math.inf if deadline is None else deadline)
+        self._count += 1
 
-    def offer(self, request: Request, lane: Hashable, tiles: int) -> None:
-        """Accept tiles of a request; further ones, counted anew, once all before them are taken.
+    def add_tiles(self, request: Request, lane: Hashable, tiles: int) -> None:
+        """Add the tiles of a request, or those of its next pass once all before them are taken.
 
         Args:
-            request: Is held.
-            lane: What its tiles must have in common with their batch.
+            request: The request, which is in the scheduler.
+            lane: Lane of its tiles.
             tiles: How many there are.
 
         Raises:
             ValueError: There are no tiles, or earlier ones still wait.
         """
-        held = self._held[request]
-        if tiles < 1 or held.left:
-            raise ValueError(f"expected tiles, and none before, got {tiles} after {held.left}")
-        held.lane, held.tiles, held.next_tile = lane, tiles, 0
-        self._queue(request, held)
+        entry = self._entries[request]
+        if tiles < 1 or entry.waiting:
+            raise ValueError(f"expected tiles, and none before, got {tiles} after {entry.waiting}")
+        entry.lane, entry.tiles, entry.next_tile = lane, tiles, 0
+        if lane not in self._lanes:
+            # A lane that was idle gains nothing by it.
+            virtual_time = self._idle_virtual_times.pop(lane, 0.0)
+            self._lanes[lane] = _Lane(max(self._virtual_time, virtual_time))
+        self._lanes[lane].waiting[request] = entry
 
     def remove(self, request: Request) -> int:
-        """Forget a request: it is answered, cancelled, failed or late.
+        """Remove a request that is answered, cancelled, failed or expired.
 
         Returns:
-            How many of its tiles will not be run; 0 for a request that is not held.
+            How many of its tiles will not be run; 0 for a request that is not in the scheduler.
         """
-        held = self._held.pop(request, None)
-        if held is None:
+        entry = self._entries.pop(request, None)
+        if entry is None:
             return 0
-        if held.left:
-            self._unqueue(request, held)
-        return held.left
+        if entry.waiting:
+            self._leave_lane(request, entry)
+        return entry.waiting
 
     def set_deadline(self, request: Request, deadline: float) -> None:
-        """Change the time after which nobody waits for a request's answer, if it is held."""
-        if request in self._held:
-            self._held[request].deadline = deadline
+        """Change the deadline of a request, if it is in the scheduler."""
+        if request in self._entries:
+            self._entries[request].deadline = deadline
 
-    def late(self, now: float) -> tuple[Request, ...]:
+    def expired(self, now: float) -> tuple[Request, ...]:
         """List the requests whose deadline has passed, the oldest first."""
-        return tuple(request for request, held in self._held.items() if now >= held.deadline)
+        return tuple(request for request, entry in self._entries.items() if now >= entry.deadline)
 
     @property
     def waiting_tiles(self) -> int:
-        """Count the tiles that no batch holds yet."""
-        return sum(held.left for held in self._held.values())
+        """Number of tiles that no batch has taken yet."""
+        return sum(entry.waiting for entry in self._entries.values())
 
     @property
     def backlog(self) -> float:
-        """Add up what the waiting tiles cost."""
-        waiting = (held for held in self._held.values() if held.left)
-        return sum(held.left * self._cost(held.lane) for held in waiting)
+        """Cost of the waiting tiles."""
+        waiting = (entry for entry in self._entries.values() if entry.waiting)
+        return sum(entry.waiting * self._cost(entry.lane) for entry in waiting)
 
-    def foresee(self, lane: Hashable, tiles: int) -> float:
-        """Say what will have been run when a new request's last tile has, at what cost.
+    def estimate_cost(self, lane: Hashable, tiles: int) -> float:
+        """Estimate the cost of everything that runs until a new request's last tile has run.
 
         Args:
-            lane: Of the request.
-            tiles: How many it would have.
+            lane: Lane of the request.
+            tiles: How many tiles it would have.
 
         Returns:
-            Cost of its tiles, and of as many of everybody else's as come in turn.
+            Cost of its tiles, and of as many of every other request as come in turn.
         """
-        others = (held for held in self._held.values() if held.left)
-        turns = sum(min(held.left, tiles) * self._cost(held.lane) for held in others)
-        return turns + tiles * self._cost(lane)
+        others = (entry for entry in self._entries.values() if entry.waiting)
+        in_turn = sum(min(entry.waiting, tiles) * self._cost(entry.lane) for entry in others)
+        return in_turn + tiles * self._cost(lane)
 
     def next_batch(self, now: float) -> Batch[Request] | None:
-        """Choose the tiles that run now, and forget them.
+        """Take the tiles to run now.
 
-        The lane that was charged least goes next; of equals, the one that waited longer.
+        The lane with the smallest virtual time goes next; of equals, the one that waited longest.
 
         Args:
             now: The caller's clock. Requests past their deadline give no tiles; their slots go to
@@ -186,48 +190,44 @@ class Scheduler(Generic[Request]):
         ready = [(name, lane) for name, lane in self._lanes.items() if self._active(lane, now)]
         if not ready:
             return None
-        name, lane = min(ready, key=lambda item: item[1].charged)
-        self._clock = max(self._clock, lane.charged)
-        self._owed = {key: owed for key, owed in self._owed.items() if owed > self._clock}
+        name, lane = min(ready, key=lambda item: item[1].virtual_time)
+        self._virtual_time = max(self._virtual_time, lane.virtual_time)
+        self._idle_virtual_times = {
+            key: time for key, time in self._idle_virtual_times.items() if time > self._virtual_time
+        }
         self._lanes.move_to_end(name)
-        return Batch(name, tuple(self._fill(name, lane, self._active(lane, now))))
+        return Batch(name, tuple(self._take_tiles(name, lane, self._active(lane, now))))
 
-    def _fill(
+    def _take_tiles(
         self, name: Hashable, lane: _Lane[Request], active: Sequence[Request]
     ) -> list[tuple[Request, int]]:
-        """Take one tile of each in turn, then fill up with the most urgent; charge the lane."""
+        """Take one tile of each request in turn, then fill up with the most urgent."""
         slots = self._batch_size(name)
         tiles: list[tuple[Request, int]] = []
         for request in active[:slots]:
             tiles.append((request, lane.waiting[request].take()))
-            # Whoever was served goes behind whoever was not, so turns rotate across batches.
+            # Served requests go behind the others, so turns rotate from batch to batch.
             lane.waiting.move_to_end(request)
-        urgent = sorted(active, key=lambda one: (self._held[one].deadline, self._held[one].age))
+        entries = self._entries
+        urgent = sorted(active, key=lambda one: (entries[one].deadline, entries[one].number))
         for request in urgent:
-            held = lane.waiting[request]
-            while held.left and len(tiles) < slots:
-                tiles.append((request, held.take()))
-        lane.charged += self._cost(name) * len(tiles) / len(active)
+            entry = lane.waiting[request]
+            while entry.waiting and len(tiles) < slots:
+                tiles.append((request, entry.take()))
+        lane.virtual_time += self._cost(name) * len(tiles) / len(active)
         for request in active:
-            if not self._held[request].left:
-                self._unqueue(request, self._held[request])
+            if not entries[request].waiting:
+                self._leave_lane(request, entries[request])
         return tiles
 
     def _active(self, lane: _Lane[Request], now: float) -> list[Request]:
-        """List the requests of a lane that somebody waits for, in turn."""
-        return [request for request, held in lane.waiting.items() if now < held.deadline]
+        """List the requests of a lane whose deadline has not passed, in turn."""
+        return [request for request, entry in lane.waiting.items() if now < entry.deadline]
 
-    def _queue(self, request: Request, held: _Held) -> None:
-        """Put a request in its lane; a lane that was empty gains nothing by having been."""
-        if held.lane not in self._lanes:
-            owed = self._owed.pop(held.lane, 0.0)
-            self._lanes[held.lane] = _Lane(max(self._clock, owed))
-        self._lanes[held.lane].waiting[request] = held
-
-    def _unqueue(self, request: Request, held: _Held) -> None:
-        """Take a request out of its lane, and the lane away if it is empty."""
-        lane = self._lanes[held.lane]
+    def _leave_lane(self, request: Request, entry: _Entry) -> None:
+        """Take a request out of its lane, and remove the lane if it is empty."""
+        lane = self._lanes[entry.lane]
         del lane.waiting[request]
         if not lane.waiting:
-            self._owed[held.lane] = lane.charged
-            del self._lanes[held.lane]
+            self._idle_virtual_times[entry.lane] = lane.virtual_time
+            del self._lanes[entry.lane]

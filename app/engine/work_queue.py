@@ -1,8 +1,8 @@
-"""Calls, scans and tiles that wait -> what the device's thread does next.
+"""The queue between the event loop and a device's thread: calls first, then batches of tiles.
 
-The one place where the event loop and the device's thread meet: one lock, held for microseconds.
-The next batch is chosen at the moment the device is free, so it holds whoever came until then and
-nobody who left. Where there is nothing to do, the thread sleeps and nothing wakes it.
+All threads meet here, under one lock that is held for microseconds. A batch is chosen at the moment
+the device is free, so it holds tiles of all who have come by then and of none who have left. When
+there is nothing to do, the device's thread sleeps and nothing wakes it.
 """
 
 import threading
@@ -17,11 +17,11 @@ from app.engine.jobs import Job
 from app.engine.scheduler import Batch, Scheduler
 from app.errors import NotReady
 
-ENDED: Final = "expected a running device thread, got one that ended"
+THREAD_ENDED: Final = "expected a running device thread, got one that ended"
 
 
-def _unheard(_reason: Exception) -> None:
-    """Tell nobody: whoever waits hears of the thread's end anyway."""
+def _ignore(_reason: Exception) -> None:
+    """Do nothing: the thread's end is reported to all who wait anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +29,30 @@ class Call:
     """A function to call on the device's thread.
 
     Attributes:
-        function: Is called without arguments; raises nothing.
-        refuse: Is called in its place with the reason if the thread ends before.
+        function: Called without arguments. What it raises ends the thread.
+        on_refused: Called instead, with the reason, if the queue is closed.
     """
 
     function: Callable[[], None]
-    refuse: Callable[[Exception], None] = _unheard
+    on_refused: Callable[[Exception], None] = _ignore
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """Nothing came within the time that the thread was willing to wait."""
+class TimedOut:
+    """There was nothing to do until the timeout."""
 
 
 Result = TypeVar("Result")
-Work: TypeAlias = Call | Batch[Job] | Rest | None
+Work: TypeAlias = Call | Batch[Job] | TimedOut | None
 
 
-class WorkList:
-    """What waits for the device, in the order of the scheduler's policy."""
+class WorkQueue:
+    """What waits for one device, in the order of the scheduler's policy."""
 
     def __init__(
         self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float]
     ) -> None:
-        """Args: as the scheduler's."""
+        """Start empty; the arguments are those of ``Scheduler``."""
         self._changed = threading.Condition()
         self._scheduler = Scheduler[Job](batch_size, cost)
         self._calls: deque[Call] = deque()
@@ -60,122 +60,119 @@ class WorkList:
         self._closed = False
 
     def add_call(self, call: Call) -> None:
-        """Add a function that the thread shall call before anything else."""
+        """Add a function that the device's thread calls before anything else."""
         with self._changed:
             closed = self._closed
             if not closed:
                 self._calls.append(call)
                 self._changed.notify()
         if closed:
-            call.refuse(NotReady(ENDED))
+            call.on_refused(NotReady(THREAD_ENDED))
 
     def submit(self, function: Callable[[], Result]) -> Future[Result]:
-        """Add a function that returns or raises something, which the future hands on."""
-        answer: Future[Result] = Future()
+        """Add a function for the device's thread; the future receives what it returns or raises."""
+        future: Future[Result] = Future()
 
-        def work() -> None:
+        def call() -> None:
             try:
                 result = function()
-            except Exception as error:  # noqa: BLE001 - handed to who waits
-                answer.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - handed to who waits for the future
+                future.set_exception(error)
             except BaseException:
-                answer.set_exception(NotReady("expected an answer, but the device's thread ended"))
+                future.set_exception(NotReady("expected an answer, but the device's thread ended"))
                 raise
             else:
-                answer.set_result(result)
+                future.set_result(result)
 
-        self.add_call(Call(work, answer.set_exception))
-        return answer
+        self.add_call(Call(call, future.set_exception))
+        return future
 
     def add(self, job: Job) -> None:
-        """Add a scan, which is being prepared beside the device's thread."""
+        """Add a job whose scan is being prepared."""
         with self._changed:
-            self._scheduler.hold(job, job.deadline)
+            self._scheduler.add(job, job.deadline)
             self._unprepared.add(job)
 
-    def offer(self, job: Job, lane: Hashable, tiles: int) -> None:
-        """Add the tiles of a scan that was prepared, or further ones; not if it was given up."""
+    def add_tiles(self, job: Job, lane: Hashable, tiles: int) -> None:
+        """Add the tiles of a prepared scan, or those of its next pass; not if it is abandoned."""
         with self._changed:
             self._unprepared.discard(job)
-            if job.wanted:
-                self._scheduler.offer(job, lane, tiles)
+            if job.has_waiters:
+                self._scheduler.add_tiles(job, lane, tiles)
                 self._changed.notify()
 
     def remove(self, job: Job) -> int:
-        """Forget a job, and return how many of its tiles will not be run."""
+        """Remove a job, and return how many of its tiles will not be run."""
         with self._changed:
             self._unprepared.discard(job)
             saved = self._scheduler.remove(job)
             self._changed.notify()
             return saved
 
-    def set_deadline(self, job: Job) -> None:
-        """Note that another of a job's waiters is the next to give up."""
+    def update_deadline(self, job: Job) -> None:
+        """Take over a job's deadline after its waiters have changed."""
         with self._changed:
             self._scheduler.set_deadline(job, job.deadline)
             self._changed.notify()
 
-    def late(self, now: float) -> tuple[Job, ...]:
+    def expired(self, now: float) -> tuple[Job, ...]:
         """List the jobs whose deadline has passed."""
         with self._changed:
-            return self._scheduler.late(now)
+            return self._scheduler.expired(now)
 
     @property
     def depth(self) -> int:
-        """Count the scans to be prepared and the tiles that no batch holds yet."""
+        """Number of scans to be prepared and of tiles that no batch has taken yet."""
         with self._changed:
             return len(self._unprepared) + self._scheduler.waiting_tiles
 
     @property
     def unprepared(self) -> int:
-        """Count the scans that have no tiles yet."""
+        """Number of scans that have no tiles yet."""
         with self._changed:
             return len(self._unprepared)
 
     @property
     def backlog_s(self) -> float:
-        """Estimate how long the device will be busy with the tiles that wait."""
+        """Estimated time that the waiting tiles take."""
         with self._changed:
             return self._scheduler.backlog
 
-    def foresee_s(self, lane: Hashable, tiles: int) -> float:
+    def estimate_latency_s(self, lane: Hashable, tiles: int) -> float:
         """Estimate how long a new scan of so many tiles would take."""
         with self._changed:
-            return self._scheduler.foresee(lane, tiles)
+            return self._scheduler.estimate_cost(lane, tiles)
 
-    def take(self, patience_s: float | None = None, *, calls_only: bool = False) -> Work:
+    def take(self, timeout_s: float | None = None, *, calls_only: bool = False) -> Work:
         """Wait until there is something to do, and take it.
 
         Args:
-            patience_s: Seconds to wait at most; None: for ever.
-            calls_only: Whether tiles must wait, because the device is in trouble.
+            timeout_s: Seconds to wait at most; None: for ever.
+            calls_only: Whether to leave tiles in the queue, as for an unhealthy device.
 
         Returns:
-            A call; else a batch of tiles; Rest after ``patience_s``; None once the list is closed.
+            A call; else a batch of tiles; TimedOut after ``timeout_s``; None once closed.
         """
-        end_s = None if patience_s is None else time.monotonic() + patience_s
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._closed:
-                work = self._next(calls_only)
-                if work is not None:
-                    return work
-                # Whatever wakes the thread meanwhile, it waits no longer than it was asked to.
+                if self._calls:
+                    return self._calls.popleft()
+                batch = None if calls_only else self._scheduler.next_batch(time.monotonic())
+                if batch is not None:
+                    return batch
+                # Not anew at every notification, or jobs that come and go would put off the end.
                 left_s = None if end_s is None else end_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    return Rest()
+                    return TimedOut()
                 self._changed.wait(left_s)
             return None
 
     def close(self) -> None:
-        """Let the thread end; whatever waits is not done any more."""
+        """Make ``take`` return None, and refuse the calls that wait."""
         with self._changed:
             self._closed = True
             calls, self._calls = self._calls, deque()
             self._changed.notify()
         for call in calls:
-            call.refuse(NotReady(ENDED))
-
-    def _next(self, calls_only: bool) -> Call | Batch[Job] | None:
-        if self._calls:
-            return self._calls.popleft()
-        return None if calls_only else self._scheduler.next_batch(time.monotonic())
+            call.on_refused(NotReady(THREAD_ENDED))

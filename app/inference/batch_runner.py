@@ -7,7 +7,7 @@ runs out of memory is halved until it fits; a scan of which a single tile does n
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from app.inference.forward import ForwardPass, collect, launch
 from app.inference.scan_state import ScanState
 
 Tiles: TypeAlias = Sequence[tuple[ScanState, int]]
+Result = TypeVar("Result")
 IsActive: TypeAlias = Callable[[ScanState], bool]
 
 
@@ -76,12 +77,7 @@ def launch_batch(tiles: Tiles, is_active: IsActive) -> InFlightBatch:
     """
     start_s = time.perf_counter()
     active = [slot for slot in tiles if is_active(slot[0])]
-    outcome: ForwardPass | Exception | None = None
-    if active:
-        try:
-            outcome = launch(active)
-        except Exception as error:  # noqa: BLE001 - reported to everybody who waits for the scan
-            outcome = translate_out_of_memory(error, _device_of(active))
+    outcome = _attempt(lambda: launch(active), _device_of(active)) if active else None
     return InFlightBatch(active, is_active, outcome, start_s)
 
 
@@ -122,15 +118,22 @@ def _collect_pass(batch: InFlightBatch, report: BatchReport) -> Exception | None
     if not isinstance(outcome, ForwardPass):
         report.busy_s += time.perf_counter() - batch.start_s
         return outcome
-    try:
-        seconds = collect(outcome)
-    except Exception as error:  # noqa: BLE001 - reported to everybody who waits for the scan
+    seconds = _attempt(lambda: collect(outcome), _device_of(batch.tiles))
+    if isinstance(seconds, Exception):
         report.busy_s += time.perf_counter() - batch.start_s
-        return translate_out_of_memory(error, _device_of(batch.tiles))
+        return seconds
     report.busy_s += seconds
     if len(batch.tiles) == report.tiles:
         report.seconds = seconds
     return None
+
+
+def _attempt(function: Callable[[], Result], device: torch.device) -> Result | Exception:
+    """Call a function; gives what it returns or raises."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - reported to everybody who waits for the scan
+        return translate_out_of_memory(error, device)
 
 
 def translate_out_of_memory(error: Exception, device: torch.device) -> Exception:

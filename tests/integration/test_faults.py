@@ -135,7 +135,7 @@ def test_device_that_runs_out_three_times_in_a_row_is_checked_and_recovers(fresh
     for _ in range(3):
         answer = fresh.ask(command_scan(commands.TOO_LARGE, shape=TILE))
         assert answer.status_code == 507
-    fresh.wait_for(message="device in trouble")
+    fresh.wait_for(message="device unhealthy")
     fresh.wait_for(message="device recovered")
     fresh.until(lambda: fresh.client.get("/readyz").status_code == 200)
     assert fresh.ask(command_scan()).status_code == 200

@@ -13,7 +13,7 @@ from app.engine.metrics import Metrics
 from app.errors import NotReady
 from app.inference.detector import Detector
 from app.model.registry import LoadedModel
-from tests.support.device_loops import ask, assert_same_landmarks, detector_with, scan
+from tests.support.device_loops import ask, assert_same_landmarks, scan, with_network
 
 
 class EndsItsThread(nn.Module):
@@ -39,19 +39,17 @@ def test_lost_thread_fails_who_waits_and_a_new_one_must_pass_the_self_check(
 
         loop = DeviceLoop(BatchSizes(4), Metrics(), check, lost.set, where)
         loop.start()
-        fatal = detector_with(model, EndsItsThread())
+        fatal = with_network(model, EndsItsThread())
         waiting = [ask(loop, fatal, scan(n)) for n in (1, 2)]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(answer) for answer in answers] == [NotReady, NotReady]
         if sound:
             assert await asyncio.wrap_future(loop.submit(lambda: 5)) == 5
-            assert_same_landmarks(
-                await ask(loop, Detector(model), scan(1)), Detector(model).detect(scan(1))
-            )
+            assert_same_landmarks(await ask(loop, model, scan(1)), Detector(model).detect(scan(1)))
         else:
             await lost.wait()
             with pytest.raises(NotReady, match="thread has ended"):
-                await ask(loop, Detector(model), scan(1))
+                await ask(loop, model, scan(1))
         await loop.stop()
 
     asyncio.run(scenario())

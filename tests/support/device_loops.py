@@ -1,7 +1,8 @@
 """A device loop with a network that can be held and poisoned, for tests."""
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from app.compute.device import HOST, NamedDevice
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
+from app.engine.jobs import DetectRequest
 from app.engine.metrics import Metrics
-from app.inference.detector import Detection, Detector
+from app.inference.detector import Detection
 from app.inference.load import load_checked
 from app.io.volume import Volume
 from app.model.loader import load_module
@@ -57,16 +59,16 @@ def load_toy(folder: Path) -> LoadedModel:
 
 
 def make_faulty(folder: Path, model: LoadedModel) -> Iterator[Faulty]:
-    """Make the toy's network so that it can be held and poisoned; let go of it afterwards."""
+    """Make the toy's network so that it can be held and poisoned; release it afterwards."""
     made = make_model_folder(folder, input={"intensity": {"method": "none"}})
     module = Faulty(load_module(made, model.manifest))
     yield module
     module.gate.set()
 
 
-def detector_with(model: LoadedModel, module: nn.Module) -> Detector:
-    """Put another network in the place of a model's own."""
-    return Detector(replace(model, network=Network(model.manifest, module, CPU)))
+def with_network(model: LoadedModel, module: nn.Module) -> LoadedModel:
+    """Replace a model's network."""
+    return replace(model, network=Network(model.manifest, module, CPU))
 
 
 def scan(seed: int, shape: tuple[int, int, int] = (30, 33, 70), peak: float = 0.0) -> Volume:
@@ -76,8 +78,9 @@ def scan(seed: int, shape: tuple[int, int, int] = (30, 33, 70), peak: float = 0.
 
 
 @asynccontextmanager
-async def running(batch_size: int, where: NamedDevice = HOST) -> AsyncIterator[DeviceLoop]:
-    loop = DeviceLoop(BatchSizes(batch_size), Metrics(), where=where)
+async def running(batch_size: int, device: NamedDevice = HOST) -> AsyncIterator[DeviceLoop]:
+    """Run a device loop until the block ends."""
+    loop = DeviceLoop(BatchSizes(batch_size), Metrics(), device=device)
     loop.start()
     try:
         yield loop
@@ -85,8 +88,17 @@ async def running(batch_size: int, where: NamedDevice = HOST) -> AsyncIterator[D
         await loop.stop()
 
 
-async def ask(loop: DeviceLoop, detector: Detector, volume: Volume) -> Detection:
-    return await loop.detect(detector, volume, deadline=FAR)
+async def ask(
+    loop: DeviceLoop, model: LoadedModel, volume: Volume, deadline: float = FAR, frame: int = 0
+) -> Detection:
+    """Ask a device for the landmarks of a scan; by default there is no deadline."""
+    return await loop.run(DetectRequest(model, volume, deadline, frame))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until a condition holds that only they and other threads change."""
+    while not condition():  # noqa: ASYNC110 - nothing sets an event
+        await asyncio.sleep(0)
 
 
 def assert_same_landmarks(first: Detection, second: Detection) -> None:

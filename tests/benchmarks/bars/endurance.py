@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from app.engine.heap_trim import REST_S
+from app.engine.heap_trim import DELAY_S
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.linux import resident_bytes
 from tests.benchmarks.loads import LEFT, LOST, Load, Message, Reply, Stream, send, send_one
@@ -79,7 +79,7 @@ def s7_endurance(run: Run) -> Iterator[Row]:
 
 def _at_rest(server: Server) -> int:
     """Say what the service holds when it has tidied up after its work."""
-    time.sleep(2 * REST_S)
+    time.sleep(DELAY_S + 2)
     return resident_bytes(server.process)
 
 

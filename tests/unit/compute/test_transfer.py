@@ -182,10 +182,10 @@ def test_loop_on_cuda_finds_what_is_found_without_streams(tmp_path: Path) -> Non
     volumes = [scan(seed) for seed in (1, 2, 3)]
 
     async def scenario() -> list[Detection]:
-        loop = DeviceLoop(BatchSizes(2), Metrics(), where=NamedDevice("cuda:0", CUDA))
+        loop = DeviceLoop(BatchSizes(2), Metrics(), device=NamedDevice("cuda:0", CUDA))
         loop.start()
         try:
-            return await asyncio.gather(*[ask(loop, Detector(model), one) for one in volumes])
+            return await asyncio.gather(*[ask(loop, model, one) for one in volumes])
         finally:
             await loop.stop()
 

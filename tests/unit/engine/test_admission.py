@@ -24,7 +24,7 @@ def test_places_are_given_back_when_requests_end() -> None:
 
 def test_too_many_requests_are_refused_with_a_time_to_come_back() -> None:
     admission = make_admission()
-    admission.learn(busy_s=21.0)
+    admission.observe_cost(busy_s=21.0)
     with admission.admit(1), admission.admit(1), pytest.raises(QueueFull) as refusal:
         admission.admit(1).__enter__()
     assert refusal.value.retry_after_s == 5
@@ -72,7 +72,7 @@ def test_two_devices_halve_the_time_to_come_back() -> None:
     waits = []
     for count in (1, 2):
         admission = Admission(8, 1000, 600, devices=partial(int, count))
-        admission.learn(96.0)
+        admission.observe_cost(96.0)
         with admission.admit(1), admission.admit(1):
             waits.append(admission.retry_after_s())
     assert waits == [20, 10]

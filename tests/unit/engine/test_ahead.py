@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST
+from app.engine.jobs import DetectRequest
+from app.inference.detector import Detector
 from app.model.loader import load_module
 from app.model.registry import LoadedModel
 from tests.support.device_loops import (
     FAR,
     ask,
     assert_same_landmarks,
-    detector_with,
     running,
     scan,
+    with_network,
 )
 from tests.support.model_folders import make_model_folder
 
@@ -58,15 +60,15 @@ def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
     model: LoadedModel, inner: nn.Module, ahead: bool
 ) -> None:
     network = InSteps(inner)
-    detector = detector_with(model, network)
+    stepped = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=1, where=replace(HOST, asynchronous=ahead)) as loop:
+        async with running(batch_size=1, device=replace(HOST, asynchronous=ahead)) as loop:
             prepared = asyncio.Event()
-            first = asyncio.create_task(ask(loop, detector, scan(1, SMALL)))
+            first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await asyncio.to_thread(network.begun[0].wait)
             second = asyncio.create_task(
-                loop.detect(detector, scan(2, SMALL), deadline=FAR, on_prepared=prepared.set)
+                loop.run(DetectRequest(stepped, scan(2, SMALL), FAR, on_prepared=prepared.set))
             )
             await prepared.wait()
             network.leave[0].set()
@@ -76,7 +78,7 @@ def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
             network.leave[1].set()
             for seed, task in ((1, first), (2, second)):
                 assert_same_landmarks(
-                    await task, detector_with(model, inner).detect(scan(seed, SMALL))
+                    await task, Detector(with_network(model, inner)).detect(scan(seed, SMALL))
                 )
 
     asyncio.run(scenario())
@@ -87,17 +89,17 @@ def test_batch_that_found_no_memory_beside_another_is_tried_alone(
 ) -> None:
     """It was not too large, so batches stay as large as they are."""
     network = InSteps(inner, short=frozenset({1}))
-    detector = detector_with(model, network)
+    stepped = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=4, where=AHEAD) as loop:
-            first = asyncio.create_task(ask(loop, detector, scan(1, SMALL)))
+        async with running(batch_size=4, device=AHEAD) as loop:
+            first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await asyncio.to_thread(network.begun[0].wait)
             prepared = asyncio.Semaphore(0)
             others = [
                 asyncio.create_task(
-                    loop.detect(
-                        detector, scan(n, SMALL), deadline=FAR, on_prepared=prepared.release
+                    loop.run(
+                        DetectRequest(stepped, scan(n, SMALL), FAR, on_prepared=prepared.release)
                     )
                 )
                 for n in (2, 3)
@@ -108,6 +110,7 @@ def test_batch_that_found_no_memory_beside_another_is_tried_alone(
                 leave.set()
             await asyncio.gather(first, *others)
             assert network.tiles == [1, 2, 2]
+            detector = Detector(stepped)
             assert loop.sizes.size(detector.lane(detector.prepare(scan(1, SMALL)))) == 4
 
     asyncio.run(scenario())
@@ -118,15 +121,17 @@ def test_scan_that_fails_in_one_batch_is_not_answered_for_by_the_next(
 ) -> None:
     """Its other tiles may be on the device already."""
     network = InSteps(inner, short=frozenset({0}))
-    detector = detector_with(model, network)
+    stepped = with_network(model, network)
     for leave in network.leave:
         leave.set()
 
     async def scenario() -> None:
-        async with running(batch_size=1, where=AHEAD) as loop:
+        async with running(batch_size=1, device=AHEAD) as loop:
             with pytest.raises(Exception, match="expected"):
-                await ask(loop, detector, scan(1, (30, 33, 70)))
-            found = await ask(loop, detector, scan(2, SMALL))
-            assert_same_landmarks(found, detector_with(model, inner).detect(scan(2, SMALL)))
+                await ask(loop, stepped, scan(1, (30, 33, 70)))
+            found = await ask(loop, stepped, scan(2, SMALL))
+            assert_same_landmarks(
+                found, Detector(with_network(model, inner)).detect(scan(2, SMALL))
+            )
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The device loop: many requests, one device, and faults that hurt only the guilty."""
+"""The device loop: many requests, one device, and faults that hurt only the scan at fault."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ import pytest
 from app.compute.device import NamedDevice
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
-from app.engine.jobs import Progress
+from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector
@@ -25,19 +25,20 @@ from tests.support.device_loops import (
     Faulty,
     ask,
     assert_same_landmarks,
-    detector_with,
     running,
     scan,
+    until,
+    with_network,
 )
 
 
-def test_batch_of_strangers_changes_nothing(where: NamedDevice, model: LoadedModel) -> None:
+def test_sharing_a_batch_changes_no_answer(where: NamedDevice, model: LoadedModel) -> None:
     detector = Detector(model)
     volumes = [scan(1), scan(2, (45, 20, 38)), scan(3, (12, 60, 90)), scan(4)]
 
     async def together() -> list[Detection]:
-        async with running(batch_size=5, where=where) as loop:
-            return await asyncio.gather(*[ask(loop, detector, volume) for volume in volumes])
+        async with running(batch_size=5, device=where) as loop:
+            return await asyncio.gather(*[ask(loop, model, volume) for volume in volumes])
 
     for volume, detection in zip(volumes, asyncio.run(together()), strict=True):
         assert_same_landmarks(detection, detector.detect(volume))
@@ -47,16 +48,15 @@ def test_batch_of_strangers_changes_nothing(where: NamedDevice, model: LoadedMod
 def test_tiles_of_several_requests_share_a_batch(
     where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
 
     async def scenario() -> None:
-        async with running(batch_size=8, where=where) as loop:
+        async with running(batch_size=8, device=where) as loop:
             faulty.gate.clear()
-            first = asyncio.create_task(ask(loop, detector, scan(1, (20, 20, 20))))
+            first = asyncio.create_task(ask(loop, gated, scan(1, (20, 20, 20))))
             await asyncio.to_thread(faulty.entered.wait)
-            others = [asyncio.create_task(ask(loop, detector, scan(n))) for n in (2, 3)]
-            while loop.depth < 2:  # noqa: ASYNC110 - only lets others run
-                await asyncio.sleep(0)
+            others = [asyncio.create_task(ask(loop, gated, scan(n))) for n in (2, 3)]
+            await until(lambda: loop.depth >= 2)
             faulty.gate.set()
             await asyncio.gather(first, *others)
 
@@ -66,13 +66,13 @@ def test_tiles_of_several_requests_share_a_batch(
 
 
 def test_one_bad_scan_fails_alone(where: NamedDevice, model: LoadedModel, faulty: Faulty) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
     good, bad = scan(1), scan(2, peak=2 * POISON)
 
     async def scenario() -> list[Detection | BaseException]:
-        async with running(batch_size=6, where=where) as loop:
+        async with running(batch_size=6, device=where) as loop:
             return await asyncio.gather(
-                *[ask(loop, detector, volume) for volume in (good, bad, good)],
+                *[ask(loop, gated, volume) for volume in (good, bad, good)],
                 return_exceptions=True,
             )
 
@@ -87,16 +87,15 @@ def test_one_bad_scan_fails_alone(where: NamedDevice, model: LoadedModel, faulty
 def test_cancelled_request_leaves_its_batch_unharmed(
     where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
 
     async def scenario() -> Detection:
-        async with running(batch_size=4, where=where) as loop:
+        async with running(batch_size=4, device=where) as loop:
             faulty.gate.clear()
-            stays = asyncio.create_task(ask(loop, detector, scan(1)))
+            stays = asyncio.create_task(ask(loop, gated, scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
-            leaves = asyncio.create_task(ask(loop, detector, scan(2)))
-            while not loop.depth:  # noqa: ASYNC110 - only lets others run
-                await asyncio.sleep(0)
+            leaves = asyncio.create_task(ask(loop, gated, scan(2)))
+            await until(lambda: loop.depth > 0)
             leaves.cancel()
             faulty.gate.set()
             with pytest.raises(asyncio.CancelledError):
@@ -110,11 +109,10 @@ def test_cancelled_request_leaves_its_batch_unharmed(
 
 def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: LoadedModel) -> None:
     broken = Volume(np.zeros((3, 4)), np.eye(4), 0, "", ())
-    detector = Detector(model)
 
     async def scenario() -> tuple[BaseException | Detection, ...]:
-        async with running(batch_size=2, where=where) as loop:
-            requests = [ask(loop, detector, volume) for volume in (broken, scan(1))]
+        async with running(batch_size=2, device=where) as loop:
+            requests = [ask(loop, model, volume) for volume in (broken, scan(1))]
             return tuple(await asyncio.gather(*requests, return_exceptions=True))
 
     guilty, fine = asyncio.run(scenario())
@@ -123,16 +121,16 @@ def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: Loa
     assert isinstance(fine, Detection)
 
 
-def test_whoever_still_waits_is_told_when_the_loop_stops(
+def test_who_still_waits_gets_an_error_when_the_loop_stops(
     model: LoadedModel, faulty: Faulty
 ) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
 
     async def scenario() -> None:
         loop = DeviceLoop(BatchSizes(2), Metrics())
         loop.start()
         faulty.gate.clear()
-        waiting = asyncio.create_task(ask(loop, detector, scan(1)))
+        waiting = asyncio.create_task(ask(loop, gated, scan(1)))
         await asyncio.to_thread(faulty.entered.wait)
         stopping = asyncio.create_task(loop.stop())
         await asyncio.sleep(0)
@@ -144,48 +142,50 @@ def test_whoever_still_waits_is_told_when_the_loop_stops(
     asyncio.run(scenario())
 
 
-class LooksTwice(Detector):
-    """A detector that has every case run once more, whole, before it answers."""
+class RunsTwice(Detector):
+    """A detector that has all tiles of a scan run once more before it answers."""
 
-    looked = False
+    has_run = False
 
-    def finish(self, case: ScanState) -> tuple[Landmark, ...] | ScanState:
-        if self.looked:
-            return super().finish(case)
-        self.looked = True
-        return replace(case, votes=[], unmerged=0)
+    def finish(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
+        if self.has_run:
+            return super().finish(state)
+        self.has_run = True
+        return replace(state, votes=[], unmerged=0)
 
 
-def test_second_look_of_a_job_takes_its_turn_again(where: NamedDevice, model: LoadedModel) -> None:
-    told: list[Progress] = []
+def test_another_pass_over_a_scan_is_queued_again(
+    where: NamedDevice, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Progress] = []
     tiles = len(Detector(model).prepare(scan(1)).plan)
+    monkeypatch.setattr("app.engine.device_loop.Detector", RunsTwice)
 
     async def scenario() -> Detection:
-        async with running(batch_size=3, where=where) as loop:
-            detector = LooksTwice(model)
-            return await loop.detect(detector, scan(1), deadline=FAR, watch=told.append)
+        async with running(batch_size=3, device=where) as loop:
+            return await loop.run(DetectRequest(model, scan(1), FAR, on_progress=steps.append))
 
     detection = asyncio.run(scenario())
     assert detection.tiles == 2 * tiles
     assert_same_landmarks(detection, Detector(model).detect(scan(1)))
-    assert [step.tile for step in told] == sorted(step.tile for step in told)
-    assert told[-1].tiles == 2 * tiles
+    assert [step.tile for step in steps] == sorted(step.tile for step in steps)
+    assert steps[-1].tiles == 2 * tiles
 
 
-def test_late_request_is_told_at_once_though_the_device_is_busy(
+def test_late_request_fails_at_once_though_the_device_is_busy(
     where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
 
     async def scenario() -> Detection:
-        async with running(batch_size=2, where=where) as loop:
+        async with running(batch_size=2, device=where) as loop:
             faulty.gate.clear()
-            patient = asyncio.create_task(ask(loop, detector, scan(1)))
+            patient = asyncio.create_task(ask(loop, gated, scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
             soon = asyncio.get_running_loop().time() + 0.05
             # Nothing polls and the device is held, so only the timer can tell.
             with pytest.raises(DeadlineExceeded):
-                await loop.detect(detector, scan(2), deadline=soon)
+                await ask(loop, gated, scan(2), deadline=soon)
             faulty.gate.set()
             detection = await patient
             assert loop.depth == 0
@@ -194,17 +194,17 @@ def test_late_request_is_told_at_once_though_the_device_is_busy(
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_request_whose_tiles_all_run_already_is_late_as_well(
+def test_request_whose_tiles_are_all_running_can_be_late_as_well(
     where: NamedDevice, model: LoadedModel, faulty: Faulty
 ) -> None:
-    detector = detector_with(model, faulty)
+    gated = with_network(model, faulty)
 
     async def scenario() -> None:
-        async with running(batch_size=64, where=where) as loop:
+        async with running(batch_size=64, device=where) as loop:
             faulty.gate.clear()
             soon = asyncio.get_running_loop().time() + 0.05
             with pytest.raises(DeadlineExceeded):
-                await loop.detect(detector, scan(1), deadline=soon)
+                await ask(loop, gated, scan(1), deadline=soon)
             faulty.gate.set()
 
     asyncio.run(scenario())
@@ -219,7 +219,7 @@ def test_calls_run_on_the_one_thread_that_owns_the_device(
         raise ValueError("no")
 
     async def scenario() -> None:
-        async with running(batch_size=1, where=where) as loop:
+        async with running(batch_size=1, device=where) as loop:
             asked = [loop.submit(lambda: threading.current_thread().name) for _ in range(3)]
             names = {await asyncio.wrap_future(answer) for answer in asked}
             assert names == {"cpu"}
@@ -229,19 +229,19 @@ def test_calls_run_on_the_one_thread_that_owns_the_device(
     asyncio.run(scenario())
 
 
-def test_answered_scan_is_let_go_of_before_another_comes(
+def test_answered_scan_is_freed_before_another_comes(
     where: NamedDevice, model: LoadedModel
 ) -> None:
     gone = threading.Event()
 
-    def noted() -> Volume:
+    def watched() -> Volume:
         volume = scan(1)
         weakref.finalize(volume.voxels, gone.set)
         return volume
 
     async def scenario() -> None:
-        async with running(batch_size=1, where=where) as loop:
-            await ask(loop, Detector(model), noted())
+        async with running(batch_size=1, device=where) as loop:
+            await ask(loop, model, watched())
             assert await asyncio.to_thread(gone.wait, 10)
 
     asyncio.run(scenario())

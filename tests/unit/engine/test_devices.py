@@ -12,15 +12,24 @@ import torch
 
 from app.compute.device import HOST, NamedDevice
 from app.engine.device_loop import JOIN_S
-from app.engine.devices import Devices, call_apart
+from app.engine.devices import Devices
+from app.engine.host_pool import run_in_daemon_thread
+from app.engine.jobs import DetectRequest
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NotReady
-from app.inference.detector import Detector
+from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
 from app.io.volume import Volume
-from app.model.network import Network
 from app.model.registry import LoadedModel
-from tests.support.device_loops import CPU, FAR, Faulty, assert_same_landmarks, make_faulty, scan
+from tests.support.device_loops import (
+    FAR,
+    Faulty,
+    assert_same_landmarks,
+    make_faulty,
+    scan,
+    until,
+    with_network,
+)
 from tests.support.model_folders import TILE, make_model_folder
 from tests.support.services import (
     MODEL,
@@ -49,10 +58,7 @@ def networks(model: LoadedModel, tmp_path: Path) -> Iterator[list[Faulty]]:
 
 def spread(model: LoadedModel, networks: list[Faulty]) -> LoadedModel:
     """Put a network of its own on each device."""
-    copies = {
-        place: replace(model, network=Network(model.manifest, module, CPU))
-        for place, module in enumerate(networks)
-    }
+    copies = {index: with_network(model, module) for index, module in enumerate(networks)}
     return replace(copies[0], copies=copies)
 
 
@@ -67,9 +73,9 @@ class Running:
         named = tuple(NamedDevice(name, HOST.device) for name in NAMES)
         self.devices = Devices(named, 2, self.metrics, self.check, self.lost.set)
 
-    def check(self, place: int) -> None:
+    def check(self, index: int) -> None:
         self.checked.append(threading.current_thread().name)
-        if place in self.unsound:
+        if index in self.unsound:
             raise RuntimeError("unsound")
 
     async def __aenter__(self) -> "Running":
@@ -81,23 +87,24 @@ class Running:
 
     def ask(self, model: LoadedModel, volume: Volume) -> "asyncio.Task[Any]":
         """Ask for a scan in a task of its own."""
-        return asyncio.create_task(
-            self.devices.detect(
-                model, volume, deadline=FAR, frame=0, on_prepared=lambda: None, watch=None
-            )
-        )
+        request = DetectRequest(model, volume, FAR)
 
-    async def end(self, place: int) -> None:
-        """End the thread of a device; a new one takes its place if the self-check passes."""
+        async def run() -> Detection:
+            return await self.devices.choose(request.key).run(request)
+
+        return asyncio.create_task(run())
+
+    async def end(self, index: int) -> None:
+        """End the thread of a device; a new one replaces it if the self-check passes."""
 
         def die() -> None:
             raise SystemExit
 
-        loop = self.devices._loops[place]  # noqa: SLF001 - no network is needed to end a thread
+        loop = self.devices.loops[index]
         with pytest.raises(NotReady):
             await asyncio.wrap_future(loop.submit(die))
-        while place in self.unsound and not loop.lost:  # noqa: ASYNC110 - only lets others run
-            await asyncio.sleep(0)
+        if index in self.unsound:
+            await until(lambda: loop.lost)
 
 
 async def until_entered(network: Faulty) -> None:
@@ -176,18 +183,17 @@ def test_lost_device_leaves_the_other_answering(model: LoadedModel, networks: li
             for seed in (1, 2):
                 await running.ask(spread_model, scan(seed))
             devices = running.devices
-            assert devices.trouble is None
-            assert devices.complaint == "cpu:0: the device's thread has ended"
-            sound = [state.trouble is None for state in devices.states(spread_model)]
-            assert sound == [False, True]
-            assert devices.working == 1
+            assert devices.healthy_count == 1
+            assert devices.unhealthy_reason == "cpu:0: the device's thread has ended"
+            healthy = [state.unhealthy_reason is None for state in devices.states(spread_model)]
+            assert healthy == [False, True]
             assert not running.lost.is_set()
 
     asyncio.run(scenario())
     assert not networks[0].batches
 
 
-def test_process_is_told_only_when_all_devices_are_lost(model: LoadedModel) -> None:
+def test_on_lost_is_called_only_when_all_devices_are_lost(model: LoadedModel) -> None:
     async def scenario() -> None:
         async with Running() as running:
             running.unsound = {0, 1}
@@ -195,7 +201,7 @@ def test_process_is_told_only_when_all_devices_are_lost(model: LoadedModel) -> N
             assert not running.lost.is_set()
             await running.end(1)
             assert running.lost.is_set()
-            assert running.devices.trouble is not None
+            assert running.devices.healthy_count == 0
             with pytest.raises(NotReady, match="cpu:1: the device's thread has ended"):
                 await running.ask(model, scan(1))
             with pytest.raises(NotReady, match="all are lost"):
@@ -209,7 +215,7 @@ def test_dead_thread_is_replaced_on_its_own_device(model: LoadedModel) -> None:
         async with Running() as running:
             await running.end(1)
             # Answered by the new thread, once it has passed its self-check.
-            loop = running.devices._loops[1]  # noqa: SLF001 - that very device is meant
+            loop = running.devices.loops[1]
             name = await asyncio.wrap_future(loop.submit(lambda: threading.current_thread().name))
             assert name == "cpu:1"
             assert running.checked == ["cpu:1"]
@@ -228,7 +234,7 @@ def test_model_is_loaded_on_every_device_by_its_own_thread(tmp_path: Path) -> No
 
     async def scenario() -> LoadedModel:
         async with Running() as running:
-            return await call_apart(lambda: running.devices.load(load_on))
+            return await run_in_daemon_thread(lambda: running.devices.load(load_on))
 
     loaded = asyncio.run(scenario())
     assert sorted(threads) == list(NAMES)
@@ -248,7 +254,7 @@ def test_model_that_one_device_refuses_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Running() as running:
             with pytest.raises(ModelRefused, match=r"toy: selfcheck: no \(on cpu:1\)"):
-                await call_apart(lambda: running.devices.load(load_on))
+                await run_in_daemon_thread(lambda: running.devices.load(load_on))
 
     asyncio.run(scenario())
 
@@ -267,7 +273,9 @@ def test_batch_sizes_are_learned_on_each_device_by_itself(
             assert one.timings
             assert not other.timings
             assert running.devices.batch_sizes().keys() == set(NAMES)
-            assert running.devices.foresee_s((model.digest, TILE), 9) == 0.0  # as far as is known
+            assert (
+                running.devices.estimate_latency_s((model.digest, TILE), 9) == 0.0
+            )  # as far as is known
 
     asyncio.run(scenario())
 

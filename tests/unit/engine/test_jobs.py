@@ -10,21 +10,20 @@ from app.errors import DeadlineExceeded, NetworkFailed
 from app.inference.detector import Detection, Detector
 from app.model.registry import LoadedModel
 from tests.support.device_loops import (
-    FAR,
     POISON,
     Faulty,
     ask,
     assert_same_landmarks,
-    detector_with,
     running,
     scan,
+    with_network,
 )
 
 
-async def held(loop: DeviceLoop, faulty: Faulty, detector: Detector) -> "asyncio.Task[Detection]":
+async def held(loop: DeviceLoop, faulty: Faulty, model: LoadedModel) -> "asyncio.Task[Detection]":
     """Keep the device busy with another scan until the gate opens."""
     faulty.gate.clear()
-    task = asyncio.create_task(ask(loop, detector, scan(9, (20, 20, 20))))
+    task = asyncio.create_task(ask(loop, model, scan(9, (20, 20, 20))))
     await asyncio.to_thread(faulty.entered.wait)
     return task
 
@@ -42,10 +41,10 @@ def tiles_of(model: LoadedModel) -> int:
 def test_identical_scans_in_flight_are_computed_once(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> list[Detection]:
         async with running(batch_size=4) as loop:
-            blocker = await held(loop, faulty, detector_with(model, faulty))
-            # Every request has a detector of its own; the model is what counts.
+            blocker = await held(loop, faulty, with_network(model, faulty))
+            # Each request has a model object of its own; the digest counts.
             same = [
-                asyncio.create_task(ask(loop, detector_with(model, faulty), scan(1)))
+                asyncio.create_task(ask(loop, with_network(model, faulty), scan(1)))
                 for _ in range(5)
             ]
             await asked(*same)
@@ -64,12 +63,12 @@ def test_other_frames_and_other_models_are_other_questions(
 ) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
-            blocker = await held(loop, faulty, detector_with(model, faulty))
-            other = detector_with(replace(model, digest="another"), faulty)
-            mine = detector_with(model, faulty)
+            blocker = await held(loop, faulty, with_network(model, faulty))
+            other = with_network(replace(model, digest="another"), faulty)
+            mine = with_network(model, faulty)
             tasks = [
                 asyncio.create_task(ask(loop, mine, scan(1))),
-                asyncio.create_task(loop.detect(mine, scan(1), deadline=FAR, frame=1)),
+                asyncio.create_task(ask(loop, mine, scan(1), frame=1)),
                 asyncio.create_task(ask(loop, other, scan(1))),
             ]
             await asked(*tasks)
@@ -85,9 +84,9 @@ def test_one_who_leaves_does_not_take_the_work_of_others_along(
 ) -> None:
     async def scenario() -> Detection:
         async with running(batch_size=4) as loop:
-            detector = detector_with(model, faulty)
-            blocker = await held(loop, faulty, detector)
-            first, second = (asyncio.create_task(ask(loop, detector, scan(1))) for _ in range(2))
+            gated = with_network(model, faulty)
+            blocker = await held(loop, faulty, gated)
+            first, second = (asyncio.create_task(ask(loop, gated, scan(1))) for _ in range(2))
             await asked(first, second)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
@@ -105,13 +104,13 @@ def test_one_who_is_late_does_not_take_the_work_of_others_along(
 ) -> None:
     async def scenario() -> Detection:
         async with running(batch_size=4) as loop:
-            detector = detector_with(model, faulty)
-            blocker = await held(loop, faulty, detector)
-            patient = asyncio.create_task(ask(loop, detector, scan(1)))
+            gated = with_network(model, faulty)
+            blocker = await held(loop, faulty, gated)
+            patient = asyncio.create_task(ask(loop, gated, scan(1)))
             await asked(patient)
             soon = asyncio.get_running_loop().time() + 0.05
             with pytest.raises(DeadlineExceeded):
-                await loop.detect(detector, scan(1), deadline=soon)
+                await ask(loop, gated, scan(1), deadline=soon)
             faulty.gate.set()
             await blocker
             return await patient
@@ -122,9 +121,9 @@ def test_one_who_is_late_does_not_take_the_work_of_others_along(
 def test_last_one_who_leaves_takes_the_work_along(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
-            detector = detector_with(model, faulty)
-            blocker = await held(loop, faulty, detector)
-            both = [asyncio.create_task(ask(loop, detector, scan(1))) for _ in range(2)]
+            gated = with_network(model, faulty)
+            blocker = await held(loop, faulty, gated)
+            both = [asyncio.create_task(ask(loop, gated, scan(1))) for _ in range(2)]
             await asked(*both)
             for task in both:
                 task.cancel()
@@ -142,16 +141,16 @@ def test_scan_that_fails_fails_for_all_who_asked_and_can_be_asked_again(
 ) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
-            detector = detector_with(model, faulty)
-            blocker = await held(loop, faulty, detector)
+            gated = with_network(model, faulty)
+            blocker = await held(loop, faulty, gated)
             bad = scan(1, peak=2 * POISON)
-            same = [asyncio.create_task(ask(loop, detector, bad)) for _ in range(3)]
+            same = [asyncio.create_task(ask(loop, gated, bad)) for _ in range(3)]
             await asked(*same)
             faulty.gate.set()
             await blocker
             answers = await asyncio.gather(*same, return_exceptions=True)
             assert [type(answer) for answer in answers] == [NetworkFailed] * 3
             with pytest.raises(NetworkFailed):
-                await ask(loop, detector, bad)
+                await ask(loop, gated, bad)
 
     asyncio.run(scenario())

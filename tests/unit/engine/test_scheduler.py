@@ -20,8 +20,8 @@ def add(
     tiles: int = 1,
     deadline: float | None = None,
 ) -> None:
-    scheduler.hold(name, deadline)
-    scheduler.offer(name, lane, tiles)
+    scheduler.add(name, deadline)
+    scheduler.add_tiles(name, lane, tiles)
 
 
 def drain(scheduler: Scheduler[str], now: float = 0.0) -> list[Batch[str]]:
@@ -72,18 +72,18 @@ def test_late_request_gives_its_slots_to_others() -> None:
     add(scheduler, "late", tiles=2, deadline=1.0)
     add(scheduler, "fine", tiles=2)
     assert next_of(scheduler, now=1.0).requests() == ("fine",)
-    assert scheduler.late(1.0) == ("late",)
+    assert scheduler.expired(1.0) == ("late",)
 
 
 def test_request_is_late_wherever_its_tiles_are() -> None:
     scheduler = scheduler_of(2)
-    scheduler.hold("not yet prepared", 1.0)
+    scheduler.add("not yet prepared", 1.0)
     add(scheduler, "running", deadline=2.0)
     scheduler.next_batch(0.0)
-    assert scheduler.late(2.0) == ("not yet prepared", "running")
+    assert scheduler.expired(2.0) == ("not yet prepared", "running")
     scheduler.set_deadline("running", 3.0)
     scheduler.remove("not yet prepared")
-    assert scheduler.late(2.0) == ()
+    assert scheduler.expired(2.0) == ()
 
 
 def test_lanes_never_mix_and_take_turns() -> None:
@@ -137,10 +137,10 @@ def test_further_tiles_of_a_request_wait_their_turn_again() -> None:
     add(scheduler, "a")
     add(scheduler, "b", tiles=2)
     assert next_of(scheduler).tiles == (("a", 0),)
-    scheduler.offer("a", "another lane", 1)
+    scheduler.add_tiles("a", "another lane", 1)
     assert {next_of(scheduler).lane for _ in range(3)} == {"lane", "another lane"}
     assert scheduler.next_batch(0.0) is None
-    assert scheduler.late(math.inf) == ("a", "b")
+    assert scheduler.expired(math.inf) == ("a", "b")
 
 
 def test_backlog_is_what_the_waiting_tiles_cost() -> None:
@@ -156,11 +156,11 @@ def test_request_without_tiles_or_held_twice_is_refused() -> None:
     scheduler = scheduler_of(2)
     with pytest.raises(ValueError, match="expected tiles"):
         add(scheduler, "a", tiles=0)
-    with pytest.raises(ValueError, match="held: 'a'"):
-        scheduler.hold("a")
-    scheduler.offer("a", "lane", 1)
+    with pytest.raises(ValueError, match="before: 'a'"):
+        scheduler.add("a")
+    scheduler.add_tiles("a", "lane", 1)
     with pytest.raises(ValueError, match="got 1 after 1"):
-        scheduler.offer("a", "lane", 1)
+        scheduler.add_tiles("a", "lane", 1)
 
 
 @given(
@@ -172,8 +172,8 @@ def test_every_tile_runs_exactly_once_and_no_slot_is_wasted(
 ) -> None:
     scheduler = Scheduler[int](lambda _: batch_size)
     for name, (tiles, lane) in enumerate(requests):
-        scheduler.hold(name)
-        scheduler.offer(name, lane, tiles)
+        scheduler.add(name)
+        scheduler.add_tiles(name, lane, tiles)
     seen: list[tuple[int, int]] = []
     while (batch := scheduler.next_batch(0.0)) is not None:
         assert {requests[request][1] for request, _ in batch.tiles} == {batch.lane}

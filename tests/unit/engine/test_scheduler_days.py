@@ -10,7 +10,7 @@ import pytest
 from app.engine.scheduler import Batch, Scheduler
 
 EVENTS = 4000
-MOST_REQUESTS = 12
+MAX_REQUESTS = 12
 LANES = {"cheap": (4, 1.0), "dear": (2, 5.0), "single": (1, 2.0)}
 """Batch size and cost of a tile."""
 
@@ -39,14 +39,14 @@ class Day:
         self.finished = self.names = 0
 
     def arrive(self) -> None:
-        if len(self.open) == MOST_REQUESTS:
+        if len(self.open) == MAX_REQUESTS:
             return
         name, self.names = self.names, self.names + 1
         deadline = self.now + self.random.choice([3.0, 30.0, 300.0])
         lane, tiles = self.random.choice(list(LANES)), self.random.choice([1, 1, 2, 7, 40])
         self.open[name] = Asked(lane, tiles, deadline, stages=self.random.choice([1, 1, 2]))
-        self.scheduler.hold(name, deadline)
-        self.scheduler.offer(name, lane, tiles)
+        self.scheduler.add(name, deadline)
+        self.scheduler.add_tiles(name, lane, tiles)
 
     def leave(self) -> None:
         """A client goes, or a request fails."""
@@ -57,7 +57,7 @@ class Day:
 
     def tick(self) -> None:
         self.now += self.random.random()
-        late = self.scheduler.late(self.now)
+        late = self.scheduler.expired(self.now)
         assert set(late) == {n for n, asked in self.open.items() if self.now >= asked.deadline}
         for name in late:
             if self.random.random() < 0.3:
@@ -85,7 +85,7 @@ class Day:
             asked.waited = 0 if name in served else asked.waited + 1
             asked.passed = 0 if name in served else asked.passed + (batch.lane == asked.lane)
             assert asked.waited <= bound(), f"{name} starves"
-            assert asked.passed < MOST_REQUESTS, f"{name} was passed twice by the same request"
+            assert asked.passed < MAX_REQUESTS, f"{name} was passed twice by the same request"
         for name in served:
             self.maybe_finish(name)
 
@@ -104,7 +104,7 @@ class Day:
         asked.stages -= 1
         if asked.stages:
             asked.run, asked.tiles, asked.lane = Counter(), 1, "single"
-            self.scheduler.offer(name, "single", 1)
+            self.scheduler.add_tiles(name, "single", 1)
         else:
             del self.open[name]
             assert self.scheduler.remove(name) == 0
@@ -119,8 +119,8 @@ def bound() -> int:
     at most 1 + that ratio; the sum over lanes is taken at its worst.
     """
     size = max(size * cost for size, cost in LANES.values())
-    cheapest = min(cost for _, cost in LANES.values()) / MOST_REQUESTS
-    return MOST_REQUESTS * (1 + int((len(LANES) - 1) * (1 + size / cheapest)))
+    cheapest = min(cost for _, cost in LANES.values()) / MAX_REQUESTS
+    return MAX_REQUESTS * (1 + int((len(LANES) - 1) * (1 + size / cheapest)))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -129,8 +129,8 @@ def test_no_tile_is_lost_doubled_or_starved_in_a_long_day(seed: int) -> None:
     events = [day.arrive] * 4 + [day.run] * 8 + [day.leave, day.tick, day.tick]
     for _ in range(EVENTS):
         day.random.choice(events)()
-        assert set(day.scheduler.late(math.inf)) == set(day.open)
-        assert len(day.open) <= MOST_REQUESTS
+        assert set(day.scheduler.expired(math.inf)) == set(day.open)
+        assert len(day.open) <= MAX_REQUESTS
         assert day.scheduler.waiting_tiles == sum(
             asked.tiles - asked.run.total() for asked in day.open.values()
         )
@@ -149,8 +149,8 @@ def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int)
     requests = {lane: rng.randint(1, 6) for lane in LANES}
     for lane, count in requests.items():
         for number in range(count):
-            scheduler.hold(f"{lane} {number}")
-            scheduler.offer(f"{lane} {number}", lane, 10_000)
+            scheduler.add(f"{lane} {number}")
+            scheduler.add_tiles(f"{lane} {number}", lane, 10_000)
     given = dict.fromkeys(LANES, 0.0)
     for _ in range(2000):
         batch = scheduler.next_batch(0.0)
@@ -166,11 +166,11 @@ def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int)
 def test_one_tile_passes_huge_scans_after_one_batch_per_competitor(competitors: int) -> None:
     scheduler = Scheduler[str](lambda _: 1)
     for number in range(competitors):
-        scheduler.hold(f"huge {number}")
-        scheduler.offer(f"huge {number}", "lane", 1000)
+        scheduler.add(f"huge {number}")
+        scheduler.add_tiles(f"huge {number}", "lane", 1000)
     for _ in range(50):
         scheduler.next_batch(0.0)
-    scheduler.hold("small")
-    scheduler.offer("small", "lane", 1)
+    scheduler.add("small")
+    scheduler.add_tiles("small", "lane", 1)
     batches = [scheduler.next_batch(0.0) for _ in range(competitors + 1)]
     assert any(batch and batch.requests() == ("small",) for batch in batches)

@@ -7,16 +7,16 @@ import time
 import pytest
 
 from app.engine.jobs import Job
-from app.engine.work_queue import Rest, WorkList
+from app.engine.work_queue import TimedOut, WorkQueue
 from app.errors import NotReady
 from app.inference.detector import Detector
 from app.model.registry import LoadedModel
-from tests.support.device_loops import Faulty, ask, detector_with, running, scan
+from tests.support.device_loops import Faulty, ask, running, scan, with_network
 
 
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
     """Jobs that come and go must not put off the self-check of an unhealthy device."""
-    queue = WorkList(lambda _: 1, lambda _: 1.0)
+    queue = WorkQueue(lambda _: 1, lambda _: 1.0)
     job = Job("key", Detector(model), None, 0.0, 0.0)
     stop = threading.Event()
 
@@ -30,7 +30,7 @@ def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -
     thread.start()
     start = time.monotonic()
     try:
-        assert queue.take(0.3, calls_only=True) == Rest()
+        assert queue.take(0.3, calls_only=True) == TimedOut()
         assert time.monotonic() - start < 2.0
     finally:
         stop.set()
@@ -41,19 +41,19 @@ def test_job_prepared_while_all_jobs_are_failed_is_not_queued(
     model: LoadedModel, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host thread may finish preparing a scan at any moment, this one included."""
-    remove = WorkList.remove
+    remove = WorkQueue.remove
 
-    def remove_then_offer(queue: WorkList, job: Job) -> int:
+    def remove_then_add_tiles(queue: WorkQueue, job: Job) -> int:
         saved = remove(queue, job)
-        queue.offer(job, "lane", 1)
+        queue.add_tiles(job, "lane", 1)
         return saved
 
     async def scenario() -> None:
         async with running(batch_size=1) as loop:
             faulty.gate.clear()
-            waiting = asyncio.create_task(ask(loop, detector_with(model, faulty), scan(1)))
+            waiting = asyncio.create_task(ask(loop, with_network(model, faulty), scan(1)))
             await asyncio.to_thread(faulty.entered.wait)
-            monkeypatch.setattr(WorkList, "remove", remove_then_offer)
+            monkeypatch.setattr(WorkQueue, "remove", remove_then_add_tiles)
             stopping = asyncio.create_task(loop.stop())
             await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
             faulty.gate.set()
