@@ -1,9 +1,11 @@
 """A real service with a network that misbehaves on command: who is hurt, and what is left after."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -183,6 +185,32 @@ def test_sigterm_answers_everything_accepted(fresh: Faulty) -> None:
     assert blocker.result().status_code == 200
     assert [answer.result().status_code for answer in accepted] == [200] * 6
     assert fresh.wait() == 0
+
+
+class StoppedWhileLoading(Faulty):
+    """A service that is told to stop as soon as it listens, before its models are loaded."""
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next log line, and act on it."""
+        line = super().next_line()
+        if line["message"] == "listening":
+            self.terminate()
+        if line["message"] == "draining":
+            self.gate.write_bytes(b"")
+        return line
+
+
+def test_sigterm_while_models_load_exits_0(tmp_path: Path) -> None:
+    """The first of two models is being loaded; the other is refused by the stop."""
+    models = faulty_models(tmp_path)
+    shutil.copytree(models / "faulty", models / "other")
+    manifest = models / "other" / "model.toml"
+    manifest.write_text(manifest.read_text().replace('name = "faulty"', 'name = "other"'))
+    process = StoppedWhileLoading(models, hold_loading=True)
+    try:
+        assert process.wait() == 0
+    finally:
+        process.kill()
 
 
 def cpu_ns(pid: int) -> int:

@@ -1,7 +1,7 @@
-"""Voxels -> faults: a network for real service processes that misbehaves where a scan tells it to.
+"""A network for real service processes that misbehaves where a scan tells it to.
 
 A voxel above 1000 is a command to the tile it is in; everything else has its landmarks at its
-brightest place. Commands come through the door like any scan: nothing of the service is patched.
+brightest voxels. Commands are uploaded like any scan: nothing of the service is patched.
 """
 
 import math
@@ -40,13 +40,21 @@ IMPOSSIBLE_BYTES: Final = 1 << 50
 
 
 class FaultyNetwork(nn.Module):
-    """Finds the brightest place, and obeys the commands in its tiles."""
+    """Finds the brightest voxels, and obeys the commands in its tiles."""
 
     gate = Path()
+    hold_loading = False
 
     def __init__(self, landmarks: int) -> None:
-        """Args: how many landmarks it has."""
+        """Make it; wait for the gate first, if the loading of the first network shall be held.
+
+        Args:
+            landmarks: How many it has.
+        """
         super().__init__()
+        if FaultyNetwork.hold_loading:
+            FaultyNetwork.hold_loading = False
+            self.gate.read_bytes()
         self.landmarks = landmarks
         self.level = nn.Parameter(torch.tensor(200.0))
         self.broken = False
@@ -76,9 +84,15 @@ class FaultyNetwork(nn.Module):
         return output
 
 
-def install(gate: Path = Path()) -> None:
-    """Make the network known to this process under its allow-listed name."""
+def install(gate: Path = Path(), *, hold_loading: bool = False) -> None:
+    """Make the network known to this process under its allow-listed name.
+
+    Args:
+        gate: A named pipe that whoever is held waits for.
+        hold_loading: Whether the first network that is loaded waits for the gate.
+    """
     FaultyNetwork.gate = gate
+    FaultyNetwork.hold_loading = hold_loading
     module = ModuleType(MODULE)
     FaultyNetwork.__module__ = MODULE
     vars(module)["FaultyNetwork"] = FaultyNetwork

@@ -1,4 +1,4 @@
-"""A models folder -> a real service with a network that misbehaves on command, for tests."""
+"""A real service with a network that misbehaves on command, for tests."""
 
 import json
 import os
@@ -25,13 +25,19 @@ TILES = 8
 class Faulty(ServiceProcess):
     """A service whose network waits, for a command to hold, until the gate is opened."""
 
-    def __init__(self, models: Path, **environment: str) -> None:
-        """Start it, with a batch size of 4 unless told otherwise."""
+    def __init__(self, models: Path, *, hold_loading: bool = False, **environment: str) -> None:
+        """Start it, with a batch size of 4 unless told otherwise.
+
+        Args:
+            models: The models folder.
+            hold_loading: Whether its first model waits for the gate while it is loaded.
+            environment: Settings.
+        """
         self.gate = models.parent / f"gate {time.monotonic_ns()}"
         os.mkfifo(self.gate)
         before = (
             "from pathlib import Path\nfrom tests.support.faulty_network import install\n"
-            f"install(Path({str(self.gate)!r}))"
+            f"install(Path({str(self.gate)!r}), hold_loading={hold_loading})"
         )
         super().__init__(models, before, **({"BATCH_SIZE": "4"} | environment))
         self._clients = ThreadPoolExecutor(16)
@@ -76,16 +82,16 @@ class Faulty(ServiceProcess):
         self.until(lambda: self.metric("queue_tiles") >= tiles)
 
 
-def places(response: httpx.Response) -> list[Any]:
+def positions(response: httpx.Response) -> list[Any]:
     assert response.status_code == 200, response.text
     return [mark["ijk"] for mark in response.json()["landmarks"]]
 
 
 def assert_same(first: httpx.Response, second: httpx.Response) -> None:
     """Compare two answers, to a thousandth of a voxel."""
-    one, other = places(first), places(second)
-    assert [place is None for place in one] == [place is None for place in other]
-    assert any(place is not None for place in one), "expected some landmark to compare"
+    one, other = positions(first), positions(second)
+    assert [ijk is None for ijk in one] == [ijk is None for ijk in other]
+    assert any(ijk is not None for ijk in one), "expected some landmark to compare"
     for a, b in zip(one, other, strict=True):
         if a is not None:
             np.testing.assert_allclose(a, b, atol=1e-3)
