@@ -62,6 +62,11 @@ class Settings(BaseSettings):
         description="Number format of the forward pass. `auto`: the first one below `float32` "
         "that the model was verified in and the device computes natively, else `float32`.",
     )
+    allow_torchscript: bool = Field(
+        False,
+        description="Whether model folders may hold TorchScript, which torch's unpickler reads and "
+        "which runs unreviewed code; ONNX needs no permission.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads per forward pass; 0 lets PyTorch choose."
     )

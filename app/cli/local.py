@@ -29,7 +29,12 @@ def make_registry(settings: Settings) -> Registry:
     device = choose_devices(settings.device)[0].device
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    load = partial(load_checked, device=device, precision=settings.precision)
+    load = partial(
+        load_checked,
+        device=device,
+        precision=settings.precision,
+        allow_torchscript=settings.allow_torchscript,
+    )
     return Registry(settings.models_dir, load, settings.default_model)
 
 

@@ -248,18 +248,22 @@ def check(
     unfinished = trainer.describe_unfinished(folder) if trainer else None
     if unfinished is not None:
         fail(unfinished)
+    allow = _settings().allow_torchscript
     if write:
-        write_selfcheck(folder)
+        write_selfcheck(folder, allow_torchscript=allow)
     if write and scans:
-        _verify_precisions(folder, scans, device or "auto")
-    manifest = load_checked(folder, choose_device(device or "auto")).manifest
+        _verify_precisions(folder, scans, device or "auto", allow)
+    where = choose_device(device or "auto")
+    manifest = load_checked(folder, where, allow_torchscript=allow).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
     )
 
 
-def _verify_precisions(folder: Path, scans: list[Path], device: str) -> None:
+def _verify_precisions(
+    folder: Path, scans: list[Path], device: str, allow_torchscript: bool
+) -> None:
     """Write in which precisions below float32 a model's landmarks stay where they are."""
     from app.compute import choose_device
     from app.inference import verify_precisions
@@ -269,7 +273,9 @@ def _verify_precisions(folder: Path, scans: list[Path], device: str) -> None:
     def volumes() -> Iterator[Volume]:
         return (read_volume(path.read_bytes()) for path in scans)
 
-    found = verify_precisions(folder, volumes, choose_device(device))
+    found = verify_precisions(
+        folder, volumes, choose_device(device), allow_torchscript=allow_torchscript
+    )
     for one in found:
         shift = one.reason if one.shift_mm is None else f"landmarks shift by {one.shift_mm:.2g} mm"
         console.print(f"{one.precision}: {shift}")

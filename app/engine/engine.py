@@ -299,8 +299,14 @@ class Engine:
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""
-        precision = self._settings.precision
-        return self.devices.load(partial(load_checked, folder, precision=precision))
+        settings = self._settings
+        load = partial(
+            load_checked,
+            folder,
+            precision=settings.precision,
+            allow_torchscript=settings.allow_torchscript,
+        )
+        return self.devices.load(load)
 
     def _self_check(self, device_index: int) -> None:
         """Run the self-checks of all models on one device; called on its thread."""

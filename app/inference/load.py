@@ -16,7 +16,11 @@ from app.phantom import make_phantom
 
 
 def load_checked(
-    folder: Path, device: torch.device, precision: PrecisionSetting = "float32"
+    folder: Path,
+    device: torch.device,
+    precision: PrecisionSetting = "float32",
+    *,
+    allow_torchscript: bool = False,
 ) -> LoadedModel:
     """Load a model folder, which must pass its self-check.
 
@@ -24,6 +28,7 @@ def load_checked(
         folder: The model folder.
         device: Device to run the network on.
         precision: To compute in; ``auto``: see ``app.model.precision``.
+        allow_torchscript: Whether programs may be TorchScript; see ``LANDMARKD_ALLOW_TORCHSCRIPT``.
 
     Returns:
         The model.
@@ -31,7 +36,9 @@ def load_checked(
     Raises:
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
-    return load_model(folder, device, _detect_phantom, precision)
+    return load_model(
+        folder, device, _detect_phantom, precision, allow_torchscript=allow_torchscript
+    )
 
 
 def check_again(folder: Path, model: LoadedModel) -> None:

@@ -5,6 +5,7 @@ What ``[precision]`` of a model folder promises, and what ``LANDMARKD_PRECISION=
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,11 @@ class Verification:
 
 
 def verify_precisions(
-    folder: Path, volumes: Callable[[], Iterable[Volume]], device: torch.device
+    folder: Path,
+    volumes: Callable[[], Iterable[Volume]],
+    device: torch.device,
+    *,
+    allow_torchscript: bool = False,
 ) -> tuple[Verification, ...]:
     """Compare the landmarks of some scans in each lower precision with those in float32.
 
@@ -48,6 +53,7 @@ def verify_precisions(
         folder: The model folder.
         volumes: Gives the scans, once per call.
         device: Where to compute.
+        allow_torchscript: Whether programs may be TorchScript.
 
     Returns:
         What was found, for each lower precision; nothing if no scan shows a landmark.
@@ -56,7 +62,8 @@ def verify_precisions(
         ModelRefused: The folder breaks the contract.
         LandmarkdError: A scan cannot be answered.
     """
-    exact = load_checked(folder, device)
+    load = partial(load_checked, folder, device, allow_torchscript=allow_torchscript)
+    exact = load()
     expected = [Detector(exact).detect(volume).landmarks for volume in volumes()]
     if not any(landmark.ras_mm is not None for found in expected for landmark in found):
         return ()
@@ -64,7 +71,7 @@ def verify_precisions(
 
     def verify(precision: LowerPrecision) -> Verification:
         try:
-            lower = Detector(load_checked(folder, device, precision))
+            lower = Detector(load(precision))
         except ModelRefused as refusal:
             return Verification(precision, None, str(refusal))
         pairs = zip(expected, volumes(), strict=True)

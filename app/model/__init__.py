@@ -3,8 +3,9 @@
 ============  ======================================================================================
 manifest      ``model.toml``, validated key by key
 files         files of the folder: inside it, and with the promised hash
-loader        an allow-listed architecture with its weights, or a program, as a torch module
-exported      programs of ``torch.export``, run without running code of theirs
+loader        an allow-listed architecture with its weights, or a program, as an nn.Module
+onnx          ONNX files, checked, and computed by ONNX Runtime
+torchscript   TorchScript files, where they are allowed
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields of scores and offsets
 onednn        small 3D convolutions made fast on a CPU

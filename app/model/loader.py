@@ -2,7 +2,7 @@
 
 A folder brings either weights for an architecture that is installed here, or a whole program.
 Neither way runs code from the folder: architectures come from allow-listed modules, weights are
-safetensors, and ``app.model.exported.program`` reads programs.
+safetensors, and programs are ONNX. TorchScript, which does run code, has to be allowed.
 """
 
 import importlib
@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from app.errors import ModelRefused
-from app.model.exported.program import Program, read_program, read_script
 from app.model.files import read_verified
 from app.model.manifest import WHOLE, Manifest
+from app.model.onnx import OnnxNetwork, read_onnx
+from app.model.torchscript import read_script
 
 ARCHITECTURES: Final = ("monai.networks.nets",)
 """Modules whose networks may be named; their submodules too."""
@@ -28,18 +29,25 @@ ARCHITECTURES: Final = ("monai.networks.nets",)
 FETCHES: Final = re.compile(r"pretrained|url|checkpoint|path|file|download")
 """Arguments by which a constructor might fetch or unpickle weights from elsewhere."""
 
-PROGRAM_SUFFIX: Final = ".pt2"
+ONNX_SUFFIX: Final = ".onnx"
 SCRIPT_SUFFIXES: Final = (".pt", ".ts")
+EXPORT: Final = (
+    'export it with torch.onnx.export(network, (tiles,), "network.onnx", dynamo=True, '
+    "external_data=False)"
+)
+"""What to do with a program of another kind."""
+
 NAMES_SHOWN: Final = 3
 """How many names of weights a message lists."""
 
 
-def load_module(folder: Path, manifest: Manifest) -> nn.Module:
+def load_module(folder: Path, manifest: Manifest, *, allow_torchscript: bool = False) -> nn.Module:
     """Load the network of a model folder, after checking its hash.
 
     Args:
         folder: The model folder.
         manifest: Its manifest.
+        allow_torchscript: Whether its program may be TorchScript.
 
     Returns:
         The module on the CPU, in eval mode, its weights frozen.
@@ -47,47 +55,61 @@ def load_module(folder: Path, manifest: Manifest) -> nn.Module:
     Raises:
         ModelRefused: A file is missing or is not what the manifest promises; the key is named.
     """
-    module = _load_program(folder, manifest) or _load_architecture(folder, manifest)
+    if manifest.network.program is None:
+        module = _load_architecture(folder, manifest)
+    else:
+        module = _load_program(folder, manifest, manifest.network.program, allow_torchscript)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     return module.eval()
 
 
-def _load_program(folder: Path, manifest: Manifest) -> nn.Module | None:
-    """Read a program; None if the folder has none."""
-    name = manifest.network.program
-    if name is None:
-        return None
-    key = f"{folder.name}: network.program"
+def _load_program(
+    folder: Path, manifest: Manifest, name: str, allow_torchscript: bool
+) -> nn.Module:
+    """Read the program of a model folder."""
+    key = f"{folder.name}: network.program: {name}"
     suffix = Path(name).suffix
-    if suffix not in (PROGRAM_SUFFIX, *SCRIPT_SUFFIXES):
-        raise ModelRefused(f"{key}: expected a name ending in .pt2 or .pt, got {name!r}")
+    _check_kind(key, suffix, allow_torchscript)
     data = read_verified(folder, "network", "program", name, manifest.network.sha256)
     try:
-        if suffix != PROGRAM_SUFFIX:
+        if suffix != ONNX_SUFFIX:
             return read_script(data)
-        program = read_program(data)
-        _check_input(program, manifest)
+        network = read_onnx(data)
+        _check_input(network, manifest)
     except ModelRefused as error:
-        raise ModelRefused(f"{key}: {name}: {error}") from error
-    return program
+        raise ModelRefused(f"{key}: {error}") from error
+    return network
 
 
-def _check_input(program: Program, manifest: Manifest) -> None:
-    """Check that a program takes batches of any size, and the tiles that the manifest promises."""
+def _check_kind(key: str, suffix: str, allow_torchscript: bool) -> None:
+    """Refuse programs that are not ONNX, unless TorchScript is allowed."""
+    if suffix == ".pt2":
+        raise ModelRefused(f"{key}: expected ONNX, got a program of torch.export; {EXPORT}")
+    if suffix not in (ONNX_SUFFIX, *SCRIPT_SUFFIXES):
+        raise ModelRefused(f"{key}: expected a name ending in {ONNX_SUFFIX}")
+    if suffix in SCRIPT_SUFFIXES and not allow_torchscript:
+        raise ModelRefused(
+            f"{key}: expected ONNX, got TorchScript, which torch's unpickler reads and which runs "
+            f"unreviewed code; {EXPORT}, or set LANDMARKD_ALLOW_TORCHSCRIPT=true"
+        )
+
+
+def _check_input(network: OnnxNetwork, manifest: Manifest) -> None:
+    """Check that a network takes batches of any size or of 1, and the tiles of the manifest."""
     tile = manifest.input.tile_shape
     edges: tuple[int | None, ...] = (None, None, None) if tile == WHOLE else tile
-    got = program.input_shape
-    fits = len(got) == 5 and got[0] is None and got[1] in (None, 1)
+    got = network.input_shape
+    fits = len(got) == 5 and got[0] in (None, 1) and got[1] in (None, 1)
     if not fits or any(g not in (None, edge) for g, edge in zip(got[2:], edges, strict=True)):
         raise ModelRefused(
-            f"expected an input of shape {_shape((None, 1, *edges))}, got {_shape(got)}; "
+            f"expected an input of shape (any or 1, 1, {_sizes(edges)}), got ({_sizes(got)}); "
             "export it with these dimensions dynamic"
         )
 
 
-def _shape(sizes: tuple[int | None, ...]) -> str:
-    return f"({', '.join('any' if size is None else str(size) for size in sizes)})"
+def _sizes(sizes: tuple[int | None, ...]) -> str:
+    return ", ".join("any" if size is None else str(size) for size in sizes)
 
 
 def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:

@@ -7,20 +7,17 @@ The rule for 3D has been mended before: https://github.com/pytorch/pytorch/pull/
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# Called by modules, and by exported programs.
-_CONVOLUTIONS: Final = (torch.conv3d, torch.ops.aten.conv3d.default)
-
 
 class OneDnnConvolutions(TorchFunctionMode):
     """Context in which float32 3D convolutions on a CPU go to oneDNN, if torch has it.
 
-    Code that does not call Python's functions, such as TorchScript, is not affected.
+    Code that does not call Python's functions, such as TorchScript or ONNX, is not affected.
     """
 
     def __torch_function__(
@@ -32,7 +29,7 @@ class OneDnnConvolutions(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401 - as of whatever is called
         """Call a function, or its oneDNN equivalent."""
         del types
-        if func in _CONVOLUTIONS:
+        if func is torch.conv3d:
             func = _conv3d
         return func(*args, **(kwargs or {}))
 

@@ -13,6 +13,7 @@ import torch
 
 from app.compute import fast_precisions
 from app.errors import ModelRefused
+from app.model.loader import ONNX_SUFFIX
 from app.model.manifest import LowerPrecision, Manifest
 from app.model.network import Network
 
@@ -41,6 +42,8 @@ def choose_precision(
     Returns:
         The precision.
     """
+    if (manifest.network.program or "").endswith(ONNX_SUFFIX):
+        return "float32"  # What it computes in is fixed in the file; autocast does not reach it.
     if setting != "auto":
         return setting
     verified = manifest.precision.verified

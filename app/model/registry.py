@@ -89,6 +89,8 @@ def load_model(
     device: torch.device,
     detect: DetectWith | None = None,
     precision: PrecisionSetting = "float32",
+    *,
+    allow_torchscript: bool = False,
 ) -> LoadedModel:
     """Load a model folder and run its self-check.
 
@@ -97,6 +99,7 @@ def load_model(
         device: Where the network shall run.
         detect: The whole pipeline, for models that are checked by a phantom.
         precision: What the networks shall compute in; ``auto``: see ``app.model.precision``.
+        allow_torchscript: Whether programs may be TorchScript.
 
     Returns:
         The model.
@@ -106,7 +109,7 @@ def load_model(
     """
     try:
         text = read_text(folder, "model.toml")
-        return _load(folder, text, device, detect, precision)
+        return _load(folder, text, device, detect, precision, allow_torchscript=allow_torchscript)
     except ModelRefused:
         raise
     except Exception as error:
@@ -130,15 +133,18 @@ def _load(
     device: torch.device,
     detect: DetectWith | None,
     setting: PrecisionSetting,
+    *,
+    allow_torchscript: bool,
 ) -> LoadedModel:
     """Load the folder of a manifest with this text."""
     manifest = parse_manifest(folder.name, text)
     shape = load_shape(folder, manifest)
-    network = Network(manifest, load_module(folder, manifest), device)
+    module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
+    network = Network(manifest, module, device)
     digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
     card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
     precision = choose_precision(manifest, device, setting)
-    refine = _load_refine(folder, manifest, device, precision)
+    refine = _load_refine(folder, manifest, device, precision, allow_torchscript=allow_torchscript)
     loaded = LoadedModel(manifest, network, shape, digest, card, refine)
 
     def verify(network: Network) -> None:
@@ -149,7 +155,12 @@ def _load(
 
 
 def _load_refine(
-    folder: Path, manifest: Manifest, device: torch.device, precision: Precision
+    folder: Path,
+    manifest: Manifest,
+    device: torch.device,
+    precision: Precision,
+    *,
+    allow_torchscript: bool,
 ) -> LoadedModel | None:
     """Load the model that looks again; it must fit the one that it belongs to."""
     if manifest.refine is None:
@@ -158,7 +169,7 @@ def _load_refine(
     inner = folder / manifest.refine.folder
     name, sha256 = f"{manifest.refine.folder}/model.toml", manifest.refine.sha256
     text = decode_text(folder, name, read_verified(folder, "refine", "folder", name, sha256))
-    loaded = _load(inner, text, device, None, precision)
+    loaded = _load(inner, text, device, None, precision, allow_torchscript=allow_torchscript)
     names = [landmark.name for landmark in manifest.landmarks]
     found = [landmark.name for landmark in loaded.manifest.landmarks]
     if found != names:

@@ -148,7 +148,9 @@ def run_noise(name: str, manifest: Manifest, network: Network, batch: int = 1) -
         ) from error
 
 
-def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifest:
+def write_selfcheck(
+    folder: Path, device: torch.device | None = None, *, allow_torchscript: bool = False
+) -> Manifest:
     """Write a model folder's hashes and its self-check file.
 
     Nothing is written unless the folder then keeps the contract. In ``model.toml`` only the values
@@ -157,6 +159,7 @@ def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifes
     Args:
         folder: The model folder.
         device: Where to run the network; the CPU if not given.
+        allow_torchscript: Whether its program may be TorchScript.
 
     Returns:
         The manifest as it is now.
@@ -166,7 +169,8 @@ def write_selfcheck(folder: Path, device: torch.device | None = None) -> Manifes
     """
     text = update_hashes(folder, read_text(folder, "model.toml"))
     manifest = parse_manifest(folder.name, text)
-    network = Network(manifest, load_module(folder, manifest), device or torch.device("cpu"))
+    module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
+    network = Network(manifest, module, device or torch.device("cpu"))
     field = run_noise(folder.name, manifest, network)
     if manifest.selfcheck.expected is not None:
         _replace(

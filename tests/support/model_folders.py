@@ -3,8 +3,8 @@
 import io
 import json
 import warnings
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_model
-from torch import nn
+from torch import Tensor, nn
 
 from app.model.files import hash_file
 from app.model.loader import find_architecture
@@ -137,10 +137,10 @@ def toml(value: object) -> str:
 
 
 def make_program_folder(root: Path, name: str = "toy", *, script: bool = False) -> Path:
-    """Make a folder whose network is a torch.export program, or TorchScript."""
+    """Make a folder whose network is an ONNX file, or TorchScript."""
     network = build_network(manifest_table(name))
-    file = "network.pt" if script else "network.pt2"
-    data = scripted(network) if script else exported(network)
+    file = "network.pt" if script else "network.onnx"
+    data = scripted(network) if script else toy_onnx()
     folder = make_model_folder(
         root,
         name,
@@ -148,22 +148,40 @@ def make_program_folder(root: Path, name: str = "toy", *, script: bool = False) 
         network={"architecture": None, "arguments": None, "weights": None, "program": file},
     )
     (folder / file).write_bytes(data)
-    write_selfcheck(folder)
+    write_selfcheck(folder, allow_torchscript=script)
     return folder
 
 
-def exported(network: nn.Module, *, dynamic: bool = True, decomposed: bool = False) -> bytes:
-    """Export a network as a program that takes any number of tiles, or just two."""
-    buffer = io.BytesIO()
-    shapes = ({0: torch.export.Dim("n", min=1, max=64)},) if dynamic else None
-    program = torch.export.export(network, (torch.rand(2, 1, *TILE),), dynamic_shapes=shapes)
-    if decomposed:
-        with warnings.catch_warnings():
-            # torch 2.13 copies tree specifications in a way that it has itself deprecated.
-            warnings.simplefilter("ignore", FutureWarning)
-            program = program.run_decompositions({})
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
+@cache
+def toy_onnx(*, dynamic: bool = True) -> bytes:
+    """Export the network of ``make_model_folder`` for any number of tiles, or for one."""
+    network = build_network(manifest_table())
+    if dynamic:
+        return exported(network, torch.rand(2, 1, *TILE), {0: "n"})
+    return exported(network, torch.rand(1, 1, *TILE))
+
+
+def exported(network: nn.Module, tiles: Tensor, dynamic: dict[int, str] | None = None) -> bytes:
+    """Export a network as an ONNX file.
+
+    Args:
+        network: The network.
+        tiles: A batch as an example.
+        dynamic: Names of the axes whose size may differ.
+    """
+    with warnings.catch_warnings():
+        # torch 2.13 copies tree specifications in a way that it has itself deprecated.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network,
+            (tiles,),
+            dynamo=True,
+            dynamic_shapes=(dynamic,) if dynamic else None,
+            verbose=False,
+        )
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
 
 
 def scripted(network: nn.Module) -> bytes:
@@ -174,20 +192,6 @@ def scripted(network: nn.Module) -> bytes:
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(network, torch.rand(2, 1, *TILE))
         torch.jit.save(traced, buffer)
-    return buffer.getvalue()
-
-
-def edit_archive(
-    data: bytes, edit: Callable[[str, bytes], bytes], extra: Mapping[str, bytes] | None = None
-) -> bytes:
-    """Rewrite an archive, passing members' short names and contents through ``edit``."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, edit(name.partition("/")[2], old.read(name)))
-        root = old.namelist()[0].split("/")[0]
-        for name, content in (extra or {}).items():
-            new.writestr(f"{root}/{name}", content)
     return buffer.getvalue()
 
 

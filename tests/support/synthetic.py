@@ -105,7 +105,7 @@ def make_manifest(
             "intensity": {"method": "none"},
         },
         "network": {
-            "program": "network.pt2",
+            "program": "network.onnx",
             "sha256": "0" * 64,
             "activation": "sigmoid",
             "output_stride": stride,

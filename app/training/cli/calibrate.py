@@ -1,11 +1,13 @@
 """``landmarkd calibrate``: 95 % regions and presence thresholds from held-out scans."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import track
 
+from app.settings import Settings
 from app.training.cli.arguments import (
     Device,
     Landmarks,
@@ -53,7 +55,8 @@ def calibrate(
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
     pairs = choose_unseen(model, scans, landmarks, only or ())
     where = choose_device(device)
-    loaded = load_checked(model, where)
+    load = partial(load_checked, model, where, allow_torchscript=Settings().allow_torchscript)
+    loaded = load()
     crossed = folds_of(model, loaded, scans, landmarks) if folds else None
     tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
     pairs = [pair for pair in pairs if pair[0] in tried]  # No fold is judged by all of them.
@@ -67,4 +70,4 @@ def calibrate(
     told = conclude(model, loaded, before, after, console, crossed)
     if crossed:
         describe(model, told)
-    load_checked(model, where)
+    load()

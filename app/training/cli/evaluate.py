@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app.settings import Settings
 from app.training.cli.arguments import (
     Device,
     Landmarks,
@@ -31,9 +32,8 @@ def evaluate(
 ) -> None:
     """Measure a model on scans with known landmarks that it was not trained on.
 
-    A landmark that lies outside the scan counts as absent. One that a file does not list may be
-    present or not, and does not count towards presence, unless --missing absent says that it is
-    absent.
+    A landmark outside the scan counts as absent. One that a file does not list may be present or
+    not, and does not count towards presence, unless --missing absent is given.
     """
     require_extra()
     # Only here, because they pull in torch and matplotlib, and the help must not wait for them.
@@ -48,7 +48,8 @@ def evaluate(
         pairs = choose_pairs(scans, landmarks, only or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    detector = Detector(load_checked(model, choose_device(device)))
+    allow = Settings().allow_torchscript
+    detector = Detector(load_checked(model, choose_device(device), allow_torchscript=allow))
     console = Console(stderr=True)
     leaked = learned_from(model, pairs)
     outcomes, failures = measure(detector, pairs, console, missing)

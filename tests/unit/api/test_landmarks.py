@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from app.api.upload.plan import CURL_TYPE
 from app.io.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
+from tests.support.model_folders import make_program_folder
 from tests.support.services import (
     MODEL,
     RAW,
@@ -222,3 +223,11 @@ def test_docs_show_both_ways_to_upload_and_every_problem(client: TestClient) -> 
         assert "application/problem+json" in post["responses"][status]["content"]
     assert post["responses"]["200"]["content"]["application/json"]["example"]["landmarks"]
     assert client.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_torchscript_is_served_only_if_the_setting_allows_it(tmp_path: Path, allowed: bool) -> None:
+    make_program_folder(tmp_path, MODEL, script=True)
+    with running(toy_settings(tmp_path, allow_torchscript=allowed)) as client:
+        refusals = client.get("/readyz").json()["models"]
+    assert ("LANDMARKD_ALLOW_TORCHSCRIPT" in refusals[MODEL]) is not allowed

@@ -20,7 +20,7 @@ from app.inference import load_checked
 from app.io.slicer import read_landmarks
 from app.model import LoadedModel
 from app.settings import PREFIX
-from tests.support.model_folders import make_model_folder
+from tests.support.model_folders import make_model_folder, make_program_folder
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 LANDMARKS = 3
@@ -178,7 +178,10 @@ def test_detect_uses_threads_and_precision_of_the_settings(
 ) -> None:
     loaded: list[tuple[int, str]] = []
 
-    def load(folder: Path, device: torch.device, precision: str) -> LoadedModel:
+    def load(
+        folder: Path, device: torch.device, precision: str, *, allow_torchscript: bool
+    ) -> LoadedModel:
+        assert not allow_torchscript
         loaded.append((torch.get_num_threads(), precision))
         return load_checked(folder, device)
 
@@ -210,6 +213,22 @@ def test_check_passes_a_sound_folder_and_names_what_is_wrong(tmp_path: Path) -> 
     result = run("check", folder)
     assert result.exit_code == 1
     assert "sha256" in str(result.exception)
+
+
+def test_torchscript_is_checked_and_listed_only_if_the_setting_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_program_folder(tmp_path, script=True)
+    refused = [run("check", folder), run("check", folder, "--write")]
+    assert all("LANDMARKD_ALLOW_TORCHSCRIPT" in str(one.exception) for one in refused)
+    assert run("models", "--models-dir", tmp_path).exit_code == 1
+    monkeypatch.setenv("LANDMARKD_ALLOW_TORCHSCRIPT", "true")
+    for words in (
+        ("check", folder),
+        ("check", folder, "--write"),
+        ("models", "--models-dir", tmp_path),
+    ):
+        assert run(*words).exit_code == 0
 
 
 def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:

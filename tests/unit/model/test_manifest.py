@@ -53,7 +53,7 @@ REFUSALS: list[tuple[str, str, object, str]] = [
     ("input", "tile_overlp", 0.25, "input.tile_overlp: Extra inputs are not permitted, got 0.25"),
     ("input", "intensity", {"method": "window", "lower": 2.0, "upper": 1.0}, "lower < upper"),
     ("input", "intensity", {"method": "percentile", "upper": 101.0}, "percentiles in [0, 100]"),
-    ("network", "program", "network.pt2", "exactly one of architecture and program"),
+    ("network", "program", "network.onnx", "exactly one of architecture and program"),
     ("network", "weights", None, "expected weights with architecture"),
     ("network", "weights", "../weights.safetensors", "network.weights: String should match"),
     ("network", "architecture", "os.system", "network.architecture: String should match"),
@@ -152,7 +152,7 @@ def test_whole_model_steps_by_divisor_and_stride(folder: Path) -> None:
 def test_program_takes_no_arguments(folder: Path) -> None:
     table = manifest_table()
     del table["network"]["architecture"], table["network"]["weights"]
-    table["network"]["program"] = "network.pt2"
+    table["network"]["program"] = "network.onnx"
     with pytest.raises(ModelRefused, match="no arguments with program"):
         read(folder, table)
 

@@ -42,13 +42,6 @@ def test_batch_of_one_small_tile_is_computed_by_onednn() -> None:
         assert "aten::mkldnn_convolution" in operations(module, tile)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_exported_programs_are_served_alike() -> None:
-    program = torch.export.export(nn.Conv3d(3, 6, 3), (torch.randn(SMALL),)).module()
-    with OneDnnConvolutions():
-        assert "aten::mkldnn_convolution" in operations(program, torch.randn(SMALL))
-
-
 def test_other_types_and_keywords_are_left_alone() -> None:
     module, tile = nn.Conv3d(3, 6, 3).double(), torch.randn(SMALL).double()
     with torch.inference_mode(), OneDnnConvolutions():

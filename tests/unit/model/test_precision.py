@@ -15,7 +15,7 @@ from app.model.network import Network
 from app.model.precision import Precision, PrecisionSetting, choose_precision, set_precision
 from app.model.selfcheck import check, write_selfcheck
 from tests.support.device_loops import scan
-from tests.support.model_folders import TILE, make_model_folder
+from tests.support.model_folders import TILE, make_model_folder, make_program_folder
 from tests.unit.model.test_selfcheck import Changed
 
 CPU = torch.device("cpu")
@@ -59,6 +59,13 @@ def test_auto_takes_what_the_model_was_verified_in_and_the_device_computes(
 ) -> None:
     manifest = read_manifest(verify_in(make_model_folder(tmp_path), verified))
     assert choose_precision(manifest, CPU, setting) == expected
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("setting", ["auto", "bfloat16"])
+def test_onnx_file_computes_in_what_it_says(tmp_path: Path, setting: PrecisionSetting) -> None:
+    manifest = read_manifest(verify_in(make_program_folder(tmp_path), "bfloat16 = 0.01"))
+    assert choose_precision(manifest, CPU, setting) == "float32"
 
 
 def test_auto_is_float32_where_the_device_computes_nothing_lower(

@@ -179,10 +179,10 @@ def test_a_folder_that_fails_in_an_unforeseen_way_is_refused_and_stops_no_other(
     for name in ("bad", "good"):
         make_model_folder(tmp_path, name)
 
-    def fail(folder: Path, manifest: Manifest) -> torch.nn.Module:
+    def fail(folder: Path, manifest: Manifest, **options: bool) -> torch.nn.Module:
         if folder.name == "bad":
             raise error
-        return load_module(folder, manifest)
+        return load_module(folder, manifest, **options)
 
     monkeypatch.setattr("app.model.registry.load_module", fail)
     registry.load_all()
@@ -205,13 +205,13 @@ def test_an_architecture_whose_module_cannot_be_imported_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["weights.safetensors", "shape.safetensors", "network.pt2", "refine/model.toml"]
+    "name", ["weights.safetensors", "shape.safetensors", "network.onnx", "refine/model.toml"]
 )
 def test_what_is_loaded_are_the_bytes_that_were_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Nobody can exchange a file between its check and its use."""
-    if name.endswith(".pt2"):
+    if name.endswith(".onnx"):
         folder = make_program_folder(tmp_path)
     else:
         folder = make_model_folder(tmp_path, shape=SHAPE)

@@ -1,1 +1,0 @@
-"""app/model/exported."""

@@ -1,0 +1,69 @@
+"""Bytes of a TorchScript file -> nn.Module, for those who allow it.
+
+torch parses and interprets TorchScript in C++ and reads its tensors with an unpickler of its own.
+Calls that touch files are refused, but nobody has reviewed what else a file can do.
+"""
+
+import io
+import re
+import warnings
+import zipfile
+import zlib
+from typing import Final
+from zipfile import BadZipFile
+
+import torch
+from torch import nn
+
+from app.errors import ModelRefused
+
+SOURCE_LIMIT: Final = 1 << 24
+"""Bytes of a source file in TorchScript: a hundred times what large networks have."""
+
+FORBIDDEN: Final = re.compile(r"\btorch\.(save|from_file)\b|\bops\.(?!aten\.|prim\.)\w+\.\w+")
+"""Calls in its source that reach outside their tensors."""
+
+
+def read_script(data: bytes) -> nn.Module:
+    """Read a TorchScript archive.
+
+    Args:
+        data: The whole file.
+
+    Returns:
+        The module, on the CPU.
+
+    Raises:
+        ModelRefused: It is no TorchScript, or calls operators that are refused.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_source(archive)
+    except BadZipFile:
+        raise ModelRefused(
+            "expected a zip archive as torch writes it, got something else"
+        ) from None
+    with warnings.catch_warnings():
+        # torch calls TorchScript deprecated; so does models/README.md, and old files keep working.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            module: nn.Module = torch.jit.load(io.BytesIO(data), map_location="cpu")
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise ModelRefused(f"expected a TorchScript file, got {first:.200}") from None
+    return module
+
+
+def _check_source(archive: zipfile.ZipFile) -> None:
+    """Refuse TorchScript whose source calls operators that reach outside their tensors."""
+    for item in archive.infolist():
+        if "/code/" not in item.filename or not item.filename.endswith(".py"):
+            continue
+        if item.file_size > SOURCE_LIMIT:
+            raise ModelRefused(f"expected source up to {SOURCE_LIMIT} bytes, got {item.file_size}")
+        try:
+            source = archive.read(item).decode("utf-8", "replace")
+        except (BadZipFile, zlib.error, RuntimeError) as error:
+            raise ModelRefused(f"expected an undamaged archive, got {error}") from None
+        if found := FORBIDDEN.search(source):
+            raise ModelRefused(f"expected plain tensor operators, got {found[0]}")
