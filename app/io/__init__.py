@@ -1,8 +1,16 @@
-"""app/io."""
+"""Files and wire formats: bytes -> Volume, and answers -> bytes. It imports neither torch nor HTTP.
+
+gzip_stream   the bytes of an uploaded file, inflated within bounds and hashed
+nifti_header  what a NIfTI file declares, checked
+volume        NIfTI file -> Volume: voxels and affine
+schemas       pydantic models of everything that crosses the wire
+slicer        landmark files of 3D Slicer and spreadsheets, written and read
+formats       the formats of an answer, and the choice among them
+"""
 
 from app.io.formats import FORMATS, Format, negotiate_format
-from app.io.gzip_stream import MOST_INFLATION, PIECE_BYTES, Content
-from app.io.nifti_header import FLATNESS, LEAST_SPACING_MM, MOST_SPACING_MM, UNIT_WARNINGS
+from app.io.gzip_stream import Content
+from app.io.nifti_header import MAX_SPACING_MM, MIN_DETERMINANT, MIN_SPACING_MM, UNIT_WARNINGS
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -33,7 +41,7 @@ from app.io.slicer import (
 from app.io.volume import (
     FLOAT32_MAX,
     HEAD_BYTES,
-    REACH_MM,
+    MAX_REACH_MM,
     Volume,
     VolumeLimits,
     check_header,
@@ -41,15 +49,13 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLATNESS",
     "FLOAT32_MAX",
     "FORMATS",
     "HEAD_BYTES",
-    "LEAST_SPACING_MM",
-    "MOST_INFLATION",
-    "MOST_SPACING_MM",
-    "PIECE_BYTES",
-    "REACH_MM",
+    "MAX_REACH_MM",
+    "MAX_SPACING_MM",
+    "MIN_DETERMINANT",
+    "MIN_SPACING_MM",
     "UNIT_WARNINGS",
     "AliveAnswer",
     "BatchInfo",

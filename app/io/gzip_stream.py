@@ -1,46 +1,52 @@
-"""bytes -> FileStream: the bytes of the uncompressed file, read forward once, within a bound.
+"""bytes -> FileStream: the bytes of the uncompressed file, read forward once.
 
-A body is gzip or plain, told apart by its first two bytes. Either is read in pieces into memory
-that the caller has sized from the file's own header, so a bomb inflates no further than that.
+The first two bytes tell gzip from plain files. Either is read in chunks into buffers that the
+caller has sized from the file's own header, so a decompression bomb inflates no further than that.
 """
 
 import io
-from typing import Final
+from typing import Final, cast
 
 from blake3 import blake3
 from isal import igzip, isal_zlib
+from typing_extensions import Buffer
 
 from app.errors import BrokenVolume
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
+DEFLATE_ERROR: Final = cast("type[Exception]", isal_zlib.error)
+"""isal's stubs declare it as an instance."""
+
 Content = bytes | bytearray | memoryview
 """A file as it was received."""
 
-PIECE_BYTES: Final = 1 << 20
-"""Bytes inflated and hashed at a time: long with the GIL released, yet still in cache."""
+CHUNK_BYTES: Final = 1 << 20
+"""Inflated and hashed at a time: long enough without the GIL, small enough for the cache."""
 
-MOST_INFLATION: Final = 1032
-"""Deflate spends 2 bits or more on a copy of 258 bytes, so no byte becomes more than this."""
+MAX_INFLATION: Final = 1032
+"""Largest ratio of deflate, which spends at least 2 bits on a copy of 258 bytes."""
 
 
 class FileStream:
     """The uncompressed bytes of an uploaded file.
 
-    Reading releases the GIL, checks length and CRC of every gzip member, and hashes what goes by.
-    The body is read in place.
+    Reading releases the GIL, checks length and CRC of every gzip member, and hashes all bytes. The
+    body is not copied.
+
+    Args:
+        content: The body as it was received, or the start of it.
 
     Attributes:
         gzipped: Whether the body is gzip.
-        most_bytes: More than this the body cannot hold, however well it is compressed.
-        position: How many uncompressed bytes have been read.
+        max_bytes: Upper bound on the uncompressed size, however well the body is compressed.
+        position: Number of uncompressed bytes that have been read.
     """
 
     def __init__(self, content: Content) -> None:
-        """Args: content, the body as it came, or the start of it."""
-        body = _InPlace(content)
+        body = _MemoryFile(content)
         self.gzipped = bytes(content[:2]) == GZIP_MAGIC
-        self.most_bytes = len(content) * (MOST_INFLATION if self.gzipped else 1)
+        self.max_bytes = len(content) * (MAX_INFLATION if self.gzipped else 1)
         self.position = 0
         self._stream: io.RawIOBase | io.BufferedIOBase = body
         if self.gzipped:
@@ -57,28 +63,28 @@ class FileStream:
         return bytes(target[: self._fill_some(memoryview(target))])
 
     def fill(self, target: memoryview) -> None:
-        """Fill ``target``, a view of bytes, with the bytes that come next.
+        """Fill ``target``, a view of bytes, with the next bytes.
 
         Raises:
             BrokenVolume: The file ends before, or its gzip stream is truncated or corrupt.
         """
-        for start in range(0, len(target), PIECE_BYTES):
-            piece = target[start : start + PIECE_BYTES]
-            count = self._fill_some(piece)
-            if count < len(piece):
+        for start in range(0, len(target), CHUNK_BYTES):
+            chunk = target[start : start + CHUNK_BYTES]
+            count = self._fill_some(chunk)
+            if count < len(chunk):
                 raise BrokenVolume(
-                    f"expected {len(piece):,} bytes at byte {self.position - count:,} of the "
+                    f"expected {len(chunk):,} bytes at byte {self.position - count:,} of the "
                     f"uncompressed file, got {count:,}: it is truncated"
                 )
 
     def skip(self, size: int) -> None:
-        """Pass over ``size`` bytes, which are hashed too.
+        """Skip ``size`` bytes, which are hashed, too.
 
         Raises:
             BrokenVolume: The file ends before, or its gzip stream is truncated or corrupt.
         """
-        scratch = memoryview(bytearray(min(size, PIECE_BYTES)))
-        for start in range(0, size, PIECE_BYTES):
+        scratch = memoryview(bytearray(min(size, CHUNK_BYTES)))
+        for start in range(0, size, CHUNK_BYTES):
             self.fill(scratch[: size - start])
 
     def hexdigest(self) -> str:
@@ -86,20 +92,20 @@ class FileStream:
         return self._digest.hexdigest()
 
     def _fill_some(self, target: memoryview) -> int:
-        """Read into ``target`` until it is full or the file ends; return how many bytes came."""
+        """Read into ``target`` until it is full or the file ends; return the number of bytes."""
         try:
             count = self._stream.readinto(target) or 0
         except EOFError as error:
             raise BrokenVolume("expected a whole gzip stream, got a truncated one") from error
-        except (igzip.BadGzipFile, OverflowError, isal_zlib.error) as error:  # type: ignore[misc]
+        except (igzip.BadGzipFile, OverflowError, DEFLATE_ERROR) as error:
             # In turn: header, CRC or length of a member; a gzip header over 512 KiB; deflate codes.
-            raise BrokenVolume("expected a sound gzip stream, got a corrupt one") from error
+            raise BrokenVolume("expected a valid gzip stream, got a corrupt one") from error
         self._digest.update(target[:count])
         self.position += count
         return count
 
 
-class _InPlace(io.RawIOBase):
+class _MemoryFile(io.RawIOBase):
     """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
 
     def __init__(self, content: Content) -> None:
@@ -108,8 +114,9 @@ class _InPlace(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        piece = self._rest[: len(target)]
-        target[: len(piece)] = piece
-        self._rest = self._rest[len(piece) :]
-        return len(piece)
+    def readinto(self, target: Buffer, /) -> int:
+        view = memoryview(target)
+        chunk = self._rest[: len(view)]
+        view[: len(chunk)] = chunk
+        self._rest = self._rest[len(chunk) :]
+        return len(chunk)

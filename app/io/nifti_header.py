@@ -1,35 +1,37 @@
 """first bytes -> Header: what a NIfTI-1 or NIfTI-2 file declares, checked before a voxel is read.
 
-Field names and formulas are those of nifti1.h; the layouts of both versions come from nibabel.
+Field names and formulas are those of nifti1.h; nibabel parses the fields of both versions.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from functools import partial
+from typing import Final
 
 import numpy as np
-from nibabel import nifti1, nifti2
+from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti2 import Nifti2Header
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import Affine, Points, scaling, spacing_of, transform
 from app.io.gzip_stream import FileStream
 
-LEAST_SPACING_MM: Final = 1e-5
+MIN_SPACING_MM: Final = 1e-5
 """10 nm: finer than nano-CT."""
 
-MOST_SPACING_MM: Final = 1e3
+MAX_SPACING_MM: Final = 1e3
 """1 m: coarser than any scanner."""
 
-FLATNESS: Final = 1e-3
-"""Volume of a voxel over the product of its edges; below this its axes lie in one plane."""
+MIN_DETERMINANT: Final = 1e-3
+"""Of the unit vectors along the axes; below this they lie almost in one plane."""
 
-QUATERNION_EXCESS: Final = 1e-3
-"""A squared length of b c d this far above 1 is the writer's rounding, and is normalised away."""
+QUATERNION_TOLERANCE: Final = 1e-3
+"""Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
 
-DISAGREEMENT: Final = 0.5
-"""Voxels between sform and qform at a corner; rounding of a float32 quaternion can reach 0.2."""
+MAX_FORM_DISTANCE: Final = 0.5
+"""Voxels between sform and qform at a corner; rounding of float32 quaternions can reach 0.2."""
 
 MM_PER_UNIT: Final = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 """By the length code of xyzt_units: unknown, metre, millimetre, micron."""
@@ -41,10 +43,10 @@ UNIT_WARNINGS: Final = {
 }
 
 CIFTI_INTENTS: Final = range(3000, 3100)
-"""Intent codes of CIFTI-2: matrices over surfaces and parcels in a NIfTI-2 wrapping."""
+"""Intent codes of CIFTI-2: matrices over surfaces and parcels in a NIfTI-2 file."""
 
 EOL_CHECKS: Final = (b"\r\n\x1a\n", bytes(4))
-"""What a NIfTI-2 header holds after its magic, or holds when the writer left it out."""
+"""Bytes after the magic of a NIfTI-2 header; some writers leave them zero."""
 
 SIGNATURES: Final = (
     (344, b"ni1\0", "the header of a .hdr/.img pair; send a single .nii file"),
@@ -66,7 +68,7 @@ SIGNATURES: Final = (
     (0, b"\x5c\x01\0\0", "an Analyze header, which does not say where its voxels lie"),
     (0, b"\0\0\x01\x5c", "an Analyze header, which does not say where its voxels lie"),
 )
-"""Offset, bytes and name of what else people send; the first match counts."""
+"""Offset, bytes and name of other kinds of file that are uploaded; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class Header:
     Attributes:
         shape: Voxels along i, j and k.
         frame_shape: Lengths of the axes after those; empty if there are none.
-        dtype: Stored voxels, in their byte order.
-        offset: Byte of the uncompressed file at which the voxels start.
+        dtype: Type of the stored voxels, in their byte order.
+        offset: Position of the first voxel in the uncompressed file, in bytes.
         slope: A value is stored voxel * slope + intercept.
         intercept: Likewise.
         affine: Voxel index -> mm, RAS.
@@ -95,7 +97,7 @@ class Header:
 
     @property
     def frames(self) -> int:
-        """How many 3D volumes the file holds."""
+        """Number of 3D volumes in the file."""
         return math.prod(self.frame_shape)
 
     @property
@@ -105,7 +107,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the uncompressed file up to the end of its last voxel."""
+        """Size of the uncompressed file up to the end of its last voxel."""
         return self.offset + self.frames * self.frame_bytes
 
 
@@ -116,13 +118,13 @@ def read_header(stream: FileStream) -> Header:
         stream: At its first byte; afterwards at the first byte after the header.
 
     Returns:
-        The header; it has a clear reading in 3D space.
+        The header; its affine and unit are valid.
 
     Raises:
         NotAVolume: The bytes are something else.
         BrokenVolume: The header is cut short or contradicts itself.
-        BadGeometry: Fewer than three axes, or no sound affine or unit.
-        BadVoxels: Voxels of a kind that is not read, or a meaningless intercept.
+        BadGeometry: Fewer than three axes, or no valid affine or unit.
+        BadVoxels: Voxels that are not real numbers, or an intercept that is not finite.
     """
     fields = _read_fields(stream)
     dims = [int(length) for length in fields["dim"][1 : int(fields["dim"][0]) + 1]]
@@ -147,67 +149,69 @@ def read_header(stream: FileStream) -> Header:
 
 
 def by_axis(lengths: Sequence[int]) -> str:
-    """Write the lengths of axes, for example ``64 x 64 x 21``."""
+    """Format the lengths of axes, for example ``64 x 64 x 21``."""
     return " x ".join(str(length) for length in lengths)
 
 
 def corners(shape: tuple[int, int, int]) -> Points:
-    """List the indices of the eight corner voxels."""
+    """Return the indices of the eight corner voxels."""
     return np.array(list(itertools.product(*((0.0, n - 1.0) for n in shape))))
 
 
-def _read_fields(stream: FileStream) -> np.void:
-    layout = nifti1.header_dtype
-    head = stream.read(layout.itemsize)
+def _read_fields(stream: FileStream) -> Nifti1Header:
+    kind: type[Nifti1Header] = Nifti1Header
+    head = stream.read(Nifti1Header.sizeof_hdr)
     if head[4:8] == b"n+2\0":
-        layout = nifti2.header_dtype
-        head += stream.read(layout.itemsize - len(head))
-        if len(head) < layout.itemsize:
-            raise BrokenVolume(f"expected a header of {layout.itemsize} bytes, got {len(head)}")
+        kind = Nifti2Header
+        head += stream.read(kind.sizeof_hdr - len(head))
+        if len(head) < kind.sizeof_hdr:
+            raise BrokenVolume(f"expected a header of {kind.sizeof_hdr} bytes, got {len(head)}")
         if head[8:12] not in EOL_CHECKS:
             raise BrokenVolume("expected the bytes as written, got line ends changed in transfer")
     elif head[344:348] != b"n+1\0":
-        raise NotAVolume(f"expected a NIfTI file (.nii or .nii.gz), got {_name(head)}")
-    fields = _in_byte_order(head, layout)
-    if fields["intent_code"] in CIFTI_INTENTS:
+        raise NotAVolume(f"expected a NIfTI file (.nii or .nii.gz), got {_describe_file(head)}")
+    fields = _parse(head, kind)
+    if int(fields["intent_code"]) in CIFTI_INTENTS:
         raise NotAVolume("expected a NIfTI volume, got a CIFTI matrix")
     return fields
 
 
-def _in_byte_order(head: bytes, layout: np.dtype[np.void]) -> np.void:
-    """Find the byte order in which the number of axes makes sense, as nifti1.h advises."""
-    orders: Final = ("<", ">")
-    for order in orders:
-        fields: np.void = np.frombuffer(head, layout.newbyteorder(order), count=1)[0]
+def _parse(head: bytes, kind: type[Nifti1Header]) -> Nifti1Header:
+    """Parse a header in the byte order in which the number of axes is valid, as by nifti1.h."""
+    for order in "<>":
+        fields = kind(head, order, check=False)
         if 1 <= fields["dim"][0] <= 7:
             return fields
     raise BadGeometry("expected 3 to 7 axes, got a number outside 1 to 7 in either byte order")
 
 
-def _name(head: bytes) -> str:
-    """Name what came instead of a volume, without quoting it."""
+def _describe_file(head: bytes) -> str:
+    """Describe a file that is no volume, without quoting it."""
     for start, signature, name in SIGNATURES:
         if head[start : start + len(signature)] == signature:
             return name
-    if len(head) < nifti1.header_dtype.itemsize:
+    if len(head) < Nifti1Header.sizeof_hdr:
         return f"{len(head)} bytes, less than a header" if head else "nothing"
     return "bytes of another kind"
 
 
-def _dtype(fields: np.void) -> np.dtype[np.generic]:
-    code = int(fields["datatype"])
-    codes = nifti1.data_type_codes
-    if code not in codes.value_set():
-        raise BadVoxels(f"expected integer or real voxels, got the unknown datatype {code}")
-    dtype = cast("np.dtype[np.generic]", codes.dtype[code])
-    # nibabel maps float128 to void where this machine has no such type.
+def _dtype(fields: Nifti1Header) -> np.dtype[np.generic]:
+    try:
+        dtype: np.dtype[np.generic] = fields.get_data_dtype()
+    except KeyError:
+        code = fields["datatype"]
+        raise BadVoxels(
+            f"expected integer or real voxels, got the unknown datatype {code}"
+        ) from None
+    # nibabel maps float128 to void on machines without such a type.
     if dtype.kind not in "iuf":
-        raise BadVoxels(f"expected integer or real voxels, got {codes.label[code]}")
-    return dtype if fields.dtype["datatype"].isnative else dtype.newbyteorder("S")
+        label = fields.get_value_label("datatype")
+        raise BadVoxels(f"expected integer or real voxels, got {label}")
+    return dtype
 
 
-def _scaling(fields: np.void) -> tuple[float, float]:
-    """Read slope and intercept; a slope of 0 or NaN says that voxels are stored as they are."""
+def _scaling(fields: Nifti1Header) -> tuple[float, float]:
+    """Read slope and intercept; a slope of 0 or NaN means that voxels are stored unscaled."""
     slope, intercept = float(fields["scl_slope"]), float(fields["scl_inter"])
     if slope == 0.0 or not math.isfinite(slope):
         return 1.0, 0.0
@@ -216,29 +220,29 @@ def _scaling(fields: np.void) -> tuple[float, float]:
     return slope, intercept
 
 
-def _offset(fields: np.void) -> int:
+def _offset(fields: Nifti1Header) -> int:
     """Read where the voxels start; some writers leave out the 4 bytes between header and voxels."""
-    offset, least = float(fields["vox_offset"]), fields.dtype.itemsize
-    if offset < least or not offset.is_integer():
-        raise BrokenVolume(f"expected voxels from byte {least} on (vox_offset), got {offset:g}")
+    offset, size = float(fields["vox_offset"]), fields.sizeof_hdr
+    if offset < size or not offset.is_integer():
+        raise BrokenVolume(f"expected voxels from byte {size} on (vox_offset), got {offset:g}")
     return int(offset)
 
 
-@np.errstate(all="ignore")  # What overflows fails the checks.
-def _affine(fields: np.void, shape: tuple[int, int, int]) -> tuple[Affine, list[str]]:
+@np.errstate(all="ignore")  # Overflows fail the checks.
+def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, list[str]]:
     """Read the affine in mm: the sform if it is set, else the qform."""
     unit = int(fields["xyzt_units"]) & 7
     if unit not in MM_PER_UNIT:
         raise BadGeometry(f"expected lengths in mm, metre or micron, got the unit code {unit}")
     warnings = [UNIT_WARNINGS[unit]] if unit in UNIT_WARNINGS else []
     to_mm = scaling([MM_PER_UNIT[unit]] * 3)
-    forms = {"sform": _sform, "qform": _qform}
-    affines = [to_mm @ read(fields) for form, read in forms.items() if fields[f"{form}_code"] > 0]
+    forms = {"sform": fields.get_sform, "qform": partial(_qform, fields)}
+    affines = [to_mm @ read() for form, read in forms.items() if fields[f"{form}_code"] > 0]
     if not affines:
         raise BadGeometry("expected an affine, got a file whose sform_code and qform_code are 0")
     _check_affine(affines[0])
-    # Written so that a NaN, from a qform that cannot be read, counts as disagreement.
-    if not _apart(affines[0], affines[-1], corners(shape)) <= DISAGREEMENT:
+    # A NaN, from an invalid qform, counts as disagreement.
+    if not _distance(affines[0], affines[-1], corners(shape)) <= MAX_FORM_DISTANCE:
         warnings.append("the qform disagrees with the sform, which was used")
     return affines[0], warnings
 
@@ -250,32 +254,28 @@ def _check_affine(affine: Affine) -> None:
             "qform, got one that is not"
         )
     spacing = spacing_of(affine)
-    if not LEAST_SPACING_MM <= spacing.min() <= spacing.max() <= MOST_SPACING_MM:
+    if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
         raise BadGeometry(
-            f"expected a spacing from {LEAST_SPACING_MM:g} to {MOST_SPACING_MM:g} mm, "
+            f"expected a spacing from {MIN_SPACING_MM:g} to {MAX_SPACING_MM:g} mm, "
             f"got {' x '.join(f'{length:g}' for length in spacing)} mm"
         )
-    flatness = abs(np.linalg.det(affine[:3, :3] / spacing))
-    if flatness < FLATNESS:
-        raise BadGeometry(f"expected three independent axes, got a determinant of {flatness:.1g}")
+    volume = abs(np.linalg.det(affine[:3, :3] / spacing))
+    if volume < MIN_DETERMINANT:
+        raise BadGeometry(f"expected three independent axes, got a determinant of {volume:.1g}")
 
 
-def _apart(used: Affine, other: Affine, points: Points) -> float:
-    """Measure how far two affines differ at the worst corner, in the smallest spacing."""
+def _distance(used: Affine, other: Affine, points: Points) -> float:
+    """Return the largest distance between two affines at some points, in the smallest spacing."""
     distances = np.linalg.norm(transform(used, points) - transform(other, points), axis=1)
     return float(distances.max() / spacing_of(used).min())
 
 
-def _sform(fields: np.void) -> Affine:
-    rows = [fields["srow_x"], fields["srow_y"], fields["srow_z"], (0, 0, 0, 1)]
-    return np.array(rows, dtype=np.float64)
-
-
-def _qform(fields: np.void) -> Affine:
-    """Turn quaternion, spacing and offset into an affine (nifti1.h, method 2); NaN if unsound."""
+def _qform(fields: Nifti1Header) -> Affine:
+    """Read the affine from quaternion, spacing and offset (nifti1.h, method 2); NaN if invalid."""
+    # nibabel's get_qform tolerates less rounding, and rounds rotations next to half a turn.
     b, c, d = (float(fields[f"quatern_{letter}"]) for letter in "bcd")
     squared = b * b + c * c + d * d
-    if not squared <= 1.0 + QUATERNION_EXCESS:
+    if not squared <= 1.0 + QUATERNION_TOLERANCE:
         return np.full((4, 4), np.nan)
     length = max(1.0, math.sqrt(squared))
     b, c, d = b / length, c / length, d / length

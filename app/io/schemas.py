@@ -1,4 +1,4 @@
-"""What crosses the wire: pydantic models of every answer.
+"""Wire formats: pydantic models of every answer.
 
 Numbers are finite or null, and every coordinate names its frame.
 """
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# As app.voting.landmarks has it; repeated here so that a client need not import torch.
+# A copy of that of app.voting.landmarks, so that clients do not import torch.
 Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]
 Triple = Annotated[
     tuple[float, float, float], Field(json_schema_extra={"examples": [[1.5, -2.0, 30.25]]})
@@ -15,36 +15,38 @@ Triple = Annotated[
 Row = tuple[float, float, float, float]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class CandidateAnswer(_Wire):
+class CandidateAnswer(_WireModel):
     """One mode of a landmark's votes."""
 
-    ijk: Triple = Field(description="In voxels of the uploaded array.")
+    ijk: Triple = Field(description="Voxel index in the uploaded array.")
     ras_mm: Triple = Field(description="In mm, RAS.")
     lps_mm: Triple = Field(description="In mm, LPS.")
-    mass: float = Field(description="Vote weight, per voxel that could have voted.")
+    mass: float = Field(description="Vote weight per voxel that could have voted.")
 
 
-class LandmarkAnswer(_Wire):
-    """One landmark; a missing one has no place."""
+class LandmarkAnswer(_WireModel):
+    """One landmark; a missing one has no position."""
 
     name: str
     description: str
     status: Status = Field(
-        description="`detected`; `low_confidence`: a place, but doubt; `not_found`; "
-        "`out_of_field`: the scan does not reach there."
+        description="`detected`; `low_confidence`: a position with low confidence; `not_found`; "
+        "`out_of_field`: outside the scan."
     )
-    ijk: Triple | None = Field(description="In voxels of the uploaded array; index = voxel centre.")
-    ras_mm: Triple | None = Field(description="In mm, RAS (NIfTI's world).")
-    lps_mm: Triple | None = Field(description="In mm, LPS (DICOM's and 3D Slicer's world).")
+    ijk: Triple | None = Field(description="Voxel index in the uploaded array, of voxel centres.")
+    ras_mm: Triple | None = Field(description="In mm, RAS (world axes of NIfTI).")
+    lps_mm: Triple | None = Field(description="In mm, LPS (world axes of DICOM and 3D Slicer).")
     confidence: float | None = Field(
         description="In [0, 1]; 0.5 at the landmark's presence threshold."
     )
-    mass: float | None = Field(description="Vote weight, per voxel that could have voted.")
-    coherence: float | None = Field(description="Share of the vote weight close to the estimate.")
+    mass: float | None = Field(description="Vote weight per voxel that could have voted.")
+    coherence: float | None = Field(
+        description="Fraction of the vote weight close to the estimate."
+    )
     spread_mm: float | None = Field(
         description="Root mean square distance of the votes from the estimate; not an error bar."
     )
@@ -55,36 +57,36 @@ class LandmarkAnswer(_Wire):
         description="Distance between the estimate and the centroid of the probabilities."
     )
     expected_ras_mm: Triple | None = Field(
-        description="In mm, RAS: where the other landmarks put it, if that is elsewhere."
+        description="In mm, RAS: position predicted by the other landmarks, if it differs."
     )
     candidates: list[CandidateAnswer] | None = Field(
-        description="All modes, best first; null unless asked for with `candidates=true`."
+        description="All modes, best first; null unless requested with `candidates=true`."
     )
 
 
-class ModelRef(_Wire):
-    """Which model answered."""
+class ModelRef(_WireModel):
+    """The model that answered."""
 
     name: str
     version: str
-    digest: str = Field(description="SHA-256 over the model folder's contents.")
+    digest: str = Field(description="SHA-256 over the contents of the model folder.")
     precision: str | None = Field(
-        None, description="What its networks computed in, such as `bfloat16`."
+        None, description="Precision of its networks, such as `bfloat16`."
     )
 
 
-class VolumeAnswer(_Wire):
+class VolumeAnswer(_WireModel):
     """The volume as it was read."""
 
     shape: tuple[int, ...] = Field(description="Voxels along i, j, k.")
-    spacing_mm: Triple = Field(description="Along i, j, k.")
-    orientation: str = Field(description="Where i, j, k point to: one letter of each LR, PA, IS.")
+    spacing_mm: Triple = Field(description="Voxel spacing along i, j, k.")
+    orientation: str = Field(description="Directions of i, j, k: one letter of each of LR, PA, IS.")
     affine: tuple[Row, Row, Row, Row] = Field(description="Voxel index → mm, RAS.")
     digest: str = Field(description="BLAKE3 of the uncompressed file.")
 
 
-class TimingAnswer(_Wire):
-    """Where the time went, in ms."""
+class TimingAnswer(_WireModel):
+    """Time per stage, in ms."""
 
     receive: float
     decode: float
@@ -96,7 +98,7 @@ class TimingAnswer(_Wire):
     total: float
 
 
-class LandmarksAnswer(_Wire):
+class LandmarksAnswer(_WireModel):
     """The answer of ``POST /v1/landmarks``."""
 
     request_id: str
@@ -107,8 +109,8 @@ class LandmarksAnswer(_Wire):
     timing_ms: TimingAnswer
 
 
-class LandmarkInfo(_Wire):
-    """One landmark that a model knows."""
+class LandmarkInfo(_WireModel):
+    """One landmark of a model."""
 
     name: str
     description: str
@@ -119,54 +121,54 @@ class LandmarkInfo(_Wire):
     )
 
 
-class ModelSummary(_Wire):
-    """One model folder and whether it may be used."""
+class ModelSummary(_WireModel):
+    """One model folder, and whether it can be used."""
 
     name: str
-    status: str = Field(description="`ready`, or why not.")
+    status: str = Field(description="`ready`, or the reason why not.")
     version: str | None = Field(description="Null if the model was refused.")
     description: str | None
     digest: str | None
-    landmarks: int | None = Field(description="How many it finds.")
+    landmarks: int | None = Field(description="Number of landmarks that it finds.")
 
 
-class ModelsAnswer(_Wire):
+class ModelsAnswer(_WireModel):
     """The answer of ``GET /v1/models``."""
 
     models: list[ModelSummary]
 
 
-class BatchInfo(_Wire):
-    """What was measured of one batch size, on one device."""
+class BatchInfo(_WireModel):
+    """Measurement of one batch size on one device."""
 
     tile_shape: tuple[int, int, int] = Field(description="Voxels of each tile.")
     tiles: int = Field(description="Tiles in the batch.")
-    seconds: float = Field(description="For the whole batch, at best.")
-    chosen: bool = Field(description="Whether a batch now has at most so many tiles.")
+    seconds: float = Field(description="Shortest time for the whole batch.")
+    chosen: bool = Field(description="Whether this is the current limit of the batch size.")
 
 
-class DeviceInfo(_Wire):
+class DeviceInfo(_WireModel):
     """A device on which a model answers."""
 
-    name: str = Field(description="As `LANDMARKD_DEVICE` has it.")
-    status: str = Field(description="`ready`, or why not.")
-    precision: str = Field(description="What its networks compute in there, such as `bfloat16`.")
+    name: str = Field(description="As in `LANDMARKD_DEVICE`.")
+    status: str = Field(description="`ready`, or the reason why not.")
+    precision: str = Field(description="Precision of its networks there, such as `bfloat16`.")
     batches: list[BatchInfo] = Field(
-        description="Measured on batches as they came; empty before there were enough."
+        description="Measured on the batches of requests; empty before there were enough."
     )
 
 
-class ModelInfo(_Wire):
+class ModelInfo(_WireModel):
     """The answer of ``GET /v1/models/{name}``."""
 
     name: str
-    status: str = Field(description="`ready`, or why not.")
+    status: str = Field(description="`ready`, or the reason why not.")
     version: str
     description: str
     license: str
     digest: str
-    orientation: str = Field(description="The axes the network was trained in.")
-    spacing_mm: Triple = Field(description="The grid it was trained on.")
+    orientation: str = Field(description="Axes in which the network was trained.")
+    spacing_mm: Triple = Field(description="Grid on which it was trained.")
     tile_shape: tuple[int, int, int] | Literal["whole"]
     landmarks: list[LandmarkInfo]
     verified_mm: dict[str, float] = Field(
@@ -176,28 +178,28 @@ class ModelInfo(_Wire):
     card: str | None = Field(description="The model card, Markdown.")
 
 
-class ReadinessAnswer(_Wire):
+class ReadinessAnswer(_WireModel):
     """The answer of ``GET /readyz``, ready (200) or not (503)."""
 
     ready: bool
     reason: str = Field(
-        description="`ready`, with what is out if some devices work and some do not; or why not."
+        description="`ready`, with the devices that have failed, if any; or the reason why not."
     )
-    models: dict[str, str] = Field(description="Model → `ready`, or why not.")
+    models: dict[str, str] = Field(description="Model → `ready`, or the reason why not.")
 
 
-class AliveAnswer(_Wire):
+class AliveAnswer(_WireModel):
     """The answer of ``GET /livez``."""
 
     alive: Literal[True]
 
 
-class Problem(_Wire):
+class Problem(_WireModel):
     """Any error, as RFC 9457 problem details."""
 
     type: str
     title: str
     status: int
-    detail: str = Field(description="What was expected and what came.")
-    code: str = Field(description="Stable and for machines; see the README.")
+    detail: str = Field(description="What was expected and what was received.")
+    code: str = Field(description="Stable, for programs; see docs/http.md.")
     request_id: str

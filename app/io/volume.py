@@ -1,7 +1,7 @@
-"""bytes -> Volume: a NIfTI file, plain or gzip, as a 3D array with its place in space.
+"""bytes -> Volume: a NIfTI file, plain or gzip, as a 3D array with its affine.
 
-The kind of file is told by its bytes, never by a name. The header comes first and says how large
-the file is: what is over a limit or no 3D scan is refused before its voxels are inflated.
+The kind of file is told by its bytes, never by a name. The header declares how large the file is,
+so files over a limit, and those that hold no 3D scan, are refused before their voxels are inflated.
 """
 
 import math
@@ -16,16 +16,16 @@ from app.io.gzip_stream import Content, FileStream
 from app.io.nifti_header import Header, by_axis, corners, read_header
 
 HEAD_BYTES: Final = 64 << 10
-"""``check_header`` needs no more of a body, unless its gzip header holds an absurdly long name."""
+"""All that ``check_header`` needs, unless the gzip header holds an absurdly long name."""
 
-TRAILING_BYTES: Final = 64 << 10
-"""Ignored after the voxels: tapes, archives and disks pad files to blocks of up to 64 KiB."""
+MAX_TRAILING_BYTES: Final = 64 << 10
+"""Ignored after the voxels, because tapes and archives pad files to blocks of up to 64 KiB."""
 
-REACH_MM: Final = 1e4
-"""No corner of a scan lies farther from the origin; lengths in micron that claim to be mm do."""
+MAX_REACH_MM: Final = 1e4
+"""Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
-"""Networks read float32, so a larger value is as good as infinite."""
+"""Larger values count as infinite, because networks compute in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Volume:
             takes, writable, native byte order, i fastest; masked voxels hold the smallest
             finite value.
         affine: Voxel index -> mm, RAS.
-        masked: How many voxels were NaN, infinite or beyond float32.
+        masked: Number of voxels that were NaN, infinite or beyond float32.
         digest: BLAKE3 of the uncompressed file, hex; all frames of a file share it.
         warnings: What a careful reader should know, in sentences without patient data.
     """
@@ -51,10 +51,10 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class VolumeLimits:
-    """What a volume may need.
+    """Limits on the size of a volume.
 
     Attributes:
-        inflated_bytes: Size of the file once inflated.
+        inflated_bytes: Size of the uncompressed file.
         voxels: Voxels of the 3D volume.
         axis: Voxels along one axis.
     """
@@ -73,11 +73,11 @@ def read_volume(
 
     Args:
         content: The whole file, plain or gzip.
-        limits: What the volume may need; the defaults if None.
-        frame: Which 3D volume of a file that holds several, from 0, the 4th axis counting fastest.
+        limits: Limits on its size; the defaults if None.
+        frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
 
     Returns:
-        The scan, in memory of its own.
+        The scan, in its own memory.
 
     Raises:
         NotAVolume: The bytes are something else.
@@ -89,8 +89,8 @@ def read_volume(
     """
     stream = FileStream(content)
     header = read_header(stream)
-    chosen = _choose(header, limits or VolumeLimits(), frame)
-    stored, warnings = _read_frame(stream, header, chosen)
+    index = _check_limits(header, limits or VolumeLimits(), frame)
+    stored, warnings = _read_frame(stream, header, index)
     voxels = _scale(stored, header)
     masked, constant = _mask(voxels)
     if masked:
@@ -114,7 +114,7 @@ def check_header(
     limits: VolumeLimits | None = None,
     frame: int | None = None,
 ) -> Header:
-    """Check the header alone, to refuse a file before the rest of its body is received.
+    """Check the header only, to refuse a file before the rest of it is received.
 
     Args:
         content: The file, or at least its first ``HEAD_BYTES``.
@@ -122,18 +122,18 @@ def check_header(
         frame: As for ``read_volume``.
 
     Returns:
-        What the header declares; ``file_bytes`` and ``shape`` foretell the memory needed.
+        The header.
 
     Raises:
-        RequestError: As ``read_volume`` does, where the header is enough to tell.
+        RequestError: As ``read_volume``, as far as the header tells.
     """
     header = read_header(FileStream(content))
-    _choose(header, limits or VolumeLimits(), frame)
+    _check_limits(header, limits or VolumeLimits(), frame)
     return header
 
 
-def _choose(header: Header, limits: VolumeLimits, frame: int | None) -> int:
-    """Check size, extent and number of frames, in this order, and return the frame to read."""
+def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
+    """Check size, distance from the origin and frames; return the index of the frame to read."""
     needs = (
         ("axis", "voxels along an axis", limits.axis, max(header.shape)),
         ("voxels", "voxels", limits.voxels, math.prod(header.shape)),
@@ -143,9 +143,9 @@ def _choose(header: Header, limits: VolumeLimits, frame: int | None) -> int:
         if need > limit:
             raise TooLarge(f"expected at most {limit:,} {what} (limit {name}), got {need:,}")
     reach = np.abs(transform(header.affine, corners(header.shape))).max()
-    if reach > REACH_MM:
+    if reach > MAX_REACH_MM:
         raise BadGeometry(
-            f"expected a scan within {REACH_MM:g} mm of the origin, got one that reaches "
+            f"expected a scan within {MAX_REACH_MM:g} mm of the origin, got one that reaches "
             f"{reach:g} mm; is its unit of length right?"
         )
     if frame is None and header.frames > 1:
@@ -159,30 +159,30 @@ def _choose(header: Header, limits: VolumeLimits, frame: int | None) -> int:
 
 
 def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndarray, list[str]]:
-    """Read a file to its end, keep the bytes of one frame, and warn of bytes after the voxels."""
-    if stream.most_bytes < header.file_bytes:
-        # Refused before memory is reserved for what a header only claims.
+    """Read a file to its end; return the bytes of one frame, and warnings about trailing bytes."""
+    if stream.max_bytes < header.file_bytes:
+        # Refused before memory is allocated by what the header claims.
         raise BrokenVolume(
             f"expected {header.file_bytes:,} bytes, as the header declares, "
-            f"got a body that holds {stream.most_bytes:,} at most"
+            f"got a body that holds {stream.max_bytes:,} at most"
         )
     stored = np.empty(header.frame_bytes, dtype=np.uint8)
     stream.skip(header.offset - stream.position + frame * header.frame_bytes)
     stream.fill(stored.data)
     stream.skip(header.file_bytes - stream.position)
-    trailing = len(stream.read(TRAILING_BYTES + 1))
-    if trailing > TRAILING_BYTES:
+    trailing = len(stream.read(MAX_TRAILING_BYTES + 1))
+    if trailing > MAX_TRAILING_BYTES:
         raise BrokenVolume(
             f"expected {header.file_bytes:,} bytes, as the header declares, and at most "
-            f"{TRAILING_BYTES:,} of padding, got more"
+            f"{MAX_TRAILING_BYTES:,} of padding, got more"
         )
     return stored, [f"{trailing:,} bytes after the voxels were ignored"] if trailing else []
 
 
 def _scale(stored: np.ndarray, header: Header) -> np.ndarray:
-    """Turn stored bytes into values, in place unless there is a slope or intercept to apply.
+    """Convert stored bytes to values, in place unless there is a slope or intercept to apply.
 
-    Scaled values are float32, or float64 where float32 does not hold the stored type exactly.
+    Scaled values are float32, or float64 if float32 does not represent the stored type exactly.
     """
     voxels = stored.view(header.dtype).reshape(header.shape, order="F")
     if not header.dtype.isnative:
@@ -191,7 +191,7 @@ def _scale(stored: np.ndarray, header: Header) -> np.ndarray:
         voxels = voxels.astype(np.float64)
     if (header.slope, header.intercept) == (1.0, 0.0):
         return voxels
-    with np.errstate(all="ignore"):  # What overflows is masked afterwards.
+    with np.errstate(all="ignore"):  # Overflows are masked afterwards.
         scaled = np.multiply(voxels, header.slope, dtype=np.result_type(voxels, np.float32))
         scaled += header.intercept
     return np.asarray(scaled)
@@ -199,13 +199,13 @@ def _scale(stored: np.ndarray, header: Header) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def _mask(voxels: np.ndarray) -> tuple[int, bool]:
-    """Fill voxels that are not finite with the smallest that is, in place.
+    """Replace voxels that are not finite by the smallest finite value, in place.
 
     Returns:
-        How many there were, and whether the volume is constant.
+        Their number, and whether the volume is constant.
     """
     low, high = voxels.min(), voxels.max()
-    # Two reductions, and no array of flags, where all is well. NaN fails the comparison.
+    # Usually two reductions are enough, without a mask. NaN fails the comparison.
     if voxels.dtype.kind != "f" or -FLOAT32_MAX <= low <= high <= FLOAT32_MAX:
         return 0, bool(low == high)
     finite = np.abs(voxels) <= FLOAT32_MAX

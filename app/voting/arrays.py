@@ -16,7 +16,7 @@ from torch import Tensor
 
 from app.errors import BadArrays, TooLarge
 from app.geometry import Affine, spacing_of
-from app.io import FLATNESS, FLOAT32_MAX, LEAST_SPACING_MM, MOST_SPACING_MM, REACH_MM
+from app.io import FLOAT32_MAX, MAX_REACH_MM, MAX_SPACING_MM, MIN_DETERMINANT, MIN_SPACING_MM
 from app.model import Field
 from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes
 
@@ -142,18 +142,18 @@ def check_affine(affine: Array) -> Affine:
         raise BadArrays(f"array 'affine': expected shape [4, 4], got {list(matrix.shape)}")
     most = np.abs(matrix).max()
     # Written so that NaN fails.
-    if not most <= REACH_MM:
-        raise BadArrays(f"array 'affine': expected numbers up to {REACH_MM:g} mm, got {most:g}")
+    if not most <= MAX_REACH_MM:
+        raise BadArrays(f"array 'affine': expected numbers up to {MAX_REACH_MM:g} mm, got {most:g}")
     if matrix[3].tolist() != [0, 0, 0, 1]:
         raise BadArrays(f"array 'affine': expected 0 0 0 1 as last row, got {matrix[3].tolist()}")
     spacing = spacing_of(matrix)
-    if not LEAST_SPACING_MM <= spacing.min() <= spacing.max() <= MOST_SPACING_MM:
+    if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
         raise BadArrays(
-            f"array 'affine': expected a spacing from {LEAST_SPACING_MM:g} to "
-            f"{MOST_SPACING_MM:g} mm, got {' x '.join(f'{mm:g}' for mm in spacing)}"
+            f"array 'affine': expected a spacing from {MIN_SPACING_MM:g} to "
+            f"{MAX_SPACING_MM:g} mm, got {' x '.join(f'{mm:g}' for mm in spacing)}"
         )
     flatness = abs(np.linalg.det(matrix[:3, :3] / spacing))
-    if flatness < FLATNESS:
+    if flatness < MIN_DETERMINANT:
         raise BadArrays(
             "array 'affine': expected three independent axes, got a singular matrix "
             f"(determinant {flatness:.1g} of unit axes)"

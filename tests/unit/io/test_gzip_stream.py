@@ -6,7 +6,7 @@ import pytest
 from blake3 import blake3
 
 from app.errors import BrokenVolume
-from app.io.gzip_stream import PIECE_BYTES, FileStream
+from app.io.gzip_stream import CHUNK_BYTES, FileStream
 
 PLAIN = bytes(range(256)) * 20_000
 """5 MB: several pieces, the last one short."""
@@ -14,7 +14,7 @@ PLAIN = bytes(range(256)) * 20_000
 
 def drain(stream: FileStream) -> bytes:
     parts = []
-    while part := stream.read(PIECE_BYTES - 3):
+    while part := stream.read(CHUNK_BYTES - 3):
         parts.append(part)
     return b"".join(parts)
 
@@ -33,7 +33,7 @@ def test_stream_gives_every_byte_once_and_hashes_it(body: bytes) -> None:
     stream = FileStream(body)
     assert drain(stream) == PLAIN
     assert stream.position == len(PLAIN)
-    assert stream.most_bytes >= len(PLAIN)
+    assert stream.max_bytes >= len(PLAIN)
     assert stream.hexdigest() == blake3(PLAIN).hexdigest()
 
 
@@ -49,10 +49,10 @@ def test_body_is_read_from_memory_of_any_kind(
 @pytest.mark.parametrize("zipped", [False, True])
 def test_skipped_bytes_are_counted_and_hashed(zipped: bool) -> None:
     stream = FileStream(gzip.compress(PLAIN) if zipped else PLAIN)
-    stream.skip(PIECE_BYTES + 5)
+    stream.skip(CHUNK_BYTES + 5)
     target = bytearray(1000)
     stream.fill(memoryview(target))
-    assert bytes(target) == PLAIN[PIECE_BYTES + 5 :][:1000]
+    assert bytes(target) == PLAIN[CHUNK_BYTES + 5 :][:1000]
     stream.skip(len(PLAIN) - stream.position)
     assert stream.hexdigest() == blake3(PLAIN).hexdigest()
 
@@ -97,4 +97,4 @@ def test_no_byte_inflates_to_more_than_the_bound_says() -> None:
     zeros = bytes(50 << 20)
     body = gzip.compress(zeros, 9)
     assert len(zeros) / len(body) > 1000
-    assert FileStream(body).most_bytes >= len(zeros)
+    assert FileStream(body).max_bytes >= len(zeros)

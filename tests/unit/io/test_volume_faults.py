@@ -16,7 +16,7 @@ from app.errors import (
     LandmarkdError,
     NotAVolume,
 )
-from app.io.volume import TRAILING_BYTES, read_volume
+from app.io.volume import MAX_TRAILING_BYTES, read_volume
 from tests.support.nifti_files import LARGE_ENOUGH, SHAPE, assert_fit_for_use, counting, nifti
 
 
@@ -48,11 +48,11 @@ def test_padding_is_read_with_a_warning_and_more_than_that_refused(zipped: bool)
         content = nifti() + bytes(size)
         return gzip.compress(content) if zipped else content
 
-    volume = read_volume(padded(TRAILING_BYTES))
+    volume = read_volume(padded(MAX_TRAILING_BYTES))
     assert volume.warnings == ("65,536 bytes after the voxels were ignored",)
     assert_array_equal(volume.voxels, counting())
     with pytest.raises(BrokenVolume, match=r"expected 632 bytes.* got more"):
-        read_volume(padded(TRAILING_BYTES + 1))
+        read_volume(padded(MAX_TRAILING_BYTES + 1))
 
 
 @pytest.mark.parametrize(
