@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -236,8 +235,8 @@ def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, 
         raise BadGeometry(f"expected lengths in mm, metre or micron, got the unit code {unit}")
     warnings = [UNIT_WARNINGS[unit]] if unit in UNIT_WARNINGS else []
     to_mm = scaling([MM_PER_UNIT[unit]] * 3)
-    forms = {"sform": fields.get_sform, "qform": partial(_qform, fields)}
-    affines = [to_mm @ read() for form, read in forms.items() if fields[f"{form}_code"] > 0]
+    forms = {"sform": fields.get_sform(), "qform": _qform(fields)}
+    affines = [to_mm @ form for name, form in forms.items() if fields[f"{name}_code"] > 0]
     if not affines:
         raise BadGeometry("expected an affine, got a file whose sform_code and qform_code are 0")
     _check_affine(affines[0])
