@@ -41,7 +41,7 @@ from app.preprocessing import (
     plan_tiles,
     reorient_grid,
 )
-from app.voting import GridFrame, Landmark, Shape, locate, readout_of
+from app.voting import GridFrame, Landmark, Shape, locate, make_readout
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Detector:
         if state.pose is None or self._refiner is None:
             manifest = self.model.manifest
             frame = GridFrame(state.grid.to_volume, state.grid.to_world)
-            readout = readout_of(state.grid, manifest)
+            readout = make_readout(state.grid, manifest)
             coarse = locate(votes, readout, frame, manifest.landmarks, self._shape)
             landmarks = coarse
             pose = None if self._refiner is None else self._refiner.find_pose(coarse)

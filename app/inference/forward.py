@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from app.compute import Stopwatch, record_event
 from app.inference.scan_state import ScanState
 from app.preprocessing import extract_tile, tile_weights
-from app.voting import Votes, begin_votes
+from app.voting import Votes, launch_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
     for (state, index), field in zip(tiles, fields, strict=True):
         vote_times.append(Stopwatch(device))
         i, j, k = state.plan.origins[index]
-        pending = begin_votes(
+        pending = launch_filter(
             field,
             model.manifest.voting.threshold,
             stride=state.plan.stride,

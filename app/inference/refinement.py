@@ -15,7 +15,7 @@ from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, make_posed_grid
 from app.voting import (
-    LEAST_LANDMARKS,
+    MIN_LANDMARKS,
     GridFrame,
     Landmark,
     Shape,
@@ -24,7 +24,7 @@ from app.voting import (
     fit_constellation,
     fit_similarity,
     locate,
-    readout_of,
+    make_readout,
 )
 
 SAME_POSE_RADII: Final = 0.4
@@ -89,7 +89,7 @@ class Refiner:
         improved = find_pose(refined, self._shape)
         if improved is None:
             return None
-        points = self._shape.mean[self._shape.knows()]
+        points = self._shape.mean[self._shape.known]
         moved = transform(improved.to_world, points) - transform(pose.to_world, points)
         distance = float(np.linalg.norm(moved, axis=1).mean())
         limit = SAME_POSE_RADII * self.model.manifest.voting.radius_mm
@@ -114,7 +114,7 @@ class Refiner:
         manifest = self.model.manifest
         # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
         scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
-        readout = readout_of(grid, manifest)
+        readout = make_readout(grid, manifest)
         readout = replace(readout, radius_mm=scale * readout.radius_mm)
         frame = GridFrame(grid.to_volume, grid.to_world)
         return locate(votes, readout, frame, manifest.landmarks, self._shape)
@@ -161,7 +161,7 @@ def any_detected(landmarks: Sequence[Landmark]) -> bool:
 
 def has_enough_votes(landmarks: Sequence[Landmark]) -> bool:
     """Return whether enough landmarks have votes for the scan to show the subject."""
-    return sum(mark.mass > 0 for mark in landmarks) >= LEAST_LANDMARKS
+    return sum(mark.mass > 0 for mark in landmarks) >= MIN_LANDMARKS
 
 
 def merge_stages(

@@ -28,7 +28,7 @@ from app.training.fit.suggest import Choice, suggest_recipe, table_of
 from app.training.fit.warm_start import take_over
 from app.training.options import WHOLE, Options, read_tile
 from app.training.recipe import Recipe, build_network
-from app.voting import LEAST_LANDMARKS, mean_shape
+from app.voting import MIN_LANDMARKS, mean_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def show(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
 
 def mean_of(specimens: Sequence[Facts], names: Sequence[str]) -> Points | None:
     """Average the specimens' constellations; None if landmarks are too few to make one."""
-    if len(names) < LEAST_LANDMARKS:
+    if len(names) < MIN_LANDMARKS:
         return None
     return mean_shape([facts.rows(names) for facts in specimens])
 
@@ -172,7 +172,7 @@ def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Spe
         BadParameter: The landmarks have no symmetry.
     """
     if mean is None:
-        raise BadParameter(f"--mirror: expected at least {LEAST_LANDMARKS} landmarks, got fewer")
+        raise BadParameter(f"--mirror: expected at least {MIN_LANDMARKS} landmarks, got fewer")
     try:
         return with_mirror_images(specimens, mean)
     except ValueError as error:

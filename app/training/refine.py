@@ -46,7 +46,7 @@ from app.training.pipeline import (
     watched,
 )
 from app.training.recipe import Recipe
-from app.voting import LEAST_LANDMARKS, fit_similarity, mean_shape
+from app.voting import MIN_LANDMARKS, fit_similarity, mean_shape
 
 FOLDER: Final = "refine"
 
@@ -93,9 +93,9 @@ def plan_refine(options: Options, checked: Checked) -> Plan:
     unknown = set(checked.names) - set(names)
     if unknown:
         raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
-    if len(names) < LEAST_LANDMARKS or (checked.typical is not None and checked.typical.loose):
+    if len(names) < MIN_LANDMARKS or (checked.typical is not None and checked.typical.loose):
         raise BadParameter(
-            f"expected at least {LEAST_LANDMARKS} landmarks that keep a constellation, as a pose "
+            f"expected at least {MIN_LANDMARKS} landmarks that keep a constellation, as a pose "
             "follows from that; these are fewer or lie anyhow"
         )
     record = read_record(folder) if (folder / CHECKPOINT).exists() else None
@@ -209,7 +209,7 @@ def turned_as(mean: Points, names: Sequence[str], start: Path) -> Points:
     place = {landmark.name: row for row, landmark in enumerate(manifest.landmarks)}
     target = np.array([theirs[place[name]] if name in place else [np.nan] * 3 for name in names])
     known = np.isfinite(mean).all(axis=1) & np.isfinite(target).all(axis=1)
-    if known.sum() < LEAST_LANDMARKS:
+    if known.sum() < MIN_LANDMARKS:
         return mean
     fit = fit_similarity(mean[known], target[known], np.ones(int(known.sum())))
     return np.asarray(mean @ fit.rotation.T)

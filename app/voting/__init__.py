@@ -1,4 +1,33 @@
-"""app/voting."""
+"""From what a network says at every voxel to landmarks: filter votes, find their modes, judge them.
+
+A network gives a probability p and an offset d at every voxel u, for every landmark: a **vote** for
+the position x = u + d. Votes with p below a threshold are dropped, and few are left. The votes of a
+landmark are counted in sparse, coarse cells, whose highest are **peaks**. From a peak, mean shift
+moves to a **mode**, a position m around which much vote weight lies:
+
+    m <- sum w x / sum w    over the votes within reach of m, until m stands still,
+
+where w is p times the importance of the vote's voxel in its tile. The weight per voxel that could
+have voted says whether the **landmark** is present. If a landmark has several modes, the mean shape
+of all landmarks, fitted by a robust similarity, says which one it is.
+
+    Field -> Votes -> peaks -> Modes -> Landmarks
+               |
+               +----> rows, heatmaps: outputs that no landmark is read from
+
+votes          Field -> Votes, or rows of votes
+reference      the same in plain torch, which compiled code is tested against
+peaks, modes   Votes -> peaks of sparse cells -> Modes
+similarity     Umeyama's fit, Procrustes analysis
+constellation  Modes -> the mode of each landmark that agrees with the mean shape
+landmarks      Modes -> Landmarks: position, presence, confidence
+readout        the grid that votes point into, and how modes are read
+heatmaps       Votes -> dense heatmaps
+arrays         arrays of any network -> Field, checked
+archives       safetensors and npz files -> arrays
+export         Votes -> files
+cpu, cuda      the same stages compiled by Numba and by Triton
+"""
 
 from app.model import LandmarkSpec
 from app.voting.archives import Archive, read_archive
@@ -10,23 +39,22 @@ from app.voting.arrays import (
     filter_votes_in_blocks,
     make_field,
 )
-from app.voting.constellation import (
-    LEAST_LANDMARKS,
-    SCALE_BOUNDS,
-    Shape,
-    Similarity,
-    fit_constellation,
-    fit_similarity,
-    mean_shape,
-)
+from app.voting.constellation import Shape, fit_constellation
 from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
-from app.voting.readout import GridFrame, Readout, readout_of
-from app.voting.votes import Votes, begin_votes, concat_votes, filter_rows, filter_votes
+from app.voting.readout import GridFrame, Readout, make_readout
+from app.voting.similarity import (
+    MIN_LANDMARKS,
+    SCALE_BOUNDS,
+    Similarity,
+    fit_similarity,
+    mean_shape,
+)
+from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes, launch_filter
 
 __all__ = [
-    "LEAST_LANDMARKS",
+    "MIN_LANDMARKS",
     "SCALE_BOUNDS",
     "VOTES_FORMATS",
     "Archive",
@@ -43,7 +71,6 @@ __all__ = [
     "Votes",
     "VotesFormat",
     "aggregate",
-    "begin_votes",
     "check_affine",
     "check_values",
     "concat_votes",
@@ -53,10 +80,11 @@ __all__ = [
     "filter_votes_in_blocks",
     "fit_constellation",
     "fit_similarity",
+    "launch_filter",
     "locate",
     "make_field",
+    "make_readout",
     "mean_shape",
     "read_archive",
-    "readout_of",
     "write_heatmaps",
 ]

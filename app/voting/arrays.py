@@ -1,7 +1,7 @@
-"""arrays of any network -> Field -> Votes: checked, so that an error names the array at fault.
+"""Arrays of any network -> Field -> Votes: checked, so that an error names the array at fault.
 
 For notebooks and for ``POST /v1/votes``. The layout says which axis and channel is what; arrays are
-read where they lie, through views.
+read in place, through views.
 """
 
 import math
@@ -24,11 +24,11 @@ Array = np.ndarray | Tensor
 
 TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-EXCESS: Final = 1e-5
-"""So far outside [0, 1] a probability may lie: interpolation and softmax in float32 round."""
+ROUNDING: Final = 1e-5
+"""How far outside [0, 1] a probability may lie: interpolation and softmax in float32 round."""
 
-BLOCK: Final = 1 << 23
-"""Voxels times landmarks that are filtered at once: more cannot become votes unnoticed."""
+BLOCK_SIZE: Final = 1 << 23
+"""Voxels times landmarks filtered at once: the number of votes is checked after each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,20 @@ def make_field(
 ) -> Field:
     """View a network's output as a field, without copying it.
 
-    Only shapes and types are looked at; ``check_values`` looks at the numbers.
+    Only shapes and types are checked here; ``check_values`` checks the numbers.
 
     Args:
         offsets: From each voxel to the landmark, in voxels; four axes, 3C channels.
         probs: Probabilities; four axes, C channels, or C + 1 with the background.
         scores: Scores, instead of probabilities.
-        layout: Which axis and channel is what; None: as ``Layout`` has it.
+        layout: Which axis and channel is what; None: the defaults of ``Layout``.
 
     Returns:
-        The field. Read-only, byte-swapped and reversed NumPy arrays alone are copied.
+        The field. Only read-only, byte-swapped and reversed NumPy arrays are copied.
 
     Raises:
         BadArrays: An array is missing, one too many, or of another type or shape than the layout
-            and the other array ask for; its name is named.
+            and the other array require; the message names it.
     """
     layout = layout or Layout()
     if (probs is None) == (scores is None):
@@ -103,9 +103,9 @@ def make_field(
 
 
 def check_values(field: Field) -> None:
-    """Check that scores are finite, or that probabilities are some.
+    """Check that scores are finite, or that probabilities are in [0, 1].
 
-    Offsets are not looked at: a vote without a finite one is no vote.
+    Offsets are not checked: a vote without a finite one is dropped.
 
     Args:
         field: Made by ``make_field``.
@@ -113,26 +113,26 @@ def check_values(field: Field) -> None:
     Raises:
         BadArrays: A score is NaN, infinite or beyond float32; a probability is not in [0, 1].
     """
-    # In the order of the memory, in which one pass over it is several times faster.
+    # In memory order, in which one pass is several times faster.
     strides = field.scores.stride()
     dense = field.scores.permute(sorted(range(4), key=lambda axis: -strides[axis]))
     low, high = (float(bound) for bound in torch.aminmax(dense))
     got = "NaN" if math.isnan(low) else f"{low:g} to {high:g}"
     # Written so that NaN fails.
-    if field.activation == "none" and not -EXCESS <= low <= high <= 1 + EXCESS:
+    if field.activation == "none" and not -ROUNDING <= low <= high <= 1 + ROUNDING:
         raise BadArrays(f"array 'probs': expected probabilities from 0 to 1, got {got}")
     if not -FLOAT32_MAX <= low <= high <= FLOAT32_MAX:
         raise BadArrays(f"array 'scores': expected finite float32 numbers, got {got}")
 
 
 def check_affine(affine: Array) -> Affine:
-    """Check that an array can be an affine from voxel index to mm, RAS.
+    """Check an affine from voxel index to mm, RAS.
 
     Returns:
         The affine in float64.
 
     Raises:
-        BadArrays: It is not 4 x 4, finite, invertible, or of a scan's size.
+        BadArrays: It is not 4 x 4, not finite, not invertible, or not of a scan's size.
     """
     given = affine.double().numpy() if isinstance(affine, Tensor) else np.asarray(affine)
     if given.dtype.kind not in "iuf":
@@ -140,10 +140,10 @@ def check_affine(affine: Array) -> Affine:
     matrix = given.astype(np.float64)
     if matrix.shape != (4, 4):
         raise BadArrays(f"array 'affine': expected shape [4, 4], got {list(matrix.shape)}")
-    most = np.abs(matrix).max()
+    peak = np.abs(matrix).max()
     # Written so that NaN fails.
-    if not most <= MAX_REACH_MM:
-        raise BadArrays(f"array 'affine': expected numbers up to {MAX_REACH_MM:g} mm, got {most:g}")
+    if not peak <= MAX_REACH_MM:
+        raise BadArrays(f"array 'affine': expected numbers up to {MAX_REACH_MM:g} mm, got {peak:g}")
     if matrix[3].tolist() != [0, 0, 0, 1]:
         raise BadArrays(f"array 'affine': expected 0 0 0 1 as last row, got {matrix[3].tolist()}")
     spacing = spacing_of(matrix)
@@ -162,7 +162,7 @@ def check_affine(affine: Array) -> Affine:
 
 
 def filter_votes_in_blocks(
-    field: Field, threshold: float, max_votes: int, checkpoint: Callable[[], None]
+    field: Field, threshold: float, max_votes: int, check_cancelled: Callable[[], None]
 ) -> Votes:
     """Collect the votes of a field as ``filter_votes``, but only up to a number of them.
 
@@ -170,7 +170,7 @@ def filter_votes_in_blocks(
         field: Scores and offsets.
         threshold: Least probability of a vote.
         max_votes: How many votes there may be.
-        checkpoint: Is called between blocks; ends the work by raising.
+        check_cancelled: Is called between blocks; ends the work by raising.
 
     Returns:
         The votes, ordered by voxel, then landmark.
@@ -180,7 +180,7 @@ def filter_votes_in_blocks(
     """
     parts: list[Votes] = []
     for block, origin in _blocks(field):
-        checkpoint()
+        check_cancelled()
         parts.append(filter_votes(block, threshold, origin=origin))
         _check_count(parts, threshold, max_votes)
     return concat_votes(parts)
@@ -191,7 +191,7 @@ def filter_rows_in_blocks(
     threshold: float,
     sample_shape: Sequence[int],
     max_votes: int,
-    checkpoint: Callable[[], None],
+    check_cancelled: Callable[[], None],
 ) -> Rows:
     """List the votes of a field as ``filter_rows``, but only up to a number of them.
 
@@ -200,7 +200,7 @@ def filter_rows_in_blocks(
         threshold: Least probability of a vote.
         sample_shape: Part of the array that counts.
         max_votes: How many votes there may be in that part.
-        checkpoint: Is called between blocks; ends the work by raising.
+        check_cancelled: Is called between blocks; ends the work by raising.
 
     Returns:
         The rows, ordered by voxel, then landmark.
@@ -210,7 +210,7 @@ def filter_rows_in_blocks(
     """
     parts: list[Rows] = []
     for block, origin in _blocks(field):
-        checkpoint()
+        check_cancelled()
         parts.append(filter_rows(block, threshold, sample_shape, origin=origin))
         _check_count(parts, threshold, max_votes)
     return torch.cat(parts)
@@ -225,10 +225,10 @@ def _check_count(parts: Sequence[Sized], threshold: float, max_votes: int) -> No
 
 
 def _blocks(field: Field) -> Iterator[tuple[Field, tuple[int, int, int]]]:
-    """Cut a field into blocks along i, and planes that are too large along j: in voxel order."""
+    """Divide a field into blocks along i, and too large planes along j, in voxel order."""
     _, landmarks, depth, height, width = field.offsets.shape
-    lines = max(1, BLOCK // (landmarks * width))
-    planes, columns = max(1, lines // height), min(lines, height)
+    rows = max(1, BLOCK_SIZE // (landmarks * width))
+    planes, columns = max(1, rows // height), min(rows, height)
     for i in range(0, depth, planes):
         for j in range(0, height, columns):
             box = (..., slice(i, i + planes), slice(j, j + columns), slice(None))
@@ -260,9 +260,9 @@ def _tensor_of(name: str, array: np.ndarray) -> Tensor:
     """View a NumPy array as a tensor; what torch cannot view is copied."""
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:
         raise _bad_type(name, str(array.dtype))
-    steps = [divmod(step, array.itemsize) for step in array.strides]
-    walkable = all(whole >= 0 and not rest for whole, rest in steps)
-    if not (walkable and array.dtype.isnative and array.flags.writeable):
+    strides = [divmod(stride, array.itemsize) for stride in array.strides]
+    viewable = all(whole >= 0 and not rest for whole, rest in strides)
+    if not (viewable and array.dtype.isnative and array.flags.writeable):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)
 

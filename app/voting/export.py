@@ -46,20 +46,20 @@ class VotesFormat:
     write_rows: Callable[[Rows, Callable[[], None]], bytes] | None = None
 
 
-def write_rows_csv(rows: Rows, checkpoint: Callable[[], None]) -> bytes:
+def write_rows_csv(rows: Rows, check_cancelled: Callable[[], None]) -> bytes:
     """Write rows as CSV with a header."""
     table = rows.numpy()
     parts = [HEADER]
     for first in range(0, len(table), ROWS_AT_ONCE):
-        checkpoint()
+        check_cancelled()
         some = table[first : first + ROWS_AT_ONCE]
         parts.append(ROW * len(some) % tuple(some.ravel().tolist()))
     return "".join(parts).encode()
 
 
-def write_rows_npy(rows: Rows, checkpoint: Callable[[], None]) -> bytes:
+def write_rows_npy(rows: Rows, check_cancelled: Callable[[], None]) -> bytes:
     """Write rows as an .npy file: float32, (rows, 5)."""
-    checkpoint()
+    check_cancelled()
     file = io.BytesIO()
     np.save(file, rows.numpy(), allow_pickle=False)
     return file.getvalue()
@@ -70,7 +70,7 @@ def write_heatmaps(
     readout: Readout,
     affine: Affine,
     smooth_mm: float,
-    checkpoint: Callable[[], None],
+    check_cancelled: Callable[[], None],
 ) -> bytes:
     """Write the heatmaps of all landmarks as gzip NIfTI-1: float32, i j k landmark.
 
@@ -82,7 +82,7 @@ def write_heatmaps(
         readout: The part of the array that counts.
         affine: Voxel index -> mm, RAS.
         smooth_mm: Sigma of a Gaussian over the heatmaps; 0: none.
-        checkpoint: Is called between heatmaps; ends the work by raising.
+        check_cancelled: Is called between heatmaps; ends the work by raising.
     """
     together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
     file = io.BytesIO()
@@ -91,7 +91,7 @@ def write_heatmaps(
     with stream:
         stream.write(_nifti_header(readout, affine))
         for first in range(0, readout.landmarks, together):
-            checkpoint()
+            check_cancelled()
             chosen = range(first, min(first + together, readout.landmarks))
             heatmaps = aggregate(votes, chosen, readout, smooth_mm)
             # In NIfTI i runs fastest.

@@ -1,4 +1,4 @@
-"""Grid + Manifest -> Readout: where votes are counted, and where that is."""
+"""Readout: the grid that votes point into, and how modes are read from them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,23 +11,45 @@ from app.model import Manifest
 from app.preprocessing import Grid
 
 REACH: Final = 0.6
-"""Votes are read out within this share of the radius in which voxels vote (measured optimum)."""
+"""Share of the voting radius within which votes count for a mode: the measured optimum."""
+
+# Mean shift, by which a mode is found.
+
+MAX_STEPS: Final = 5
+"""Steps at most; clean modes stand still after two."""
+
+FIRST_REACH: Final = 0.25
+"""How far around a peak's cell the first step reaches, in reaches: enough for the top of a mode,
+and not as far as the next one."""
+
+FREE_STEPS: Final = 2
+"""Steps that do not look whether modes stand still: clean modes do after as many. From then on all
+terms are summed at once, which saves a pass over the votes if they do."""
+
+SETTLED: Final = 1e-6
+"""Modes stand still if none moved by more than this, in reaches: steps would change nothing."""
+
+MERGE_REACH: Final = 0.5
+"""Modes nearer than this to a higher one after the first step, in reaches, are merged with it."""
+
+TERMS: Final = 10
+"""Sums per mode: weight; source (x y z); products of distances (xx, xy, xz, yy, yz, zz)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
-    """The part of a grid that its scan covers, where the grid reaches past the scan.
+class ScanExtent:
+    """Where the scan lies in a grid that reaches past it.
 
     Attributes:
         to_volume: Grid voxel index -> index of the uploaded array.
-        shape: Of the uploaded array.
+        shape: Shape of the uploaded array.
     """
 
     to_volume: Affine
     shape: tuple[int, ...]
 
-    def holds(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
-        """Say which places lie in the scan, up to the faces of its outermost voxels.
+    def contains(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
+        """Test which points lie in the scan, up to the faces of its outermost voxels.
 
         Args:
             points: In grid voxels; NaN lies nowhere.
@@ -37,7 +59,7 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """Where and how votes are counted.
+    """Where votes are counted, and within what distance.
 
     Attributes:
         landmarks: How many landmarks there are.
@@ -45,7 +67,7 @@ class Readout:
         spacing_mm: Spacing of the grid along its axes.
         radius_mm: The network votes from voxels within this distance of a landmark.
         stride: Grid voxels per field voxel.
-        cover: The part of the grid in which there is a scan; None: all of it.
+        scan: Where the scan lies, if the grid reaches past it; None: the grid ends where it does.
     """
 
     landmarks: int
@@ -53,21 +75,21 @@ class Readout:
     spacing_mm: tuple[float, float, float]
     radius_mm: float
     stride: int = 1
-    cover: Cover | None = None
+    scan: ScanExtent | None = None
 
     @property
     def reach_mm(self) -> float:
         """Distance from a mode within which votes count for it."""
         return REACH * self.radius_mm
 
-    def holds(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
-        """Say which places lie in the grid and in its scan, up to the outermost voxels' faces.
+    def contains(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
+        """Test which points lie in the grid and in its scan, up to the outermost voxels' faces.
 
         Args:
             points: In grid voxels; NaN lies nowhere.
         """
         inside = _within(points, self.shape)
-        return inside if self.cover is None else inside & self.cover.holds(points)
+        return inside if self.scan is None else inside & self.scan.contains(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +105,8 @@ class GridFrame:
     to_world: Affine
 
 
-def readout_of(grid: Grid, manifest: Manifest) -> Readout:
-    """Say how the votes of a model are counted on a grid."""
+def make_readout(grid: Grid, manifest: Manifest) -> Readout:
+    """Make the read-out of a model's votes on a grid."""
     i, j, k = grid.voxels.shape
     return Readout(
         landmarks=len(manifest.landmarks),
@@ -92,11 +114,11 @@ def readout_of(grid: Grid, manifest: Manifest) -> Readout:
         spacing_mm=grid.spacing_mm,
         radius_mm=manifest.voting.radius_mm,
         stride=manifest.network.output_stride,
-        cover=None if grid.scan is None else Cover(grid.to_volume, grid.scan),
+        scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
     )
 
 
 @np.errstate(invalid="ignore")
 def _within(points: Float64[np.ndarray, "*n 3"], shape: tuple[int, ...]) -> Bool[np.ndarray, "*n"]:
-    """Say which places lie in an array, up to the faces of its outermost voxels."""
+    """Test which points lie in an array, up to the faces of its outermost voxels."""
     return np.asarray(((points >= -0.5) & (points <= np.array(shape) - 0.5)).all(axis=-1))

@@ -22,7 +22,7 @@ from app.voting.votes import (
     concat_votes,
     filter_rows,
     filter_votes,
-    filter_votes_plainly,
+    filter_votes_by_torch,
     select_votes,
 )
 
@@ -31,7 +31,7 @@ __all__ = [
     "Votes",
     "filter_rows",
     "filter_votes",
-    "filter_votes_plainly",
+    "filter_votes_by_torch",
     "select_votes",
 ]
 
@@ -76,8 +76,8 @@ def scan(field: Field, threshold: float) -> Callable[[], object]:
     """Prepare the kernel that filters votes on CUDA, by itself: no waiting, no putting in order."""
     from app.voting.cuda import votes as votes_triton  # noqa: PLC0415 - Triton is not there for every platform
 
-    walk = votes_triton.plan_walk(field)
-    places = votes_triton.places_of(field, walk.axes, 1, (0, 0, 0), None)
+    walk = votes_triton.plan_memory_order(field)
+    places = votes_triton.plan_geometry(field, walk.axes, 1, (0, 0, 0), None)
     return partial(votes_triton.append, field, threshold, walk, places, votes_triton.CAPACITY)
 
 

@@ -13,7 +13,7 @@ from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.training.calibrate.stage_outputs import Looker, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
-from app.voting.constellation import fit_similarity
+from app.voting.similarity import fit_similarity
 from tests.support.skulls import (
     BRAINS,
     MODEL,

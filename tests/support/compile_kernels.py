@@ -15,9 +15,9 @@ from triton.runtime import driver
 
 from app.voting.cuda import modes as modes_triton
 from app.voting.cuda import votes as votes_triton
-from app.voting.peaks import lay_cells
+from app.voting.peaks import choose_cells
 from app.voting.readout import Readout
-from app.voting.votes import filter_votes_plainly
+from app.voting.votes import filter_votes_by_torch
 from tests.support.synthetic import random_field
 
 SHAPE = (4, 6, 8)
@@ -68,13 +68,13 @@ def main(capability: int) -> None:
     profiles = (torch.ones(4), torch.ones(6), torch.ones(8))
     for scores, importance in ((field.scores, None), (apart.bfloat16(), profiles)):
         shown = replace(field, scores=scores)
-        walk = votes_triton.plan_walk(shown)
-        places = votes_triton.places_of(shown, walk.axes, 2, (4, 8, 2), importance)
+        walk = votes_triton.plan_memory_order(shown)
+        places = votes_triton.plan_geometry(shown, walk.axes, 2, (4, 8, 2), importance)
         room = votes_triton.append(shown, 0.5, walk, places, 1000)
-    votes_triton.put_in_order(room, 10, 3)
-    votes = filter_votes_plainly(field, 0.3)
+    votes_triton.sort_chunks(room, 10, 3)
+    votes = filter_votes_by_torch(field, 0.3)
     readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0)
-    modes_triton.ModeFinder(votes, readout, 4, lay_cells(readout)).find()
+    modes_triton.ModeFinder(votes, readout, 4, choose_cells(readout)).find()
 
 
 if __name__ == "__main__":

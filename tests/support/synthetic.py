@@ -14,7 +14,7 @@ from app.model.network import Field
 from app.preprocessing.grid import Grid
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, locate
-from app.voting.readout import GridFrame, readout_of
+from app.voting.readout import GridFrame, make_readout
 from app.voting.votes import Votes, select_votes
 
 SCAN_SHAPE = (40, 36, 44)
@@ -141,7 +141,7 @@ def find_on(
 ) -> tuple[Landmark, ...]:
     """Locate a model's landmarks on a grid."""
     frame = GridFrame(grid.to_volume, grid.to_world)
-    return locate(votes, readout_of(grid, manifest), frame, manifest.landmarks, shape)
+    return locate(votes, make_readout(grid, manifest), frame, manifest.landmarks, shape)
 
 
 def thinned(votes: Votes, share: float) -> Votes:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import Points
-from app.voting import LEAST_LANDMARKS, Similarity, fit_similarity
+from app.voting import MIN_LANDMARKS, Similarity, fit_similarity
 
 CANDIDATES: Final = 12
 """Specimens tried as the first guess of the typical shape; most are sound, so the best one is."""
@@ -78,12 +78,12 @@ def find_typical(point_sets: Sequence[Points]) -> Typical | None:
     """
     cloud = np.stack(point_sets) if len(point_sets) else np.zeros((0, 0, 3))
     known = np.asarray(np.isfinite(cloud).all(axis=2))
-    if (known.sum(axis=1) >= LEAST_LANDMARKS).sum() < LEAST_LANDMARKS:
+    if (known.sum(axis=1) >= MIN_LANDMARKS).sum() < MIN_LANDMARKS:
         return None
     shape = _first_guess(cloud, known)
     for _ in range(MEDIAN_ROUNDS):
         fits, usable = fit_to(cloud, shape)
-        if usable.sum() < LEAST_LANDMARKS:
+        if usable.sum() < MIN_LANDMARKS:
             return None
         moved = np.where(usable[:, None, None], fits.apply(cloud), np.nan)
         shape = _median(moved)
@@ -107,7 +107,7 @@ def find_typical(point_sets: Sequence[Points]) -> Typical | None:
 def fit_to(cloud: Cloud, shape: Points) -> tuple[Similarity, Bool[np.ndarray, " specimens"]]:
     """Fit each specimen to a shape, robustly; says which share enough landmarks with it."""
     known = np.isfinite(cloud).all(axis=2) & np.isfinite(shape).all(axis=1)
-    usable = known.sum(axis=1) >= LEAST_LANDMARKS
+    usable = known.sum(axis=1) >= MIN_LANDMARKS
     source, target = np.where(known[..., None], cloud, 0.0), np.nan_to_num(shape)
     # What cannot be fitted gets some weight all the same, so that no division is by zero.
     weight = np.where(usable[:, None], known, 1.0)

@@ -26,7 +26,7 @@ from app.io import Volume, markups_json, read_volume
 from app.preprocessing import index_grid, sample_at
 from app.training.data.specimens import landmark_names, pair_files, read_points
 from app.training.fit.augment import random_rotation
-from app.voting import LEAST_LANDMARKS, Similarity, fit_similarity
+from app.voting import MIN_LANDMARKS, Similarity, fit_similarity
 
 POSES: Final = 8
 """Random poses of each scan; the errors of a network in them are nearly independent."""
@@ -100,7 +100,7 @@ def voxel_extent(volume: Volume) -> Float64[np.ndarray, " 3"]:
 def _fit(points: Points, found: PosedPoints) -> Similarity:
     """Fit points to where they were found, in every pose."""
     known = np.isfinite(found).all(axis=2) & np.isfinite(points).all(axis=1)
-    if known.any(axis=0).sum() < LEAST_LANDMARKS:
+    if known.any(axis=0).sum() < MIN_LANDMARKS:
         raise ValueError("expected a model that finds at least four landmarks, found fewer")
     return fit_rigid(np.broadcast_to(points, found.shape)[known], found[known], SIGMA_MM)
 

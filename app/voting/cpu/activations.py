@@ -1,9 +1,7 @@
-"""scores -> probabilities, compiled: numbers of any type, and what activations make of them.
+"""Scores -> probabilities, compiled; and numbers of any float type read as float32.
 
-Numbers come as one line of memory with a step per axis, so any layout is read where it lies. NumPy
-knows no bfloat16, and compilers no float16: these come as their bits, uint16 and int16.
-
-Functions that are compiled have no annotations: their types are those they are called with.
+NumPy knows no bfloat16, and Numba no float16: numbers of 16 bits come as integers of the same bits,
+uint16 and int16.
 """
 
 from typing import Final, no_type_check
@@ -20,46 +18,47 @@ SOFTMAX: Final = 2
 
 _LN2: Final = float(np.log(2.0))
 TO_INTEGER: Final = 1.5 * 2.0**52
-"""Added to a number, this rounds it, and leaves it as an integer in the lowest bits."""
+"""Added to a number, this rounds it and leaves it as an integer in the lowest bits."""
 
 BFLOAT16: Final = np.dtype(np.uint16)
 FLOAT16: Final = np.dtype(np.int16)
-"""Types that numbers of 16 bits have as bits."""
+"""Types that numbers of 16 bits have as integers."""
 
 
 @no_type_check
-def value(line, index):
+def value(flat, index):
     """Read a number as float32."""
-    return _way_of(line.dtype)(line, index)
+    return _reader_of(flat.dtype)(flat, index)
 
 
 @overload(value)
 @no_type_check
-def _value(line, index):  # noqa: ARG001 - named as those it chooses from
-    """Let compiled code choose the way once, by the type of the line."""
-    return _way_of(as_dtype(line.dtype))
+def _value(flat, index):
+    """Let compiled code choose the reader once, by the type of the numbers."""
+    del index  # Numba wants the arguments of the functions to choose from.
+    return _reader_of(as_dtype(flat.dtype))
 
 
 @no_type_check
-def _way_of(dtype):
-    return {BFLOAT16: _of_bfloat16, FLOAT16: _of_float16}.get(dtype, _of_number)
+def _reader_of(dtype):
+    return {BFLOAT16: _read_bfloat16, FLOAT16: _read_float16}.get(dtype, _read_number)
 
 
 @no_type_check
-def _of_number(line, index):
-    return np.float32(line[index])
+def _read_number(flat, index):
+    return np.float32(flat[index])
 
 
 @no_type_check
-def _of_bfloat16(line, index):
+def _read_bfloat16(flat, index):
     """It is the upper half of a float32."""
-    return np.uint32(np.uint32(line[index]) << np.uint32(16)).view(np.float32)
+    return np.uint32(np.uint32(flat[index]) << np.uint32(16)).view(np.float32)
 
 
 @no_type_check
-def _of_float16(line, index):
-    """Put its bits where float32 has them, and make up for exponents that count from elsewhere."""
-    bits = np.uint32(np.uint16(line[index]))
+def _read_float16(flat, index):
+    """Move its bits to where float32 has them, and correct for the other bias of exponents."""
+    bits = np.uint32(np.uint16(flat[index]))
     size = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
     finite = np.float32(size.view(np.float32) * np.float32(2.0**112)).view(np.uint32)
     # Infinity and NaN have the highest exponent in either type.
@@ -70,10 +69,10 @@ def _of_float16(line, index):
 @numba_jit
 @no_type_check
 def _exp(x):
-    """Compute exp(x) for x in [-700, 0], to 2e-10 of itself: as good as exact in float32.
+    """Compute exp(x) for x in [-700, 0], with a relative error of 2e-10: exact to float32.
 
     exp(x) = 2^n exp(r) with |r| <= ln(2) / 2. The series of exp(r) up to r^8 is summed in pairs
-    (Estrin's scheme), as the processor waits for every step of Horner's.
+    (Estrin's scheme), as the processor would wait for every step of Horner's.
     """
     shifted = x * (1 / _LN2) + TO_INTEGER
     r = x - (shifted - TO_INTEGER) * _LN2
@@ -87,35 +86,35 @@ def _exp(x):
 @numba_jit
 @no_type_check
 def read_voxels(scores, starts, activation, probabilities, sums):
-    """Compute the probabilities of some voxels; NaN where a score is no number.
+    """Compute the probabilities of some voxels; NaN where a score is not a number.
 
     Args:
-        scores: Line and steps.
-        starts: Where the voxels' first scores lie.
+        scores: A ``Flat``.
+        starts: Index of each voxel's first score.
         activation: What turns scores into probabilities.
-        probabilities: By channel, then voxel; is written.
-        sums: Room for two numbers per voxel.
+        probabilities: (channels voxels), written.
+        sums: Workspace of two numbers per voxel.
     """
-    line, steps = scores
+    numbers, strides = scores
     count = len(starts)
     for channel in range(len(probabilities)):
-        _read(line, starts, channel * steps[0], probabilities[channel, :count])
+        _read(numbers, starts, channel * strides[0], probabilities[channel, :count])
         if activation == SIGMOID:
             _to_sigmoid(probabilities[channel, :count])
     if activation == SOFTMAX:
         _to_softmax(probabilities, sums[0, :count], sums[1, :count])
 
 
-# Each of these has one loop over one row, and is a function: only such loops become vector
-# instructions. And only for ``table[channel, :count]``: a row of ``table[:, :count]`` may, for all
-# the compiler knows, have gaps between its numbers.
+# Each of these is one loop over one row in a function of its own: only such loops are vectorised.
+# And only for ``table[channel, :count]``: a row of ``table[:, :count]`` may, for all the compiler
+# knows, have gaps between its numbers.
 
 
 @numba_jit
 @no_type_check
-def _read(line, starts, ahead, row):
+def _read(numbers, starts, shift, row):
     for x in range(len(row)):
-        row[x] = value(line, starts[x] + ahead)
+        row[x] = value(numbers, starts[x] + shift)
 
 
 @numba_jit
@@ -154,7 +153,7 @@ def _raise_to(highest, row):
 def _exp_below(row, highest):
     for x in range(len(row)):
         below = row[x] - highest[x]
-        row[x] = _exp(max(-700.0, below)) + (below - below)  # NaN if it is, or is infinite.
+        row[x] = _exp(max(-700.0, below)) + (below - below)  # NaN if it is NaN or infinite.
 
 
 @numba_jit

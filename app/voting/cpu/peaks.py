@@ -1,9 +1,7 @@
-"""votes -> cells -> peaks, compiled: the loops of ``app.voting.peaks``.
+"""Votes -> groups by landmark -> cells -> peaks, compiled: the loops of ``app.voting.peaks``.
 
 Every term is a whole number of fixed-point units and every sum stays below 2^53, so float64 holds
 each sum exactly and the order of the votes changes no bit.
-
-Functions that are compiled have no annotations: their types are those they are called with.
 """
 
 from typing import no_type_check
@@ -15,8 +13,49 @@ from app.compute import numba_jit
 
 @numba_jit
 @no_type_check
-def _number_cells(landmark, position, edge, shape, first, numbers):
-    """Say which cell each vote is in; -1 for none. In float64 all of it is vector instructions."""
+def count_votes(landmark, starts):
+    """Count the votes of each landmark.
+
+    Args:
+        landmark: Landmark of each vote.
+        starts: Zeros, one more than landmarks; written: where each landmark's votes begin.
+    """
+    for vote in range(len(landmark)):
+        starts[landmark[vote] + 1] += 1
+    for index in range(1, len(starts)):
+        starts[index] += starts[index - 1]
+
+
+@numba_jit
+@no_type_check
+def group_votes(landmark, position, source, weight, one, starts, columns, units):
+    """Group votes by landmark, each group in their order: a counting sort.
+
+    Args:
+        landmark: Landmark of each vote.
+        position: Position of each vote, (3 votes).
+        source: Source of each vote, (3 votes).
+        weight: Weight of each vote.
+        one: Fixed-point units of a weight of 1.
+        starts: Where each landmark's votes begin.
+        columns: Position and source, (6 votes); written.
+        units: Weights, in whole fixed-point units; written.
+    """
+    next_index = starts.copy()
+    for vote in range(len(landmark)):
+        index = next_index[landmark[vote]]
+        next_index[landmark[vote]] = index + 1
+        for axis in range(3):
+            columns[axis, index] = position[axis, vote]
+            columns[3 + axis, index] = source[axis, vote]
+        # Exact in float32: a product with a power of two, then a whole number below 2^24.
+        units[index] = np.rint(weight[vote] * one)
+
+
+@numba_jit
+@no_type_check
+def _find_cells(landmark, position, edge, shape, first, numbers):
+    """Find the cell of each vote; -1 for none. In float64 all of it is vectorised."""
     end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
     for vote in range(len(numbers)):
         i = np.floor((position[0][vote] - first[0] + 0.5) / edge[0])
@@ -34,21 +73,21 @@ def count_cells(starts, position, weight, edge, shape, first, table):
 
     Args:
         starts: Where the votes of each landmark begin, and where the last one's end.
-        position: Of each vote, (3 votes), in grid voxels.
-        weight: Of each vote, in fixed-point units.
-        edge: Of a cell along each axis, in grid voxels.
+        position: Position of each vote, (3 votes), in grid voxels.
+        weight: Weight of each vote, in fixed-point units.
+        edge: Edge of a cell along each axis, in grid voxels.
         shape: Cells along each axis; votes in the outermost ones, or past them, are left out.
         first: Grid index of the first voxel of the first cell.
-        table: A zero for every cell of every landmark; holds 1, 2, … for those hit, afterwards.
+        table: A zero for every cell of every landmark; written: 1, 2, … for those hit.
 
     Returns:
-        Numbers of the cells that are hit, in the order of their first vote, and their sums.
+        Indices of the cells that are hit, in the order of their first vote, and their sums.
     """
     in_cell = np.empty(len(weight), dtype=np.int64)
-    for mine in range(len(starts) - 1):
-        votes = slice(starts[mine], starts[mine + 1])
-        places = (position[0, votes], position[1, votes], position[2, votes])
-        _number_cells(mine, places, edge, shape, first, in_cell[votes])
+    for landmark in range(len(starts) - 1):
+        votes = slice(starts[landmark], starts[landmark + 1])
+        positions = (position[0, votes], position[1, votes], position[2, votes])
+        _find_cells(landmark, positions, edge, shape, first, in_cell[votes])
     numbers = np.empty(len(weight), dtype=np.int64)
     totals = np.empty(len(weight), dtype=np.float64)
     count = 0
@@ -66,15 +105,15 @@ def count_cells(starts, position, weight, edge, shape, first, table):
 
 @numba_jit
 @no_type_check
-def weigh_cells(numbers, totals, table, shape):
-    """Add up the votes in cells and around them, so that a peak at a corner of eight is one.
+def smooth_cells(numbers, totals, table, shape):
+    """Sum the votes in cells and around them, so that a peak at the corner of eight cells is one.
 
     The weights are a triangle along each axis, 1 2 1.
 
     Args:
-        numbers: Of the cells.
-        totals: Votes of every cell that is hit, as the table counts them.
-        table: Of every cell of every landmark: 1, 2, … for those hit, else 0.
+        numbers: Indices of the cells.
+        totals: Votes of every cell that is hit, in the order of the table.
+        table: 1, 2, … for the cells of every landmark that are hit, else 0.
         shape: Cells along each axis.
 
     Returns:
@@ -98,11 +137,11 @@ def choose_peaks(landmark, centre, height, reach, peaks):
     """Choose the highest cell of each landmark, then the highest out of its reach, and so on.
 
     Args:
-        landmark: Of each cell.
-        centre: Of each cell, (3 cells), in mm; ties go to the first.
-        height: Of each cell; is changed.
-        reach: How far a peak hides other cells, in mm.
-        peaks: Centres, (3 landmarks modes), NaN; is written.
+        landmark: Landmark of each cell.
+        centre: Centre of each cell, (3 cells), in mm; of equally high cells the first is chosen.
+        height: Height of each cell; changed.
+        reach: How far a peak suppresses other cells, in mm.
+        peaks: Centres, (3 landmarks modes), NaN; written.
     """
     highest = np.empty(peaks.shape[1], dtype=np.int64)
     for mode in range(peaks.shape[2]):
@@ -111,9 +150,9 @@ def choose_peaks(landmark, centre, height, reach, peaks):
             best = highest[landmark[cell]]
             if height[cell] > (height[best] if best >= 0 else 0.0):
                 highest[landmark[cell]] = cell
-        for mine in range(len(highest)):
-            if highest[mine] >= 0:
-                peaks[:, mine, mode] = centre[:, highest[mine]]
+        for index in range(len(highest)):
+            if highest[index] >= 0:
+                peaks[:, index, mode] = centre[:, highest[index]]
         for cell in range(len(height)):
             top = highest[landmark[cell]]
             if top >= 0:

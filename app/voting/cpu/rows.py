@@ -1,8 +1,7 @@
-"""rows of scores -> voxels in which something may pass, compiled: the loops that read all scores.
+"""Scores -> candidate voxels, compiled: the loops that read all scores.
 
-A row is some voxels that lie evenly in memory (see ``app.voting.cpu.plan.Rows``). It is compared
-with a limit, which the compiler turns into vector instructions. Functions that are compiled have no
-annotations: their types are those they are called with.
+Row by row (``app.voting.cpu.plan.RowLayout``), scores are compared with a limit, which the compiler
+turns into vector instructions. A candidate is a voxel in which some landmark may pass.
 """
 
 from typing import Final, no_type_check
@@ -13,17 +12,17 @@ from app.compute import numba_jit
 from app.voting.cpu.activations import NONE, value
 
 BATCH: Final = 1024
-"""Voxels whose votes are worked out together: so many that memory is asked for many offsets at
-once, and few enough for the nearer caches."""
+"""Candidates processed together: so many that many offsets are requested from memory at once, and
+few enough for the nearer caches."""
 
 WORD: Final = 8
-"""Flags that are looked at together."""
+"""Flags tested together."""
 
-PLACES: Final = np.uint64(0x0001020304050607)
+BYTE_NUMBERS: Final = np.uint64(0x0001020304050607)
 """Times the value of the n-th byte of a word, this has n in its highest byte."""
 
-# The next three have no way out of their loop on success, count in 32 bits and choose instead of
-# jumping, and are three: so they become vector instructions.
+# The next three have no early exit, count in 32 bits, select instead of branching, and are three
+# functions: so they become vector instructions.
 
 
 @numba_jit
@@ -63,32 +62,32 @@ def _flag_more(row, background, limits, flags):
 
 @numba_jit
 @no_type_check
-def _list_words(words, full):
-    """List the words that are not zero; returns how many. Unforeseen jumps would cost more."""
+def _list_words(words, nonzero):
+    """List the words that are not zero; returns how many. Mispredicted branches would cost more."""
     count = 0
     for word in range(len(words)):
-        full[count] = word
+        nonzero[count] = word
         count += words[word] != 0
     return count
 
 
 @numba_jit
 @no_type_check
-def _list_flags(words, full, first, hits):
-    """List the numbers of the flags that are set in some words; returns how many.
+def _list_flags(words, nonzero, first, hits):
+    """List the indices of the flags that are set in some words; returns how many.
 
     Args:
         words: Flags of a row.
-        full: The words to look at.
-        first: Number of the row's first flag.
-        hits: Is written, in rising order.
+        nonzero: The words to look at.
+        first: Index of the row's first flag.
+        hits: Written, in rising order.
     """
     count = 0
-    for word in full:
+    for word in nonzero:
         bits, start = words[word], first + word * WORD
         while bits != 0:
             lowest = bits & (~bits + np.uint64(1))
-            hits[count] = start + np.int64((lowest * PLACES) >> np.uint64(56))
+            hits[count] = start + np.int64((lowest * BYTE_NUMBERS) >> np.uint64(56))
             bits ^= lowest
             count += 1
     return count
@@ -96,18 +95,18 @@ def _list_flags(words, full, first, hits):
 
 @numba_jit
 @no_type_check
-def _divide(numbers, divisor, quotients, rests):
+def _divide(numbers, divisor, quotients, remainders):
     """Divide whole numbers, below 2^50, by another."""
-    share = 1.0 / divisor  # A division would take longer than all else.
+    reciprocal = 1.0 / divisor  # A division would take longer than all else.
     for x in range(len(numbers)):
-        quotient = np.int64((numbers[x] + 0.5) * share)
-        quotients[x], rests[x] = quotient, numbers[x] - quotient * divisor
+        quotient = np.int64((numbers[x] + 0.5) * reciprocal)
+        quotients[x], remainders[x] = quotient, numbers[x] - quotient * divisor
 
 
 @numba_jit
 @no_type_check
 def _drop_repeated(numbers):
-    """Leave each number once, if those that are alike stand together; returns how many are left."""
+    """Keep one of equal neighbours; returns how many numbers are left."""
     count, last = 0, -1
     for x in range(len(numbers)):
         number = numbers[x]
@@ -119,109 +118,109 @@ def _drop_repeated(numbers):
 
 @numba_jit
 @no_type_check
-def _copy(line, start, step, room):
-    """Copy as many numbers as there is room for."""
-    for x in range(len(room)):
-        room[x] = line[start + x * step]
+def _copy(flat, start, stride, target):
+    """Copy evenly spaced numbers, as many as the target has."""
+    for x in range(len(target)):
+        target[x] = flat[start + x * stride]
 
 
 @numba_jit
 @no_type_check
-def count_rows(plan, first, last, counts):
-    """Count what may pass in each of some rows.
+def count_candidates(plan, first, last, counts):
+    """Count the numbers that may pass in each of some rows.
 
     Args:
-        plan: An ``app.voting.cpu.plan.Plan``.
+        plan: A ``Plan``.
         first: First row.
         last: Row to stop before.
-        counts: Of each row; is written.
+        counts: Count of each row, written.
     """
-    # Named before the loop: to take a part from a plan takes longer than all else for a row does.
-    line, _ = plan.scores
-    voxels, width, height, plane_step, row_step = plan.rows
-    runs, step, limits = plan.runs, plan.step, plan.limits
-    moves, behind = plan.moves, plan.background
+    # Read before the loop: to read a field of a plan takes longer than all else for a row does.
+    flat, _ = plan.scores
+    voxels, width, height, plane_stride, row_stride = plan.rows
+    runs, stride, limits = plan.runs, plan.run_stride, plan.limits
+    moves, behind = plan.background_moves, plan.background
     per_voxel = len(limits) // width
-    room, other_room = np.empty(len(limits), line.dtype), np.empty(len(limits), line.dtype)
+    copied, copied_background = np.empty(len(limits), flat.dtype), np.empty(len(limits), flat.dtype)
     for row in range(first, last):
         plane = row // height
-        base = plane * plane_step + (row - plane * height) * row_step
+        base = plane * plane_stride + (row - plane * height) * row_stride
         size = min(width, voxels - row * width) * per_voxel
         count = 0
-        if step == 1:
+        if stride == 1:
             background = behind[base * moves :][:size]
             for run in runs:
-                count += _count(line[base + run :][:size], background, limits)
+                count += _count(flat[base + run :][:size], background, limits)
         else:
-            _copy(behind, base * moves, step * moves, other_room[:size])
+            _copy(behind, base * moves, stride * moves, copied_background[:size])
             for run in runs:
-                _copy(line, base + run, step, room[:size])
-                count += _count(room[:size], other_room, limits)
+                _copy(flat, base + run, stride, copied[:size])
+                count += _count(copied[:size], copied_background, limits)
         counts[row] = count
 
 
 @numba_jit
 @no_type_check
-def find_voxels(plan, row, last, before, found):
-    """List voxels in which something may pass, row by row until they are a batch.
+def find_candidates(plan, row, last, before, candidates):
+    """List candidates, row by row until they are a batch.
 
     Args:
-        plan: An ``app.voting.cpu.plan.Plan``.
+        plan: A ``Plan``.
         row: First row.
         last: Row to stop before.
-        before: What may pass in the rows before each one, so that only those where something may
-            are read; None: not known.
-        found: Indices i, j and k, and which of the voxel's numbers may pass; are written. A voxel
-            of which several may is listed for each where they pass by themselves, else once.
+        before: How many numbers may pass before each row, so that rows without any are skipped;
+            None: not known.
+        candidates: Indices i, j and k, and which of the voxel's numbers may pass; written. A voxel
+            in which several may is listed for each if they are probabilities, else once.
 
     Returns:
-        The row to go on with, and how many voxels were found.
+        The row to go on with, and the number of candidates.
     """
-    line, _ = plan.scores
-    voxels, width, height, plane_step, row_step = plan.rows
-    runs, step, limits = plan.runs, plan.step, plan.limits
-    moves, behind = plan.moves, plan.background
+    flat, _ = plan.scores
+    voxels, width, height, plane_stride, row_stride = plan.rows
+    runs, stride, limits = plan.runs, plan.run_stride, plan.limits
+    moves, behind = plan.background_moves, plan.background
     per_voxel, count = len(limits) // width, 0
     flags = np.empty(-(-len(limits) // WORD) * WORD, np.uint8)
     words = flags.view(np.uint64)
-    full, hits = np.empty(len(words) + 1, np.int32), np.empty(BATCH + len(flags), np.int64)
-    room, other_room = np.empty(len(limits), line.dtype), np.empty(len(limits), line.dtype)
+    nonzero, hits = np.empty(len(words) + 1, np.int32), np.empty(BATCH + len(flags), np.int64)
+    copied, copied_background = np.empty(len(limits), flat.dtype), np.empty(len(limits), flat.dtype)
     while row < last and count < BATCH:
         if before is None or before[row] < before[row + 1]:
             plane = row // height
-            base = plane * plane_step + (row - plane * height) * row_step
+            base = plane * plane_stride + (row - plane * height) * row_stride
             size = min(width, voxels - row * width) * per_voxel
             flags[size:] = 0
-            if step == 1:
+            if stride == 1:
                 background = behind[base * moves :][:size]
-                some = _flag(line[base + runs[0] :][:size], background, limits, flags)
+                some = _flag(flat[base + runs[0] :][:size], background, limits, flags)
                 for run in runs[1:]:
-                    some = _flag_more(line[base + run :][:size], background, limits, flags)
+                    some = _flag_more(flat[base + run :][:size], background, limits, flags)
             else:
-                _copy(behind, base * moves, step * moves, other_room[:size])
-                _copy(line, base + runs[0], step, room[:size])
-                some = _flag(room[:size], other_room, limits, flags)
+                _copy(behind, base * moves, stride * moves, copied_background[:size])
+                _copy(flat, base + runs[0], stride, copied[:size])
+                some = _flag(copied[:size], copied_background, limits, flags)
                 for run in runs[1:]:
-                    _copy(line, base + run, step, room[:size])
-                    some = _flag_more(room[:size], other_room, limits, flags)
+                    _copy(flat, base + run, stride, copied[:size])
+                    some = _flag_more(copied[:size], copied_background, limits, flags)
             if some:  # Most rows have none.
-                full_words = full[: _list_words(words, full)]
-                count += _list_flags(words, full_words, row * len(limits), hits[count:])
+                some_words = nonzero[: _list_words(words, nonzero)]
+                count += _list_flags(words, some_words, row * len(limits), hits[count:])
         row += 1
-    return row, _unravel(plan, hits[:count], found)
+    return row, _unravel(plan, hits[:count], candidates)
 
 
 @numba_jit
 @no_type_check
-def _unravel(plan, hits, found):
-    """Say which voxels flags belong to, as ``find_voxels`` does; returns how many these are."""
+def _unravel(plan, hits, candidates):
+    """Turn indices of flags into candidates, as ``find_candidates``; returns how many there are."""
     height, width = plan.sizes[1:3]
     per_voxel, count = len(plan.limits) // plan.rows[1], len(hits)
     numbers = np.empty(count, np.int64)
-    _divide(hits, per_voxel, numbers, found[3, :count])
+    _divide(hits, per_voxel, numbers, candidates[3, :count])
     if per_voxel > 1 and plan.sizes[4] != NONE:
         count = _drop_repeated(numbers)
     rows = hits[:count]
-    _divide(numbers[:count], width, rows, found[2, :count])
-    _divide(rows, height, found[0, :count], found[1, :count])
+    _divide(numbers[:count], width, rows, candidates[2, :count])
+    _divide(rows, height, candidates[0, :count], candidates[1, :count])
     return count

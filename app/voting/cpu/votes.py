@@ -1,184 +1,292 @@
-"""rows of scores -> columns of votes, compiled: the loops of ``app.voting.cpu.plan``.
+"""Field -> Votes on the CPU, compiled: the scores are read once, and only votes are kept.
 
-Probabilities are computed and offsets read for the few voxels that may pass, a batch at a time.
-Functions that are compiled have no annotations: their types are those they are called with.
+``app.voting.reference`` and ``app.voting.votes`` define in torch what is computed. Here a first
+pass counts the candidates of each row of voxels, so that a second, over the rows that have any,
+writes each vote to its final position. Probabilities are computed and offsets read for the few
+candidates alone, a batch at a time. Rows are divided among torch's threads.
 """
 
-from typing import no_type_check
+from collections.abc import Sequence
+from typing import Final, no_type_check
 
 import numpy as np
+from jaxtyping import Float32, Int64
 
-from app.compute import numba_jit
+from app.compute import numba_jit, run_parts, split_range
+from app.errors import NetworkFailed
+from app.model import Field
 from app.voting.cpu.activations import NONE, read_voxels, value
-from app.voting.cpu.rows import BATCH, find_voxels
+from app.voting.cpu.plan import make_plan
+from app.voting.cpu.rows import BATCH, count_candidates, find_candidates
+from app.voting.reference import Importance
+
+VOXELS_PER_THREAD: Final = 1 << 17
+"""Fewer are not worth a thread of their own: they take less than a millisecond."""
+
+VOTES_PER_THREAD: Final = 1 << 12
+"""Likewise of votes."""
+
+ROWS_PER_BLOCK: Final = 1 << 15
+"""Rows of votes, whose number is not known beforehand, are allocated in blocks of this many."""
+
+Columns = tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, "8 n"]]
+"""Landmarks; source, position, probability and weight."""
+
+
+def filter_votes(
+    field: Field,
+    threshold: float,
+    stride: int,
+    origin: Sequence[int],
+    importance: Importance | None,
+) -> Columns:
+    """Do as ``app.voting.votes.filter_votes``.
+
+    Returns:
+        The landmark of each vote; and its source, position, probability and weight as columns.
+
+    Raises:
+        NetworkFailed: A score is not a number, or softmax scores are infinite.
+    """
+    plan = make_plan(field, threshold, stride, origin, importance)
+    bounds = split_range(plan.rows.length, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    # before[r]: candidates in the rows before row r; rows are then divided by these counts.
+    before = np.zeros(plan.rows.length + 1, dtype=np.int64)
+
+    def count(part: int) -> None:
+        count_candidates(plan, bounds[part], bounds[part + 1], before[1:])
+
+    run_parts(count, len(bounds) - 1)
+    np.cumsum(before, out=before)
+    capacity = int(before[-1])
+    rows = np.searchsorted(before, split_range(capacity, VOTES_PER_THREAD))
+    rows[-1] = plan.rows.length
+    votes = (np.empty(capacity, np.int64), np.empty((8, capacity), np.float32))
+
+    def fill(part: int) -> tuple[int, bool]:
+        end, invalid = _fill_votes(plan, rows[part], rows[part + 1], before, votes)
+        return int(end), bool(invalid)
+
+    parts = run_parts(fill, len(rows) - 1)
+    _check_valid(any(invalid for _, invalid in parts))
+    return _close_gaps(votes, before[rows].tolist(), [end for end, _ in parts])
+
+
+def filter_rows(
+    field: Field, threshold: float, sample_shape: Sequence[int], origin: Sequence[int]
+) -> Float32[np.ndarray, "rows 5"]:
+    """Do as ``app.voting.votes.filter_rows``; votes as columns are only ever in the cache.
+
+    Raises:
+        NetworkFailed: A score is not a number, or softmax scores are infinite.
+    """
+    plan = make_plan(field, threshold, 1, origin, None)
+    bounds = split_range(plan.rows.length, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    capacity = max(ROWS_PER_BLOCK, field.offsets.shape[1] * (BATCH + len(plan.limits)) + 1)
+    end = np.array(sample_shape, dtype=np.float32)
+
+    def fill(part: int) -> tuple[list[np.ndarray], bool]:
+        row, last = bounds[part], bounds[part + 1]
+        blocks, any_invalid = [], False
+        while row < last:
+            rows = np.empty((capacity, 5), dtype=np.float32)
+            row, count, invalid = _fill_rows(plan, row, last, end, rows)
+            blocks.append(rows[:count])
+            any_invalid |= bool(invalid)
+        return blocks, any_invalid
+
+    parts = run_parts(fill, len(bounds) - 1)
+    _check_valid(any(invalid for _, invalid in parts))
+    return np.concatenate([rows for blocks, _ in parts for rows in blocks])
+
+
+def _check_valid(invalid: bool) -> None:
+    if invalid:
+        raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
+
+
+def _close_gaps(
+    votes: tuple[np.ndarray, np.ndarray], starts: Sequence[int], ends: Sequence[int]
+) -> Columns:
+    """Close the gaps behind parts in which fewer votes passed than there were candidates."""
+    landmark, columns = votes
+    count = ends[0]
+    for start, end in zip(starts[1:-1], ends[1:], strict=True):
+        if count < start:
+            landmark[count : count + end - start] = landmark[start:end]
+            columns[:, count : count + end - start] = columns[:, start:end]
+        count += end - start
+    return landmark[:count], columns[:, :count]
 
 
 @numba_jit
 @no_type_check
-def fill_rows(plan, first, last, before, votes):
+def _fill_votes(plan, first, last, before, votes):
     """Write the votes of some rows, ordered by voxel, then landmark.
 
     Args:
-        plan: An ``app.voting.cpu.plan.Plan``.
+        plan: A ``Plan``.
         first: First row.
         last: Row to stop before.
-        before: What may pass in the rows before each one: where there is room for its votes.
-        votes: Landmarks, and columns of source, position, probability and weight; are written.
+        before: Candidates before each row: the index that its votes are written to.
+        votes: Landmarks, and columns of source, position, probability and weight; written.
 
     Returns:
-        The place after the last vote, and whether a score is not a number.
+        The index after the last vote, and whether a score is not a number.
     """
-    desk = _make_desk(plan)
-    row, place, bad = first, before[first], False
+    workspace = _make_workspace(plan)
+    row, index, any_invalid = first, before[first], False
     while row < last:
-        row, place, wrong = _fill_batch(plan, (row, last, before), desk, votes, place)
-        bad |= wrong
-    return place, bad
+        row, index, invalid = _fill_batch(plan, (row, last, before), workspace, votes, index)
+        any_invalid |= invalid
+    return index, any_invalid
 
 
 @numba_jit
 @no_type_check
-def list_rows(plan, row, last, end, rows):
+def _fill_rows(plan, row, last, end, rows):
     """Write the votes with 0 <= position < end of some rows as ``filter_rows`` lists them.
 
-    Their columns are never in memory, but only in the cache, a batch at a time.
-
     Args:
-        plan: An ``app.voting.cpu.plan.Plan``.
+        plan: A ``Plan``.
         row: First row.
         last: Row to stop before.
         end: Along each axis.
-        rows: Landmark, probability and position of each vote; are written, as many as have room.
+        rows: Landmark, probability and position of each vote; written up to its capacity.
 
     Returns:
         The row to go on with, how many votes were written, and whether a score is not a number.
     """
-    desk = _make_desk(plan)
-    most = desk[-1].shape[1]
+    workspace = _make_workspace(plan)
+    most = workspace[-1].shape[1]
     landmarks, columns = np.empty(most, np.int64), np.empty((8, most), np.float32)
-    place, bad = 0, False
-    while row < last and place + most <= len(rows):
-        row, count, wrong = _fill_batch(plan, (row, last, None), desk, (landmarks, columns), 0)
-        place += _list_votes(landmarks[:count], columns[3:6], columns[6], end, rows[place:])
-        bad |= wrong
-    return row, place, bad
+    index, any_invalid = 0, False
+    while row < last and index + most <= len(rows):
+        batch = (row, last, None)
+        row, count, invalid = _fill_batch(plan, batch, workspace, (landmarks, columns), 0)
+        index += _write_rows(landmarks[:count], columns[3:6], columns[6], end, rows[index:])
+        any_invalid |= invalid
+    return row, index, any_invalid
 
 
 @numba_jit
 @no_type_check
-def _make_desk(plan):
-    """Make room for what is known of a batch of voxels, and of those who vote among them."""
-    channels, _, _, lead, _ = plan.sizes
-    room = BATCH + len(plan.limits)
-    voxels, starts = np.empty((4, room), np.int64), np.empty((2, room), np.int64)
-    places = np.empty((4, room), np.float32)
-    probabilities, sums = np.empty((channels, room)), np.empty((2, room))
-    which = np.empty((2, room * (channels - lead) + 1), np.int64)
-    chances = np.empty(which.shape[1], np.float32)
-    return voxels, starts, places, probabilities, sums, chances, which
+def _make_workspace(plan):
+    """Allocate the arrays for a batch of candidates, and for the votes among them."""
+    channels, _, _, first, _ = plan.sizes
+    size = BATCH + len(plan.limits)
+    voxels, starts = np.empty((4, size), np.int64), np.empty((2, size), np.int64)
+    centres = np.empty((4, size), np.float32)
+    probabilities, sums = np.empty((channels, size)), np.empty((2, size))
+    passing = np.empty((2, size * (channels - first) + 1), np.int64)
+    probability = np.empty(passing.shape[1], np.float32)
+    return voxels, starts, centres, probabilities, sums, probability, passing
 
 
 @numba_jit
 @no_type_check
-def _fill_batch(plan, rows, desk, votes, place):
-    """Write the votes of a batch; returns the next row, the next place, and whether any is NaN."""
-    voxels, starts, places, probabilities, sums, chances, which = desk
-    channels, _, _, lead, activation = plan.sizes
-    row, count = find_voxels(plan, *rows, voxels)
-    _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, places)
+def _fill_batch(plan, rows, workspace, votes, index):
+    """Write the votes of a batch; returns the next row, the next index, and whether any is NaN."""
+    voxels, starts, centres, probabilities, sums, probability, passing = workspace
+    channels, _, _, first, activation = plan.sizes
+    row, count = find_candidates(plan, *rows, voxels)
+    _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, centres)
     if activation == NONE and len(plan.limits) == channels * plan.rows[1]:
-        found, bad = _take_flagged(plan, starts[0, :count], voxels[3, :count], which, chances)
+        found, invalid = _choose_flagged(
+            plan, starts[0, :count], voxels[3, :count], passing, probability
+        )
     else:
         read_voxels(plan.scores, starts[0, :count], activation, probabilities, sums)
-        found, bad = _choose(probabilities[lead:, :count], plan.threshold, which, chances)
-    voters = (starts[1], places, which[0, :found], which[1, :found], chances[:found])
-    return row, _write(plan, voters, votes, place), bad
+        found, invalid = _choose(
+            probabilities[first:, :count], plan.threshold, passing, probability
+        )
+    passed = (starts[1], centres, passing[0, :found], passing[1, :found], probability[:found])
+    return row, _write(plan, passed, votes, index), invalid
 
 
 @numba_jit
 @no_type_check
-def _describe(plan, voxels, starts, places):
-    """Say where voxels' first scores and offsets lie, their centres, and what they count."""
-    stride, centre, _ = plan.places
+def _describe(plan, voxels, starts, centres):
+    """Compute where voxels' first scores and offsets lie, their centres, and their importance."""
+    stride, centre, _ = plan.geometry
     count = len(voxels[0])
-    _locate(voxels, plan.scores.steps[1:], starts[0, :count])
-    _locate(voxels, plan.offsets.steps[2:], starts[1, :count])
+    _locate(voxels, plan.scores.strides[1:], starts[0, :count])
+    _locate(voxels, plan.offsets.strides[2:], starts[1, :count])
     for axis in range(3):
-        _centre(voxels[axis], stride, centre[axis], places[axis, :count])
-    _weigh(voxels, plan.profiles, places[3, :count])
+        _centre(voxels[axis], stride, centre[axis], centres[axis, :count])
+    _weigh(voxels, plan.profiles, centres[3, :count])
 
 
 @numba_jit
 @no_type_check
-def _take_flagged(plan, starts, channel, which, chances):
-    """List what passes of probabilities that were flagged one by one; returns as ``_choose``."""
-    line, _ = plan.scores
-    lead, threshold = plan.sizes[3], plan.threshold
-    found, bad = 0, False
+def _choose_flagged(plan, starts, channel, passing, probability):
+    """Choose what passes of probabilities that were flagged one by one; returns as ``_choose``."""
+    numbers, _ = plan.scores
+    first, threshold = plan.sizes[3], plan.threshold
+    found, invalid = 0, False
     for x in range(len(starts)):
-        p = value(line, starts[x] + channel[x])
-        which[0, found], which[1, found] = x, channel[x] - lead
-        chances[found] = p
+        p = value(numbers, starts[x] + channel[x])
+        passing[0, found], passing[1, found] = x, channel[x] - first
+        probability[found] = p
         found += p >= threshold
-        bad |= np.isnan(p) and channel[x] >= lead
-    return found, bad
+        invalid |= np.isnan(p) and channel[x] >= first
+    return found, invalid
 
 
 @numba_jit
 @no_type_check
-def _choose(probabilities, threshold, which, chances):
-    """List voxels and landmarks that pass; returns how many do, and whether any is NaN."""
-    found, bad = 0, False
+def _choose(probabilities, threshold, passing, probability):
+    """Choose voxels and landmarks that pass; returns how many do, and whether any is NaN."""
+    found, invalid = 0, False
     for voxel in range(probabilities.shape[1]):
         for landmark in range(len(probabilities)):
             p = np.float32(probabilities[landmark, voxel])
-            # Few do, and mostly the same as in the voxel before: such jumps are foreseen.
+            # Few do, and mostly the same as in the voxel before: such branches are predicted.
             if not p < threshold:
-                which[0, found], which[1, found] = voxel, landmark
-                chances[found] = p
+                passing[0, found], passing[1, found] = voxel, landmark
+                probability[found] = p
                 found += p >= threshold
-                bad |= np.isnan(p)
-    return found, bad
+                invalid |= np.isnan(p)
+    return found, invalid
 
 
 @numba_jit
 @no_type_check
-def _write(plan, voters, votes, place):
-    """Write the votes of a batch; returns the next place."""
-    line, steps = plan.offsets
-    starts, places, voxel, landmark, chances = voters
+def _write(plan, passed, votes, index):
+    """Write the votes of a batch; returns the next index."""
+    numbers, strides = plan.offsets
+    starts, centres, voxel, landmark, probability = passed
     landmarks, columns = votes
-    end = place + len(chances)
-    landmarks[place:end], columns[6, place:end] = landmark, chances
-    aims, sound = np.empty(len(chances), np.int64), np.int32(1)
-    _aim(starts, voxel, landmark, steps[1], aims)
+    end = index + len(probability)
+    landmarks[index:end], columns[6, index:end] = landmark, probability
+    targets, finite = np.empty(len(probability), np.int64), np.int32(1)
+    _index_offsets(starts, voxel, landmark, strides[1], targets)
     for axis in range(3):
-        source, position = columns[axis, place:end], columns[3 + axis, place:end]
-        _take(places[axis], voxel, source)
-        _move(line, aims, axis * steps[0], plan.places[2][axis], source, position)
-        sound &= _all_finite(position)
-    _take(places[3], voxel, columns[7, place:end])
-    _multiply(columns[7, place:end], chances)
-    return end if sound else _drop_lost(landmarks, columns, place, end)
+        source, position = columns[axis, index:end], columns[3 + axis, index:end]
+        _take(centres[axis], voxel, source)
+        _add_offsets(numbers, targets, axis * strides[0], plan.geometry[2][axis], source, position)
+        finite &= _all_finite(position)
+    _take(centres[3], voxel, columns[7, index:end])
+    _multiply(columns[7, index:end], probability)
+    return end if finite else _drop_infinite(landmarks, columns, index, end)
 
 
-# Each of these has one loop over arrays, and is a function: only such loops become vector
-# instructions.
+# Each of these is one loop over arrays in a function of its own: only such loops are vectorised.
 
 
 @numba_jit
 @no_type_check
-def _locate(voxels, steps, starts):
+def _locate(voxels, strides, starts):
     i, j, k = voxels
     for x in range(len(starts)):
-        starts[x] = i[x] * steps[0] + j[x] * steps[1] + k[x] * steps[2]
+        starts[x] = i[x] * strides[0] + j[x] * strides[1] + k[x] * strides[2]
 
 
 @numba_jit
 @no_type_check
-def _centre(index, stride, first, places):
-    for x in range(len(places)):
-        places[x] = np.float32(index[x]) * stride + first
+def _centre(index, stride, first, centres):
+    for x in range(len(centres)):
+        centres[x] = np.float32(index[x]) * stride + first
 
 
 @numba_jit
@@ -192,9 +300,9 @@ def _weigh(voxels, profiles, weights):
 
 @numba_jit
 @no_type_check
-def _aim(starts, voxel, landmark, step, aims):
-    for x in range(len(aims)):
-        aims[x] = starts[voxel[x]] + landmark[x] * step
+def _index_offsets(starts, voxel, landmark, stride, targets):
+    for x in range(len(targets)):
+        targets[x] = starts[voxel[x]] + landmark[x] * stride
 
 
 @numba_jit
@@ -206,9 +314,9 @@ def _take(values, which, column):
 
 @numba_jit
 @no_type_check
-def _move(line, aims, ahead, scale, source, position):
+def _add_offsets(numbers, targets, shift, scale, source, position):
     for x in range(len(position)):
-        position[x] = source[x] + value(line, aims[x] + ahead) * scale
+        position[x] = source[x] + value(numbers, targets[x] + shift) * scale
 
 
 @numba_jit
@@ -221,26 +329,26 @@ def _multiply(column, factors):
 @numba_jit
 @no_type_check
 def _all_finite(column):
-    """Say so; the difference of a number and itself is 0, or else NaN."""
-    sound = np.int32(1)
+    """Test whether all are finite: the difference of a number and itself is 0, or else NaN."""
+    finite = np.int32(1)
     for x in range(len(column)):
-        sound &= np.int32(column[x] - column[x] == 0)
-    return sound
+        finite &= np.int32(column[x] - column[x] == 0)
+    return finite
 
 
 @numba_jit
 @no_type_check
-def _drop_lost(landmarks, columns, place, end):
-    """Close the gaps of votes for no place; returns the place after the last vote that is left."""
-    for vote in range(place, end):
-        landmarks[place], columns[:, place] = landmarks[vote], columns[:, vote]
-        place += np.isfinite(columns[3:6, vote]).all()
-    return place
+def _drop_infinite(landmarks, columns, index, end):
+    """Drop votes without a finite position; returns the index after the last vote left."""
+    for vote in range(index, end):
+        landmarks[index], columns[:, index] = landmarks[vote], columns[:, vote]
+        index += np.isfinite(columns[3:6, vote]).all()
+    return index
 
 
 @numba_jit
 @no_type_check
-def _list_votes(landmark, position, probability, end, rows):
+def _write_rows(landmark, position, probability, end, rows):
     """Write landmark, probability and position of the votes with 0 <= position < end.
 
     Returns:

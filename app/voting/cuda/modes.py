@@ -1,42 +1,48 @@
-"""Votes -> sums of modes on CUDA: what ``app.voting.modes`` does before it describes them.
+"""Votes -> sums around modes on CUDA: what ``app.voting.modes.sum_modes`` does on the CPU.
 
-The same steps on the device, in the same numbers: cells, the highest of each landmark, mean shift,
-and the sums around where it comes to rest. The host learns nothing in between, so it waits only for
-the one copy at the end. How often modes move is decided there, too: once all stand still, they are
-left where they are.
+The same steps in the same numbers: cells, the highest of each landmark, mean shift, and the sums
+around where it ends. Nothing is copied to the host in between, so it synchronises only once, at the
+end. Whether modes stand still is decided on the device, too: once all do, they are not moved again.
 """
 
 import math
 from typing import Final
 
+import numpy as np
 import torch
 import triton
 from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
-from app.voting.cpu.modes import FIRST_LOOK, FIRST_REST, MEETING, SETTLED, SHIFTS, TERMS
 from app.voting.cuda.modes_kernels import add_to_cells, add_to_modes
-from app.voting.heatmaps import FIXED_ONE, to_fixed
 from app.voting.peaks import Cells
-from app.voting.readout import Readout
-from app.voting.votes import Votes
+from app.voting.readout import (
+    FIRST_REACH,
+    FREE_STEPS,
+    MAX_STEPS,
+    MERGE_REACH,
+    SETTLED,
+    TERMS,
+    Readout,
+)
+from app.voting.votes import FIXED_ONE, Votes, to_fixed
 
 BLOCK: Final = 256
 """Votes per program."""
 
 
 class ModeFinder:
-    """Finds the modes of one scan's votes; holds what all steps need, on the device."""
+    """Finds the modes of one scan's votes; holds what all steps need, on the device.
+
+    Args:
+        votes: Votes for the landmarks of ``readout``, in any order.
+        readout: The grid and its voting radius.
+        count: Most modes per landmark.
+        cells: The cells that peaks are found in.
+    """
 
     def __init__(self, votes: Votes, readout: Readout, count: int, cells: Cells) -> None:
-        """Lay votes out as the kernels read them.
-
-        Args:
-            votes: Votes for the landmarks of ``readout``, in any order.
-            readout: The grid and its voting radius.
-            count: Most modes per landmark.
-            cells: What peaks are looked for in.
-        """
         self._cells = cells
         self._readout = readout
         self._count = count
@@ -52,34 +58,29 @@ class ModeFinder:
         )
         self._units = self._filled([mm / readout.reach_mm for mm in readout.spacing_mm])
 
-    def find(self) -> tuple[Tensor, Tensor, Tensor]:
+    def find(self) -> tuple[NDArray[np.float64], ...]:
         """Find the modes.
 
         Returns:
-            On the host: centres in reaches, (landmarks modes 3), NaN where there is none; the
-            ``TERMS`` of each, (landmarks modes terms), and each landmark's whole vote weight, both
-            in 1.0 rather than fixed-point units.
+            What ``app.voting.modes.ModeSums`` holds: centres, sums and total.
         """
         with torch.cuda.device_of(self._weight):
-            centres = self._climb(self._peaks() / self._readout.reach_mm)
+            centres = self._mean_shift(self._peaks() / self._readout.reach_mm)
             sums = self._sums(centres, 1.0, TERMS).double()
             total = torch.zeros(self._readout.landmarks, dtype=torch.int64, device=sums.device)
             total.index_add_(0, self._landmark, self._weight)
             parts = (centres, sums / FIXED_ONE, total.double() / FIXED_ONE)
-            line = torch.cat([part.flatten() for part in parts]).cpu()
+            flat = torch.cat([part.flatten() for part in parts]).cpu()
         sizes = [part.numel() for part in parts]
-        pieces = (
-            piece.view(part.shape) for piece, part in zip(line.split(sizes), parts, strict=True)
-        )
-        a, b, c = pieces
-        return a, b, c
+        pieces = zip(flat.split(sizes), parts, strict=True)
+        return tuple(piece.view(part.shape).numpy() for piece, part in pieces)
 
     def _filled(self, numbers: list[float]) -> Float64[Tensor, " n"]:
-        """Bring numbers to the device without a copy that the host would wait for."""
-        line = torch.empty(len(numbers), dtype=torch.float64, device=self._weight.device)
-        for place, number in enumerate(numbers):
-            line[place].fill_(number)
-        return line
+        """Make a tensor of numbers without a copy that would synchronise."""
+        filled = torch.empty(len(numbers), dtype=torch.float64, device=self._weight.device)
+        for index, number in enumerate(numbers):
+            filled[index].fill_(number)
+        return filled
 
     def _grid(self) -> tuple[int]:
         return (triton.cdiv(max(1, len(self._weight)), BLOCK),)
@@ -88,30 +89,30 @@ class ModeFinder:
         """Find each landmark's highest cells, each out of reach of those before it; in mm."""
         cells, readout = self._cells, self._readout
         heights = self._heights()
-        everyone = torch.arange(heights[0].numel(), device=heights.device)
+        indices = torch.arange(heights[0].numel(), device=heights.device)
         _, b, c = cells.shape
         peaks = []
         for _ in range(self._count):
             flat = heights.flatten(1)
             top = flat.amax(1, keepdim=True)
-            # Not argmax, which does not say which of several it takes.
-            first = torch.where(flat == top, everyone, len(everyone)).amin(1)
+            # Not argmax, which of several equal cells may return any.
+            first = torch.where(flat == top, indices, len(indices)).amin(1)
             index = (first // (b * c), first // c % b, first % c)
             missing = top[:, 0] == 0
             peak, square = [], torch.zeros(1, dtype=torch.float64, device=heights.device)
             for axis, mm in enumerate(readout.spacing_mm):
-                places = _centres_of(cells, axis, mm, everyone)
-                peak.append(places.index_select(0, index[axis]).masked_fill(missing, math.nan))
-                away = (places - peak[axis][:, None]) ** 2
+                positions = _cell_centres(cells, axis, mm, indices)
+                peak.append(positions.index_select(0, index[axis]).masked_fill(missing, math.nan))
+                distance = (positions - peak[axis][:, None]) ** 2
                 shape = [1, 1, 1]
                 shape[axis] = -1
-                square = square + away.view(len(away), *shape)
+                square = square + distance.view(len(distance), *shape)
             heights = heights.masked_fill(square <= readout.reach_mm**2, 0)
             peaks.append(torch.stack(peak, 1))
         return torch.stack(peaks, 1)
 
     def _heights(self) -> Int64[Tensor, "landmarks a b c"]:
-        """Count the votes in all cells, and in those around each that is hit."""
+        """Sum the votes in and around each cell that is hit, by weights 1 2 1 along each axis."""
         cells, landmarks = self._cells, self._readout.landmarks
         table = torch.zeros(landmarks, *cells.shape, dtype=torch.int64, device=self._weight.device)
         add_to_cells[self._grid()](
@@ -131,7 +132,7 @@ class ModeFinder:
             around = wider
         return around.masked_fill_(table == 0, 0)
 
-    def _climb(
+    def _mean_shift(
         self, centres: Float64[Tensor, "landmarks modes 3"]
     ) -> Float64[Tensor, "landmarks modes 3"]:
         """Move every mode to the mean of the votes within reach of it until all stand still."""
@@ -140,13 +141,13 @@ class ModeFinder:
         ]
         error = math.hypot(*mm) / 2 / self._readout.reach_mm
         settled = torch.zeros((), dtype=torch.bool, device=centres.device)
-        for step in range(SHIFTS):
-            sums = self._sums(centres, error + FIRST_LOOK if step == 0 else 1.0, 4).double()
+        for step in range(MAX_STEPS):
+            sums = self._sums(centres, error + FIRST_REACH if step == 0 else 1.0, 4).double()
             moved = centres + sums[..., 1:] / sums[..., :1]
             if step == 0:
                 centres = _merge(moved)
                 continue
-            if step >= FIRST_REST:
+            if step >= FREE_STEPS:
                 settled = settled | ~((moved - centres).abs() > SETTLED).any()
             centres = torch.where(settled, centres, moved)
         return centres
@@ -154,7 +155,7 @@ class ModeFinder:
     def _sums(
         self, centres: Float64[Tensor, "landmarks modes 3"], reach: float, terms: int
     ) -> Int64[Tensor, "landmarks modes terms"]:
-        """Sum what votes say of the modes within reach."""
+        """Sum the terms of the modes over the votes within reach."""
         sums = torch.zeros(*centres.shape[:2], terms, dtype=torch.int64, device=centres.device)
         add_to_modes[self._grid()](
             self._votes,
@@ -171,18 +172,18 @@ class ModeFinder:
         return sums
 
 
-def _centres_of(cells: Cells, axis: int, mm: float, numbers: Tensor) -> Float64[Tensor, " cells"]:
-    """Say where the centres of cells lie along an axis, in mm."""
+def _cell_centres(cells: Cells, axis: int, mm: float, indices: Tensor) -> Float64[Tensor, " cells"]:
+    """Compute the centres of cells along an axis, in mm."""
     edge, first = cells.edge[axis], cells.first[axis]
-    return (numbers[: cells.shape[axis]].double() * edge + (first + (edge - 1) / 2)) * mm
+    return (indices[: cells.shape[axis]].double() * edge + (first + (edge - 1) / 2)) * mm
 
 
 def _merge(
     centres: Float64[Tensor, "landmarks modes 3"],
 ) -> Float64[Tensor, "landmarks modes 3"]:
-    """Drop modes that are about to meet one from a higher peak, as ``app.voting.modes`` does."""
+    """Drop modes that are near one from a higher peak, as ``app.voting.cpu.modes.merge`` does."""
     merged = centres.clone()
     for later in range(1, merged.shape[1]):
         gap = (merged[:, :later] - merged[:, later, None]).norm(dim=2)
-        merged[:, later].masked_fill_((gap < MEETING).any(1, keepdim=True), math.nan)
+        merged[:, later].masked_fill_((gap < MERGE_REACH).any(1, keepdim=True), math.nan)
     return merged

@@ -1,8 +1,7 @@
-"""scores and offsets -> rows of votes: the kernels of ``app.voting.cuda.votes``.
+"""The kernels of ``app.voting.cuda.votes``: scores and offsets -> votes.
 
-They run on CUDA, and in Triton's interpreter on any machine. Functions that are compiled have no
-annotations: their types are those they are called with. An index that is multiplied by a step is of
-64 bits, as a field may have more elements than 32 can number.
+They run on CUDA, and in Triton's interpreter on any machine. An index that is multiplied by a
+stride has 64 bits, as a field may have more elements than 32 bits can number.
 """
 
 from typing import Final, no_type_check
@@ -19,93 +18,93 @@ SOFTMAX: Final = tl.constexpr(2)
 def append_votes(
     scores,
     offsets,
-    room,
-    walk,
-    steps,
+    buffers,
+    layout,
+    strides,
     limits,
-    places,
+    geometry,
     activation: tl.constexpr,
-    lead: tl.constexpr,
+    first_channel: tl.constexpr,
     channels: tl.constexpr,
     last: tl.constexpr,
     align: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Look at one block of voxels; append the votes of those chunks of it that have any."""
+    """Test the scores of one block of voxels; append the votes of its chunks that have any."""
     block: tl.constexpr = tile[0]
     width: tl.constexpr = tile[1]
     chunk: tl.constexpr = tile[2]
     program = tl.program_id(0).to(tl.int64)
-    lines, parts, length = walk
+    lines, parts, length = layout
     line, part = program // parts, program % parts
-    here = scores + (line // lines * steps[0] + line % lines * steps[1]) * align
-    # All but the smallest step come in units of align, so that loads are known to be aligned.
-    voxel = tl.cast(steps[2], tl.int64) * (align if last else 1)
-    channel = tl.cast(steps[3], tl.int64) * (1 if last else align)
+    base = scores + (line // lines * strides[0] + line % lines * strides[1]) * align
+    # All but the smallest stride come in units of align, so that loads are known to be aligned.
+    voxel = tl.cast(strides[2], tl.int64) * (align if last else 1)
+    channel = tl.cast(strides[3], tl.int64) * (1 if last else align)
     length = tl.cast(length, tl.int64) * (1 if last else align)
     at = part * block + tl.arange(0, block)
     inside = at < length
     background = tl.zeros((block,), tl.float32)
     if activation == SOFTMAX:
-        background = _widened(tl.load(here + at * voxel, mask=inside, other=0.0))
+        background = _widen(tl.load(base + at * voxel, mask=inside, other=0.0))
     found = tl.zeros((block, width), tl.int32)
     # From channel 0 where that is where a load of 16 bytes begins.
-    for start in range(0 if last else lead, channels, width):
+    for start in range(0 if last else first_channel, channels, width):
         number = start + tl.arange(0, width).to(tl.int64)
-        wanted = inside[:, None] & (number < channels)[None, :]
-        score = tl.load(here + at[:, None] * voxel + (number * channel)[None, :], wanted, 0.0)
-        counts = wanted & (number >= lead)[None, :]
-        found |= _may_pass(_widened(score), background, limits[0], counts).to(tl.int32)
+        valid = inside[:, None] & (number < channels)[None, :]
+        score = tl.load(base + at[:, None] * voxel + (number * channel)[None, :], valid, 0.0)
+        counts = valid & (number >= first_channel)[None, :]
+        found |= _may_pass(_widen(score), background, limits[0], counts).to(tl.int32)
     if tl.max(tl.max(found, 1), 0) > 0:
         for piece in range(block // chunk):
             these = part * block + piece * chunk + tl.arange(0, chunk)
-            voxels = (here + these * voxel, channel, these < length, line * length + these)
+            voxels = (base + these * voxel, channel, these < length, line * length + these)
             name = program * (block // chunk) + piece
-            kind: tl.constexpr = (activation, lead, channels, tile[3])
-            _append_chunk(voxels, offsets, room, name, limits, places, kind)
+            kind: tl.constexpr = (activation, first_channel, channels, tile[3])
+            _append_chunk(voxels, offsets, buffers, name, limits, geometry, kind)
 
 
 @triton.jit
 @no_type_check
-def _append_chunk(voxels, offsets, room, chunk, limits, places, kind: tl.constexpr):
-    """Append the votes of a few voxels, one after the other, and say how many there are."""
+def _append_chunk(voxels, offsets, buffers, chunk, limits, geometry, kind: tl.constexpr):
+    """Append the votes of a chunk of voxels, and record how many there are."""
     activation: tl.constexpr = kind[0]
-    lead: tl.constexpr = kind[1]
+    first_channel: tl.constexpr = kind[1]
     channels: tl.constexpr = kind[2]
     wide: tl.constexpr = kind[3]
-    start, step, inside, number = voxels
+    start, stride, inside, number = voxels
     channel = tl.arange(0, wide).to(tl.int64)
-    wanted = inside[:, None] & (channel < channels)[None, :]
-    score = _widened(tl.load(start[:, None] + (channel * step)[None, :], wanted, 0.0))
+    valid = inside[:, None] & (channel < channels)[None, :]
+    score = _widen(tl.load(start[:, None] + (channel * stride)[None, :], valid, 0.0))
     background = tl.sum(tl.where((channel == 0)[None, :], score, 0.0), 1)
     if activation != SOFTMAX:
         background = tl.zeros_like(background)
-    keep = _may_pass(score, background, limits[0], wanted & (channel >= lead)[None, :])
+    keep = _may_pass(score, background, limits[0], valid & (channel >= first_channel)[None, :])
     if tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0:
         probability = _probabilities(score, channel < channels, activation)
-        bad = keep & (probability != probability)  # noqa: PLR0124 - as only a NaN does
-        tl.store(room[3] + 1, 1, mask=tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0)
+        invalid = keep & (probability != probability)  # noqa: PLR0124 - as only a NaN does
+        tl.store(buffers[3] + 1, 1, mask=tl.max(tl.max(invalid.to(tl.int32), 1), 0) > 0)
         keep &= probability >= limits[1]
-        cast = (keep & (probability >= limits[1]), probability, number, channel - lead)
-        _write_votes(offsets, room, chunk, places, cast, channels - lead)
+        cast = (keep & (probability >= limits[1]), probability, number, channel - first_channel)
+        _write_votes(offsets, buffers, chunk, geometry, cast, channels - first_channel)
 
 
 @triton.jit
 @no_type_check
-def _write_votes(offsets, room, chunk, places, cast, landmarks: tl.constexpr):
-    """Say where votes point, and append those that point anywhere."""
+def _write_votes(offsets, buffers, chunk, geometry, cast, landmarks: tl.constexpr):
+    """Compute votes, and append those with a finite position."""
     keep, probability, number, landmark = cast
     landmark = landmark[None, :]
-    columns, keys, chunk_of, table, counts, starts, capacity = room
-    (plane, line), _, axes, numbers, steps, _, _, profiles, (across, between) = places
+    columns, keys, chunk_of, table, counts, starts, capacity = buffers
+    (plane, line), _, axes, numbers, strides, _, _, profiles, (across, between) = geometry
     index = (number // plane, number % plane // line, number % line)
     voxel = index[0] * numbers[0] + index[1] * numbers[1] + index[2] * numbers[2]
-    begin = index[0] * steps[0] + index[1] * steps[1] + index[2] * steps[2]
+    begin = index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2]
     begin = offsets + begin[:, None] + landmark * between
     points = (
-        _point(begin, across, keep, index, places, 0),
-        _point(begin, across, keep, index, places, 1),
-        _point(begin, across, keep, index, places, 2),
+        _point(begin, across, keep, index, geometry, 0),
+        _point(begin, across, keep, index, geometry, 1),
+        _point(begin, across, keep, index, geometry, 2),
     )
     for axis in tl.static_range(3):
         keep &= tl.abs(points[axis][1]) < float("inf")
@@ -134,7 +133,7 @@ def _write_votes(offsets, room, chunk, places, cast, landmarks: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _widened(scores):
+def _widen(scores):
     """Compute with at least 32 bits."""
     return scores.to(tl.float32) if scores.dtype.primitive_bitwidth < 32 else scores
 
@@ -142,7 +141,7 @@ def _widened(scores):
 @triton.jit
 @no_type_check
 def _may_pass(score, background, limit, counts):
-    """Tell which scores may pass; not by "reaches the limit", which a NaN does not."""
+    """Test which scores may pass: not by ``>=``, which is false for NaN."""
     return ((score - background[:, None] < limit) ^ True) & counts
 
 
@@ -156,16 +155,16 @@ def _probabilities(score, known, activation: tl.constexpr):
         score = part / tl.sum(part, 1)[:, None]
     if activation == SIGMOID:
         score = score.to(tl.float64)
-        # Below this the exponential overflows, and no limit is as low. A NaN stays what it is.
+        # Below this the exponential overflows, and no limit is as low. NaN stays NaN.
         score = 1.0 / (1.0 + tl.exp(-tl.where(score < -700.0, -700.0, score)))
     return score.to(tl.float32)
 
 
 @triton.jit
 @no_type_check
-def _point(begin, across, keep, index, places, axis: tl.constexpr):
-    """Say where votes come from and where they point, along one axis of the walk."""
-    _, stride, axes, _, _, centres, scales, _, _ = places
+def _point(begin, across, keep, index, geometry, axis: tl.constexpr):
+    """Compute sources and positions along one axis."""
+    _, stride, axes, _, _, centres, scales, _, _ = geometry
     source = index[axis].to(tl.float32) * stride + centres[axis]
     offset = tl.load(begin + tl.cast(axes[axis], tl.int64) * across, mask=keep, other=0.0)
     source = tl.broadcast_to(source[:, None], keep.shape)
@@ -174,9 +173,9 @@ def _point(begin, across, keep, index, places, axis: tl.constexpr):
 
 @triton.jit(do_not_specialize=["found"])
 @no_type_check
-def order_votes(room, ordered, capacity, found, landmarks, block: tl.constexpr):
-    """Move votes to where their chunk's begin."""
-    columns, keys, chunk_of, moves = room
+def order_votes(buffers, ordered, capacity, found, landmarks, block: tl.constexpr):
+    """Move votes to the final index of their chunk."""
+    columns, keys, chunk_of, moves = buffers
     target, landmark, key_of = ordered
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = row < found

@@ -31,7 +31,7 @@ def as_plain_torch(scene: Scene) -> Places:
 
 def only_candidates(scene: Scene) -> Places:
     """Compare scores with a limit before any exponential; read the offsets of survivors alone."""
-    votes = ours.filter_votes_plainly(scene.field, scene.threshold)
+    votes = ours.filter_votes_by_torch(scene.field, scene.threshold)
     reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
     heatmaps = ours.add_up(votes, range(scene.landmarks), reading)
     highest = heatmaps.flatten(1).argmax(1)
@@ -40,7 +40,7 @@ def only_candidates(scene: Scene) -> Places:
 
 def nothing_dense(scene: Scene) -> Places:
     """Find peaks in the cells that votes hit, and modes on the votes: no heatmap at all."""
-    votes = ours.filter_votes_plainly(scene.field, scene.threshold)
+    votes = ours.filter_votes_by_torch(scene.field, scene.threshold)
     reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
     return ours.places(ours.find_from_votes(votes, reading))
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.geometry import translation
 from app.voting.landmarks import locate
-from app.voting.readout import Cover, GridFrame, readout_of
+from app.voting.readout import GridFrame, ScanExtent, make_readout
 from tests.support.synthetic import (
     SCAN_RADIUS,
     SCAN_SHAPE,
@@ -43,13 +43,13 @@ def test_landmarks_expected_outside_the_scan_are_not_missed() -> None:
 def test_votes_of_voxels_where_there_is_no_scan_are_not_counted() -> None:
     """A grid that reaches past its scan: what is cut is as sure, and what is beyond is outside."""
     whole = ball_votes((20.0, 17, 21), SCAN_SHAPE, SCAN_RADIUS)
-    readout = readout_of(make_grid(), make_manifest())
+    readout = make_readout(make_grid(), make_manifest())
     specs, frame = make_manifest().landmarks, GridFrame(np.eye(4), np.eye(4))
     sure = []
     for first in (0, 18, 23):
         left = (SCAN_SHAPE[0] - first, *SCAN_SHAPE[1:])
-        cover = Cover(translation((-first, 0, 0)), left)
-        (mark,) = locate(whole, replace(readout, cover=cover), frame, specs)
+        scan = ScanExtent(translation((-first, 0, 0)), left)
+        (mark,) = locate(whole, replace(readout, scan=scan), frame, specs)
         sure.append(mark)
     assert [mark.status for mark in sure] == ["detected", "detected", "out_of_field"]
     assert sure[1].mass == pytest.approx(sure[0].mass, rel=0.1)

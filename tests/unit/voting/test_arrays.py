@@ -163,7 +163,7 @@ def test_good_affine_is_read_in_any_type() -> None:
 
 @pytest.mark.parametrize("block", [1, 50, 150, 1 << 20])
 def test_votes_in_blocks_are_the_votes(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.voting.arrays.BLOCK", block)
+    monkeypatch.setattr("app.voting.arrays.BLOCK_SIZE", block)
     field = random_field((5, 7, 6), landmarks=3)
     whole = filter_votes(field, 0.3)
     calls: list[None] = []
@@ -179,7 +179,7 @@ def test_votes_in_blocks_are_the_votes(block: int, monkeypatch: pytest.MonkeyPat
 def test_more_votes_than_allowed_are_refused_before_all_are_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.voting.arrays.BLOCK", 100)
+    monkeypatch.setattr("app.voting.arrays.BLOCK_SIZE", 100)
     field = random_field((50, 7, 6), 3)
     calls: list[None] = []
     with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from app.voting.constellation import Shape, fit_constellation, fit_similarity, mean_shape
+from app.voting.constellation import Shape, fit_constellation
+from app.voting.similarity import fit_similarity, mean_shape
 
 Array = NDArray[np.float64]
 LANDMARKS = 45

@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.voting.heatmaps import (
-    FIXED_ONE,
-    add_up,
-    add_up_plainly,
+    add_votes,
     aggregate,
-    count_votes,
-    voxel_index,
+    nearest_voxel,
+    sum_by_torch,
+    sum_compiled,
 )
 from app.voting.readout import Readout
-from app.voting.votes import Votes, empty_votes, filter_votes
+from app.voting.votes import FIXED_ONE, Votes, empty_votes, filter_votes
 from tests.support import oracle
 from tests.support.synthetic import random_field, shuffled
 
@@ -60,9 +59,9 @@ def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
 def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the counters of all do not fit, one landmark after the other gives the same bits."""
     votes = noise()
-    expected = add_up_plainly(votes, votes.landmark, (3, *SHAPE))
+    expected = sum_by_torch(votes, votes.landmark, (3, *SHAPE))
     monkeypatch.setattr("app.voting.heatmaps.COUNTER_BYTES", 1)
-    assert torch.equal(add_up_plainly(votes, votes.landmark, (3, *SHAPE)), expected)
+    assert torch.equal(sum_by_torch(votes, votes.landmark, (3, *SHAPE)), expected)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -75,14 +74,14 @@ def test_compiled_sums_have_the_bits_of_the_plain_ones(
     votes = noise()
     which = votes.landmark - 1
     shape = (2, *SHAPE)
-    assert torch.equal(add_up(votes, which, shape), add_up_plainly(votes, which, shape))
+    assert torch.equal(sum_compiled(votes, which, shape), sum_by_torch(votes, which, shape))
 
 
 def test_positions_on_a_half_round_up() -> None:
     """floor(v + 0.5): -0.5 is the first voxel, 8.5 is past the last of nine."""
     largest = float(np.nextafter(np.float32(0.5), np.float32(0)))
     lines = [[-0.5, 0, 0], [0.5, 0, 0], [largest, 0, 0], [8.5, 0, 0], [-0.5000001, 0, 0]]
-    index, inside = voxel_index(torch.tensor(lines), SHAPE)
+    index, inside = nearest_voxel(torch.tensor(lines), SHAPE)
     assert inside.tolist() == [True, True, True, False, False]
     assert index[inside].tolist() == [0, 11 * 13, 0]
 
@@ -90,7 +89,7 @@ def test_positions_on_a_half_round_up() -> None:
 def test_flat_indices_pass_two_to_the_31() -> None:
     """300^3 voxels and 80 landmarks."""
     shape = (2_000, 1_500, 1_000)
-    index, inside = voxel_index(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
+    index, inside = nearest_voxel(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
     assert inside.tolist() == [True]
     assert index.tolist() == [3_000_000_000 - 1]
 
@@ -101,7 +100,7 @@ def test_all_votes_in_one_voxel_do_not_overflow() -> None:
     one = torch.ones(1).expand(3_000_000)
     votes = Votes(torch.zeros(1).long().expand(3_000_000), place, place, one, one)
     counters = torch.zeros(1, *SHAPE, dtype=torch.int64)
-    count_votes(votes, votes.landmark, counters)
+    add_votes(votes, votes.landmark, counters)
     assert int(counters[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE
     assert int(counters.sum()) == 3_000_000 * FIXED_ONE
 

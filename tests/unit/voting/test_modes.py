@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.voting.heatmaps import aggregate
 from app.voting.modes import Modes, find_modes
-from app.voting.peaks import cells_of_edge
+from app.voting.peaks import make_cells
 from app.voting.readout import Readout
 from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes
 from tests.support import oracle
@@ -23,7 +23,7 @@ READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0)
 
 def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
     """Go from votes to modes, in cells of the default size or a given one."""
-    cells = None if cell is None else cells_of_edge((cell, cell, cell), readout)
+    cells = None if cell is None else make_cells((cell, cell, cell), readout)
     return find_modes(votes, readout, 4, cells)
 
 

@@ -4,21 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from app.voting.ballots import collect_ballots
-from app.voting.peaks import TABLE_BYTES, Peaks, cells_of_edge, find_peaks, lay_cells
+from app.voting.peaks import TABLE_BYTES, Peaks, choose_cells, find_peaks, group_votes, make_cells
 from app.voting.readout import Readout
 from app.voting.votes import Votes, empty_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
-VOXELS = cells_of_edge((1, 1, 1), READOUT)
+VOXELS = make_cells((1, 1, 1), READOUT)
 
 
 def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
     """Find peaks in cells of one voxel."""
     return find_peaks(
-        collect_ballots(votes, readout.landmarks), readout, count, cells_of_edge((1, 1, 1), readout)
+        group_votes(votes, readout.landmarks), readout, count, make_cells((1, 1, 1), readout)
     )
 
 
@@ -100,7 +99,7 @@ def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
 ) -> None:
     """Worked cases, at a spacing of 1 mm."""
     readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
-    cells = lay_cells(readout)
+    cells = choose_cells(readout)
     assert cells.edge == (edge, edge, edge)
     assert landmarks * np.prod(cells.shape) * 4 <= TABLE_BYTES
 
@@ -108,4 +107,4 @@ def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
 def test_cells_are_round_in_mm() -> None:
     """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
     readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
-    assert lay_cells(readout).edge == (7, 4, 1)
+    assert choose_cells(readout).edge == (7, 4, 1)

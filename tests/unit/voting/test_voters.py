@@ -9,7 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from app.geometry import scaling, translation
 from app.voting.modes import voters_around
-from app.voting.readout import Cover, Readout
+from app.voting.readout import Readout, ScanExtent
 from tests.support import oracle
 
 SHAPE = (9, 14, 21)
@@ -50,24 +50,24 @@ def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
     turn = Rotation.from_euler("xyz", (0.2, 0.1, -0.3)).as_matrix()
     to_volume = translation((-3.0, 1.0, 2.0)) @ np.pad(turn, (0, 1)) @ scaling([2.0, 2.0, 2.0])
     to_volume[3, 3] = 1.0
-    cover = Cover(to_volume, (16, 25, 60))
-    readout = Readout(1, SHAPE, SPACING, 3.0, 2, cover)
+    scan = ScanExtent(to_volume, (16, 25, 60))
+    readout = Readout(1, SHAPE, SPACING, 3.0, 2, scan)
     points = np.array([[4.0, 6, 10], [1.0, 2, 3], [8.0, 13, 20]])
     index = np.stack(np.meshgrid(*[np.arange(-(-n // 2)) for n in SHAPE], indexing="ij"), axis=-1)
     centres = (index.reshape(-1, 3) + 0.5) * 2 - 0.5
-    centres = centres[(centres <= np.array(SHAPE) - 0.5).all(axis=1) & cover.holds(centres)]
+    centres = centres[(centres <= np.array(SHAPE) - 0.5).all(axis=1) & scan.contains(centres)]
     away = np.linalg.norm((points[:, None] - centres) * SPACING, axis=2)
     octant = np.pi / 6 * 3.0**3 / (8 * np.prod(SPACING))
-    least = np.where(cover.holds(points), 1.0, octant)
+    least = np.where(scan.contains(points), 1.0, octant)
     expected = np.maximum((away <= 3.0).sum(axis=1), least)
     np.testing.assert_allclose(voters_around(points, readout), expected)
-    assert 0 < expected[0] < voters_around(points, replace(readout, cover=None))[0]
+    assert 0 < expected[0] < voters_around(points, replace(readout, scan=None))[0]
 
 
 def test_places_past_the_end_of_the_scan_lie_outside() -> None:
     """Up to the faces of its outermost voxels; what does not exist lies nowhere."""
-    readout = Readout(1, SHAPE, SPACING, 2.0, cover=Cover(translation((-2.0, 0, 0)), (4, 9, 9)))
+    readout = Readout(1, SHAPE, SPACING, 2.0, scan=ScanExtent(translation((-2.0, 0, 0)), (4, 9, 9)))
     points = np.array(
         [[1.6, 3, 3], [1.4, 3, 3], [5.4, 3, 3], [5.6, 3, 3], [3, 3, 8.6], [np.nan] * 3]
     )
-    assert readout.holds(points).tolist() == [True, False, True, False, False, False]
+    assert readout.contains(points).tolist() == [True, False, True, False, False, False]

@@ -18,6 +18,7 @@ from app.voting.votes import (
     empty_votes,
     filter_rows,
     filter_votes,
+    filter_votes_by_torch,
     select_votes,
 )
 from tests.support import oracle
@@ -134,9 +135,14 @@ def test_a_vote_passes_exactly_if_its_float32_probability_does(seed: int, thresh
     # Scores that lie on the threshold, give or take the rounding of float32.
     logit = np.log(threshold / (1 - threshold))
     field.scores.copy_(torch.tensor(logit) + (field.scores * 4).round() * 1e-7)
-    expected = torch.sigmoid(field.scores.double()).float() >= threshold
-    votes = filter_votes(field, threshold)
-    assert len(votes) == int(expected.sum())
+    exact = torch.sigmoid(field.scores.double())
+
+    def passing(error: float) -> int:
+        return int(((exact + error).float() >= threshold).sum())
+
+    assert len(filter_votes_by_torch(field, threshold)) == passing(0.0)
+    # The compiled exponential is off by up to 2e-10, which may round to the next float32.
+    assert passing(-2e-10) <= len(filter_votes(field, threshold)) <= passing(2e-10)
 
 
 def test_offsets_are_scaled_to_grid_voxels_and_sources_are_centres_of_field_voxels() -> None:

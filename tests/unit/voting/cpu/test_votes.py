@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
 from app.model.network import Field
-from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_plainly, rows_of
+from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_by_torch, rows_by_torch
 from tests.support.synthetic import random_field
 
 RAMP = torch.linspace(0.1, 1.0, 24)
@@ -67,12 +67,12 @@ def test_votes_are_those_of_the_plain_way(
     """In one thread and in four, for thresholds on both sides of a half."""
     field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
     for threshold in (0.1, 0.5, 0.8):
-        expected = placed(filter_votes_plainly, field, threshold)
+        expected = placed(filter_votes_by_torch, field, threshold)
         assert len(expected) > 0
         assert_same(placed(filter_votes, field, threshold), expected)
         with monkeypatch.context() as patch:
-            patch.setattr("app.voting.cpu.plan.VOXELS_PER_THREAD", 1)
-            patch.setattr("app.voting.cpu.plan.VOTES_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
             assert_same(placed(filter_votes, field, threshold), expected)
 
@@ -90,21 +90,21 @@ def test_any_shape_and_threshold_gives_the_votes_of_the_plain_way(
 ) -> None:
     """Rows shorter and longer than a word of flags, one voxel, one landmark."""
     field = random_field(shape, landmarks, activation, seed)
-    assert_same(filter_votes(field, threshold), filter_votes_plainly(field, threshold))
+    assert_same(filter_votes(field, threshold), filter_votes_by_torch(field, threshold))
 
 
 def test_what_passes_by_score_but_points_nowhere_leaves_no_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Room is kept by score; votes for no finite place are dropped from every part."""
-    monkeypatch.setattr("app.voting.cpu.plan.VOTES_PER_THREAD", 1)
+    monkeypatch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     field = random_field((9, 11, 13), 3, "sigmoid")
     random = np.random.default_rng(5)
     lost = torch.from_numpy(random.random(field.offsets.shape[1:]) < 0.5)
     field.offsets[1][lost] = torch.inf
     votes = filter_votes(field, 0.4)
-    assert_same(votes, filter_votes_plainly(field, 0.4))
+    assert_same(votes, filter_votes_by_torch(field, 0.4))
     assert len(votes) > 50
     assert votes.position.isfinite().all()
 
@@ -119,12 +119,12 @@ def test_rows_at_once_are_those_of_the_votes(
     field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
     field.offsets[1, 2, 3:5] = torch.nan
     for threshold in (0.01, 0.5, 1.0):
-        expected = rows_of(filter_votes(field, threshold), (8, 11, 9))
+        expected = rows_by_torch(filter_votes(field, threshold), (8, 11, 9))
         assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
         with monkeypatch.context() as patch:
-            patch.setattr("app.voting.cpu.plan.ROWS_AT_ONCE", 1)
+            patch.setattr("app.voting.cpu.votes.ROWS_PER_BLOCK", 1)
             assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
-            patch.setattr("app.voting.cpu.plan.VOXELS_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
             assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
 
@@ -134,7 +134,7 @@ def test_probabilities_that_are_no_numbers_matter_to_landmarks_alone(layout: str
     """A background that is none decides nothing; a landmark's fails both ways to list votes."""
     field = relaid(with_background(random_field((9, 11, 13), 4, "none")), layout, torch.float32)
     field.scores[0, 4, 5, 6] = torch.nan
-    assert_same(filter_votes(field, 0.3), filter_votes_plainly(field, 0.3))
+    assert_same(filter_votes(field, 0.3), filter_votes_by_torch(field, 0.3))
     field.scores[3, 8, 10, 12] = torch.nan
     with pytest.raises(NetworkFailed, match="NaN"):
         filter_votes(field, 0.3)

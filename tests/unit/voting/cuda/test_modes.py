@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from app.voting import modes
-from app.voting.peaks import lay_cells
+from app.voting.modes import ModeSums, sum_modes
+from app.voting.peaks import choose_cells
 from app.voting.readout import Readout
 from app.voting.votes import Votes, concat_votes, empty_votes
 from tests.support.synthetic import ball_votes, shuffled
@@ -17,7 +16,6 @@ from app.voting.cuda.modes import ModeFinder
 
 SHAPE = (24, 20, 28)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=4.0)
-Sums = tuple[NDArray[np.float64], ...]
 
 
 def some_votes() -> Votes:
@@ -31,38 +29,17 @@ def some_votes() -> Votes:
     )
 
 
-def found_by_kernels(votes: Votes, device: torch.device) -> Sums:
-    """Find the sums of modes on a device."""
+def found_by_kernels(votes: Votes, device: torch.device) -> ModeSums:
+    """Find modes and their sums on a device."""
     there = Votes(*(getattr(votes, name).to(device) for name in Votes.__slots__))
-    return tuple(part.numpy() for part in ModeFinder(there, READOUT, 3, lay_cells(READOUT)).find())
+    return ModeSums(*ModeFinder(there, READOUT, 3, choose_cells(READOUT)).find())
 
 
-def found_on_the_host(votes: Votes, monkeypatch: pytest.MonkeyPatch) -> Sums:
-    """Take what ``app.voting.modes`` describes."""
-    taken: list[Sums] = []
-    describe = modes._describe  # noqa: SLF001 - where both ways meet
-
-    def take(
-        sums: NDArray[np.float64],
-        centres: NDArray[np.float64],
-        total: NDArray[np.float64],
-        readout: Readout,
-    ) -> modes.Modes:
-        taken.append((centres, sums, total))
-        return describe(sums, centres, total, readout)
-
-    monkeypatch.setattr(modes, "_describe", take)
-    modes.find_modes(votes, READOUT, 3)
-    return taken[0]
-
-
-def test_centres_and_sums_are_those_of_the_host(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_centres_and_sums_are_those_of_the_host(device: torch.device) -> None:
     votes = some_votes()
-    expected = found_on_the_host(votes, monkeypatch)
+    expected = sum_modes(votes, READOUT, 3, choose_cells(READOUT))
     ours = found_by_kernels(votes, device)
-    assert np.isfinite(expected[0][:, 0, 0]).sum() == 2
+    assert np.isfinite(expected.centres[:, 0, 0]).sum() == 2
     for mine, theirs in zip(ours, expected, strict=True):
         np.testing.assert_array_equal(np.isnan(mine), np.isnan(theirs))
         np.testing.assert_array_equal(mine, theirs)

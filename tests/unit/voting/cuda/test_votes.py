@@ -13,8 +13,8 @@ from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.model.network import Field
-from app.voting.reference import Profiles
-from app.voting.votes import Votes, begin_votes_by_kernel, filter_votes, filter_votes_plainly
+from app.voting.reference import Importance
+from app.voting.votes import Votes, filter_votes, filter_votes_by_torch, launch_filter_by_triton
 from tests.support import oracle
 from tests.support.synthetic import random_field
 
@@ -42,10 +42,10 @@ def filter_votes_by_kernel(
     *,
     stride: int = 1,
     origin: Sequence[int] = (0, 0, 0),
-    importance: Profiles | None = None,
+    importance: Importance | None = None,
 ) -> Votes:
     """Do what ``filter_votes`` does where kernels serve."""
-    return begin_votes_by_kernel(
+    return launch_filter_by_triton(
         field, threshold, stride=stride, origin=origin, importance=importance
     )()
 
@@ -116,7 +116,7 @@ def test_votes_are_those_of_plain_torch_in_their_order(
     )
     votes = filter_votes_by_kernel(on(device, field), 0.3)
     assert len(votes) > 50
-    assert_same(votes, filter_votes_plainly(field, 0.3))
+    assert_same(votes, filter_votes_by_torch(field, 0.3))
 
 
 @pytest.mark.parametrize("threshold", [0.05, 0.5, 0.9])
@@ -144,7 +144,7 @@ def test_tiles_weigh_and_scale_their_votes(
     field = replace(field, scores=layout(field.scores), offsets=layout(field.offsets))
     profiles = [torch.rand(size, generator=torch.Generator().manual_seed(size)) for size in SHAPE]
     i, j, k = profiles
-    expected = filter_votes_plainly(field, 0.3, stride=2, origin=(4, 8, 3), importance=(i, j, k))
+    expected = filter_votes_by_torch(field, 0.3, stride=2, origin=(4, 8, 3), importance=(i, j, k))
     i, j, k = (profile.to(device) for profile in profiles)
     votes = filter_votes_by_kernel(
         on(device, field), 0.3, stride=2, origin=(4, 8, 3), importance=(i, j, k)
@@ -158,7 +158,7 @@ def test_background_of_probabilities_votes_for_nothing(device: torch.device) -> 
     field = replace(field, offsets=field.offsets[:, 1:], background=True)
     field.scores[0] = torch.nan
     votes = filter_votes_by_kernel(on(device, field), 0.3)
-    assert_same(votes, filter_votes_plainly(field, 0.3))
+    assert_same(votes, filter_votes_by_torch(field, 0.3))
 
 
 @pytest.mark.parametrize("layout", [as_it_is, channels_last])
@@ -170,13 +170,13 @@ def test_many_landmarks_are_looked_at_in_turns(
     field = replace(field, scores=layout(field.scores), offsets=layout(field.offsets))
     votes = filter_votes_by_kernel(on(device, field), 0.02)
     assert len(set(votes.landmark.tolist())) > 60
-    assert_same(votes, filter_votes_plainly(field, 0.02))
+    assert_same(votes, filter_votes_by_torch(field, 0.02))
 
 
 def test_field_of_many_blocks_keeps_its_order(device: torch.device) -> None:
     field = random_field((9, 11, 23), 2, "sigmoid")
     votes = filter_votes_by_kernel(on(device, field), 0.5)
-    assert_same(votes, filter_votes_plainly(field, 0.5))
+    assert_same(votes, filter_votes_by_torch(field, 0.5))
 
 
 def test_room_that_is_too_small_is_made_larger(
@@ -187,7 +187,7 @@ def test_room_that_is_too_small_is_made_larger(
     field = random_field(SHAPE, 3, "none")
     votes = filter_votes_by_kernel(on(device, field), 0.0)
     assert len(votes) == field.scores.numel()
-    assert_same(votes, filter_votes_plainly(field, 0.0))
+    assert_same(votes, filter_votes_by_torch(field, 0.0))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -230,7 +230,7 @@ def test_votes_for_no_place_are_dropped(device: torch.device) -> None:
     field.offsets[0, 1, 0, 3, 8] = torch.inf
     votes = filter_votes_by_kernel(on(device, field), 0.0)
     assert len(votes) == field.scores.numel() - 2
-    assert_same(votes, filter_votes_plainly(field, 0.0))
+    assert_same(votes, filter_votes_by_torch(field, 0.0))
 
 
 @st.composite
@@ -255,7 +255,7 @@ def test_any_shape_and_memory_order_gives_the_same_votes(
     device: torch.device, field: Field, threshold: float
 ) -> None:
     votes = filter_votes_by_kernel(on(device, field), threshold)
-    assert_same(votes, filter_votes_plainly(field, threshold))
+    assert_same(votes, filter_votes_by_torch(field, threshold))
 
 
 @given(seed=st.integers(0, 2**16), threshold=st.floats(0.01, 0.99))
@@ -287,14 +287,14 @@ def test_elements_past_two_to_the_31_are_found(tmp_path: Path, device: torch.dev
     assert scores.stride(0) * 3 > 2**31
     votes = filter_votes_by_kernel(Field(scores, offsets, "softmax", background=True), 0.1)
     expected = Field(small.scores.half(), small.offsets.half(), "softmax", background=True)
-    assert_same(votes, filter_votes_plainly(expected, 0.1))
+    assert_same(votes, filter_votes_by_torch(expected, 0.1))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="expected a CUDA device, got none")
 def test_cuda_fields_go_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     field = on(torch.device("cuda"), random_field(SHAPE, 3))
-    expected = filter_votes_plainly(field, 0.3)
+    expected = filter_votes_by_torch(field, 0.3)
     assert_same(filter_votes(field, 0.3), expected)
-    monkeypatch.setattr("app.voting.votes.find_spec", lambda _name: None)
+    monkeypatch.setattr("app.voting.votes.has_triton", lambda _device: False)
     assert_same(filter_votes(field, 0.3), expected)
