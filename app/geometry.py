@@ -1,6 +1,6 @@
-"""Name the frames of a coordinate and map points between them.
+"""Frames of coordinates, and maps between them.
 
-Two kinds of frame exist here. **Voxel** frames count along the axes ``i j k`` of an array; an index
+There are two kinds of frame. **Voxel** frames count along the axes ``i j k`` of an array; an index
 is the centre of its voxel. **World** frames measure ``x y z`` in mm: RAS (x to the patient's
 right, y anterior, z superior), which is what NIfTI affines map to, and LPS (left, posterior,
 superior), which 3D Slicer and DICOM write. All geometry is float64 NumPy; only voxel *values* live
@@ -12,17 +12,15 @@ from itertools import permutations
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64
 
 Affine = Float64[np.ndarray, "4 4"]
 """A map between two 3D frames, acting on homogeneous column vectors."""
 Points = Float64[np.ndarray, "*n 3"]
-"""Points in the frame that the surrounding text names."""
-Mask = Bool[np.ndarray, "i j k"]
-Origins = Int[np.ndarray, "*n 3"]
+"""Points in a frame that the text around names."""
 
 LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
-"""Turns RAS mm into LPS mm, and back: it is its own inverse."""
+"""Maps RAS mm to LPS mm, and back: it is its own inverse."""
 
 AXIS_CODES: Final = ("LR", "PA", "IS")
 """The negative and positive end of each RAS world axis, as nibabel and ITK abbreviate them."""
@@ -42,7 +40,7 @@ def transform(affine: Affine, points: Points) -> Points:
 
 
 def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
-    """Measure the voxel spacing of an affine: the length of each of its axes, in mm."""
+    """Compute the voxel spacing of an affine: the length of each of its axes, in mm."""
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
 
 

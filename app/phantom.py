@@ -1,9 +1,9 @@
-"""seed -> Phantom: a generated scan whose landmarks are known exactly.
+"""Phantoms: generated scans whose landmarks are known exactly.
 
 A phantom is a textured, noisy box in a random oblique pose with up to six bright or dark structures
-in it. Every structure is told from the others by its own shape, under any rotation and from a
-neighbourhood of a few centimetres, and its middle is the landmark. Structures are drawn as
-continuous functions of mm, evaluated at voxel centres, so no rounding moves a landmark.
+in it. Every structure differs from the others in shape, under any rotation and in a neighbourhood
+of a few centimetres, and its centre is the landmark. Structures are continuous functions of mm,
+evaluated at voxel centres, so no rounding moves a landmark.
 """
 
 import gzip
@@ -31,20 +31,20 @@ SPACING_MM: Final = (0.8, 2.0)
 EXTENT_MM: Final = (88.0, 140.0)
 """Bounds of every axis: all six structures fit into the smallest box, whatever the voxel counts."""
 
-APART_MM: Final = 25.0
-BORDER_MM: Final = 13.0
-"""Smallest distances of a structure's middle from another's and from the faces of the scan."""
+MIN_DISTANCE_MM: Final = 25.0
+MIN_MARGIN_MM: Final = 13.0
+"""Least distances of a structure's centre from another's and from the faces of the scan."""
 
 REACH_MM: Final = 14.0
-"""Beyond this distance from its middle, no structure changes a voxel by as much as the noise."""
+"""Beyond this distance from its centre, no structure changes a voxel by as much as the noise."""
 
 EDGE_MM: Final = 0.7
-"""Softness of every surface: a logistic step, 10 to 90 % within 4.4 of these, over two voxels."""
+"""Width of every surface: a logistic step, 10 to 90 % within 4.4 of these, over two voxels."""
 
 BACKGROUND: Final = 0.3
 BRIGHT: Final = (0.85, 1.0)
 DARK: Final = (0.0, 0.05)
-"""Values before scale and offset. The texture swings by about 0.1 about the background."""
+"""Values before scale and offset. The texture varies by about 0.1 around the background."""
 
 TEXTURE: Final = ((26.0, 0.07), (13.0, 0.035))
 """Distance between knots in mm and standard deviation at the knots, per octave."""
@@ -79,12 +79,12 @@ def make_phantom(seed: int) -> Phantom:
     """
     rng = np.random.default_rng(seed)
     shape, affine = _draw_pose(rng)
-    index = _draw_places(shape, spacing_of(affine), rng)
+    index = _draw_centres(shape, spacing_of(affine), rng)
     points = transform(affine, index)
     points[rng.random(len(points)) < ABSENT_CHANCE] = np.nan
     values = BACKGROUND + _texture(shape, spacing_of(affine), rng)
     for point, structure in zip(points, STRUCTURES.values(), strict=True):
-        turn, size, bright, dark = (
+        rotation, size, bright, dark = (
             _draw_rotation(rng),
             rng.uniform(0.95, 1.05),
             rng.uniform(*BRIGHT),
@@ -92,7 +92,7 @@ def make_phantom(seed: int) -> Phantom:
         )
         if np.isfinite(point).all():
             # Shrinking the frame enlarges the structure.
-            local = np.diag([*[1 / size] * 3, 1.0]) @ turn @ translation(-point) @ affine
+            local = np.diag([*[1 / size] * 3, 1.0]) @ rotation @ translation(-point) @ affine
             level = dark if structure is _void else bright
             _draw(values, local, structure, level)
     values += rng.uniform(*NOISE) * rng.standard_normal(shape)
@@ -103,13 +103,13 @@ def make_phantom(seed: int) -> Phantom:
 
 
 def scan_bytes(phantom: Phantom) -> bytes:
-    """Write the scan of a phantom as a gzipped NIfTI-1 file; equal phantoms give equal bytes."""
+    """Encode the scan of a phantom as a gzipped NIfTI-1 file; equal phantoms give equal bytes."""
     content = _nifti(phantom.volume.voxels, phantom.volume.affine)
     return gzip.compress(content, compresslevel=1, mtime=0)
 
 
 def truth_json(phantom: Phantom) -> str:
-    """Write the landmarks of a phantom as a 3D Slicer Markups document (LPS mm).
+    """Format the landmarks of a phantom as a 3D Slicer Markups document (LPS mm).
 
     Absent landmarks are listed as undefined and have no position.
     """
@@ -151,15 +151,15 @@ def _draw_pose(rng: np.random.Generator) -> tuple[tuple[int, int, int], Affine]:
     high = np.minimum(SPACING_MM[1], EXTENT_MM[1] / count)
     spacing = rng.uniform(low, high)
     spacing[0] *= rng.choice([-1.0, 1.0])
-    middle = translation(-(count - 1) / 2)
+    centre = translation(-(count - 1) / 2)
     shift = translation(rng.uniform(-80, 80, 3))
-    affine = shift @ _draw_rotation(rng) @ np.diag([*spacing, 1.0]) @ middle
+    affine = shift @ _draw_rotation(rng) @ np.diag([*spacing, 1.0]) @ centre
     # NIfTI-1 keeps the affine in float32: what is written must be what the landmarks refer to.
     return (i, j, k), affine.astype(np.float32).astype(np.float64)
 
 
 def _draw_rotation(rng: np.random.Generator) -> Affine:
-    """Draw a rotation, every one alike, from a unit quaternion."""
+    """Draw a rotation, uniformly, from a unit quaternion."""
     w, x, y, z = (q := rng.standard_normal(4)) / np.sqrt((q**2).sum())
     rotation = np.eye(4)
     rotation[:3, :3] = [
@@ -170,22 +170,24 @@ def _draw_rotation(rng: np.random.Generator) -> Affine:
     return rotation
 
 
-def _draw_places(
+def _draw_centres(
     shape: tuple[int, int, int], spacing_mm: Point, rng: np.random.Generator
 ) -> Points:
     """Draw a voxel index for every structure, far enough from the others and from every face."""
-    low = BORDER_MM / spacing_mm - 0.5
+    low = MIN_MARGIN_MM / spacing_mm - 0.5
     high = np.array(shape) - 1 - low
-    places: list[Point] = []
+    centres: list[Point] = []
     misses = 0
-    while len(places) < len(STRUCTURES):
-        place = rng.uniform(low, high)
-        if all(np.linalg.norm((place - other) * spacing_mm) >= APART_MM for other in places):
-            places.append(place)
+    while len(centres) < len(STRUCTURES):
+        centre = rng.uniform(low, high)
+        if all(
+            np.linalg.norm((centre - other) * spacing_mm) >= MIN_DISTANCE_MM for other in centres
+        ):
+            centres.append(centre)
         elif (misses := misses + 1) > 200:
-            # The first ones may have left no room: begin anew.
-            places, misses = [], 0
-    return np.stack(places)
+            # The first ones may have left no space: start over.
+            centres, misses = [], 0
+    return np.stack(centres)
 
 
 def _texture(
@@ -215,46 +217,46 @@ def _spline_basis(size: int, step: float) -> Float64[np.ndarray, "voxel knot"]:
 def _draw(
     values: Float64[np.ndarray, "i j k"], local: Affine, structure: Distance, level: float
 ) -> None:
-    """Blend a structure into the voxels near it; ``local`` maps voxel index -> its own mm."""
+    """Blend a structure into the voxels near it; ``local`` maps voxel indices to its own mm."""
     index = np.linalg.inv(local)
-    middle, reach = index[:3, 3], REACH_MM * np.linalg.norm(index[:3, :3], axis=1)
-    start = np.maximum(np.floor(middle - reach), 0).astype(int)
-    stop = np.minimum(np.ceil(middle + reach) + 1, values.shape).astype(int)
+    centre, reach = index[:3, 3], REACH_MM * np.linalg.norm(index[:3, :3], axis=1)
+    start = np.maximum(np.floor(centre - reach), 0).astype(int)
+    stop = np.minimum(np.ceil(centre + reach) + 1, values.shape).astype(int)
     box = tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
     axes = [np.arange(a, b, dtype=np.float64) for a, b in zip(start, stop, strict=True)]
-    place = transform(local, np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1))
-    inside = 1 / (1 + np.exp(structure(place) / EDGE_MM))
+    points = transform(local, np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1))
+    inside = 1 / (1 + np.exp(structure(points) / EDGE_MM))
     values[box] += inside * (level - values[box])
 
 
-def _length(place: Float64[np.ndarray, "*n axes"]) -> Float64[np.ndarray, " *n"]:
-    return np.asarray(np.sqrt((place**2).sum(axis=-1)))
+def _length(points: Float64[np.ndarray, "*n axes"]) -> Float64[np.ndarray, " *n"]:
+    return np.asarray(np.sqrt((points**2).sum(axis=-1)))
 
 
-def _ball(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    return _length(place) - 6.0
+def _ball(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+    return _length(points) - 6.0
 
 
-def _void(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    return _length(place) - 6.0
+def _void(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+    return _length(points) - 6.0
 
 
-def _shell(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    return np.abs(_length(place) - 8.0) - 1.8
+def _shell(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+    return np.abs(_length(points) - 8.0) - 1.8
 
 
-def _target(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    distance = _length(place)
+def _target(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+    distance = _length(points)
     return np.asarray(np.minimum(distance - 3.0, np.abs(distance - 9.0) - 1.6))
 
 
-def _dumbbell(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+def _dumbbell(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
     arm = np.array([6.5, 0.0, 0.0])
-    return np.asarray(np.minimum(_length(place - arm), _length(place + arm)) - 4.0)
+    return np.asarray(np.minimum(_length(points - arm), _length(points + arm)) - 4.0)
 
 
-def _ring(place: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    from_circle = np.stack([_length(place[..., :2]) - 7.0, place[..., 2]], axis=-1)
+def _ring(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
+    from_circle = np.stack([_length(points[..., :2]) - 7.0, points[..., 2]], axis=-1)
     return _length(from_circle) - 2.2
 
 

@@ -18,13 +18,14 @@ from torch.nn import functional
 
 from app.compute import Voxels
 from app.errors import TooLarge
-from app.geometry import Origins
 from app.model import WHOLE, InputSpec
 
 Profiles: TypeAlias = tuple[
     Float[Tensor, "tiles_i u"], Float[Tensor, "tiles_j v"], Float[Tensor, "tiles_k w"]
 ]
 """Importance along each axis, by tile along that axis and field voxel of the tile; on a device."""
+
+Indices: TypeAlias = Int[np.ndarray, "tiles 3"]
 
 PROFILE_SIGMA: Final = 0.25
 """Width of the importance profile in tile lengths: a border counts exp(-2) of the centre."""
@@ -46,9 +47,9 @@ class TilePlan:
     grid_shape: tuple[int, int, int]
     tile_shape: tuple[int, int, int]
     stride: int
-    origins: Origins
+    origins: Indices
     profiles: tuple[Float64[np.ndarray, "_ _"], ...]
-    profile_rows: Origins
+    profile_rows: Indices
 
     def __len__(self) -> int:
         """Count the tiles."""

@@ -10,7 +10,14 @@ import pytest
 
 from app.geometry import spacing_of, transform
 from app.io.slicer import read_landmarks
-from app.phantom import APART_MM, BORDER_MM, Phantom, make_phantom, scan_bytes, write_phantom
+from app.phantom import (
+    MIN_DISTANCE_MM,
+    MIN_MARGIN_MM,
+    Phantom,
+    make_phantom,
+    scan_bytes,
+    write_phantom,
+)
 from app.training.tools.make_phantoms import make_phantoms
 
 SEEDS = range(40)
@@ -69,11 +76,11 @@ def test_points_lie_inside_the_volume_and_apart(phantoms: list[Phantom]) -> None
     for phantom in phantoms:
         points = phantom.points[np.isfinite(phantom.points).all(axis=1)]
         index = transform(np.linalg.inv(phantom.volume.affine), points)
-        border = BORDER_MM / spacing_of(phantom.volume.affine) - 0.501
+        border = MIN_MARGIN_MM / spacing_of(phantom.volume.affine) - 0.501
         assert (index >= border).all()
         assert (index <= np.array(phantom.volume.voxels.shape) - 1 - border).all()
         apart = np.linalg.norm(points[:, None] - points, axis=-1) + 1e9 * np.eye(len(points))
-        assert apart.min() > APART_MM - 0.01
+        assert apart.min() > MIN_DISTANCE_MM - 0.01
 
 
 def test_the_centroid_of_every_structure_is_its_landmark(phantoms: list[Phantom]) -> None:
