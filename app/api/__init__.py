@@ -1,12 +1,27 @@
-"""app/api."""
+"""The FastAPI application: routes, uploads, problems, and the page.
+
+app           builds the application; starts and stops its engine
+landmarks     POST /v1/landmarks
+votes         POST /v1/votes
+models        /v1/models
+health        /livez, /readyz, /metrics
+ui            the page
+upload        how bodies are received
+sse           progress as server-sent events
+dependencies  state of the application, API keys, time limits
+middleware    request ids, log lines and metrics of all requests
+request_log   the log line of a request
+problems      errors as RFC 9457 problem details
+openapi       documentation beyond the types
+"""
 
 from app.api.app import create_app
 from app.api.dependencies import Shared, SharedDep
 from app.api.middleware import ID_HEADER
-from app.api.upload.direct import EXTENSION
+from app.api.upload.direct import BODY_EXTENSION
 
 __all__ = [
-    "EXTENSION",
+    "BODY_EXTENSION",
     "ID_HEADER",
     "Shared",
     "SharedDep",

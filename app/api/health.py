@@ -1,4 +1,4 @@
-"""``/livez``, ``/readyz`` and ``/metrics``: what monitors ask; none of them needs a key."""
+"""``/livez``, ``/readyz`` and ``/metrics``: probes and metrics, which need no key."""
 
 from typing import Final
 

@@ -46,7 +46,7 @@ class VotesQuery(BaseModel):
     )
     background: bool | None = Field(
         None,
-        description="Whether channel 0 is the background. Unset: told by the number of channels.",
+        description="Whether channel 0 is the background. Unset: inferred from the channel count.",
     )
     activation: Literal["sigmoid", "softmax"] | None = Field(
         None,

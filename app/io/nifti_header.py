@@ -271,7 +271,7 @@ def _distance(used: Affine, other: Affine, points: Points) -> float:
 
 def _qform(fields: Nifti1Header) -> Affine:
     """Read the affine from quaternion, spacing and offset (nifti1.h, method 2); NaN if invalid."""
-    # nibabel's get_qform tolerates less rounding, and rounds rotations next to half a turn.
+    # nibabel's get_qform tolerates less rounding, and rounds rotations close to 180 degrees.
     b, c, d = (float(fields[f"quatern_{letter}"]) for letter in "bcd")
     squared = b * b + c * c + d * d
     if not squared <= 1.0 + QUATERNION_TOLERANCE:

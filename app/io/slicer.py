@@ -49,7 +49,7 @@ FCSV_UNDEFINED: Final = 0
 FCSV_DEFINED: Final = 2
 
 RAS_SIGNS: Final[Mapping[Frame, RasPoint]] = {"LPS": np.array([-1.0, -1.0, 1.0]), "RAS": np.ones(3)}
-"""By the frame of a file: turns its coordinates into RAS."""
+"""Factors from the frame of a file to RAS."""
 
 
 def write_mrk_json(answer: LandmarksAnswer) -> bytes:

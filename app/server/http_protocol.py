@@ -21,7 +21,7 @@ import httptools
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api import EXTENSION
+from app.api import BODY_EXTENSION
 
 DISCARD_BYTES: Final = 64 << 10
 """Buffer for the rest of a body that is no longer awaited."""
@@ -48,7 +48,7 @@ class DirectBodyProtocol(HttpToolsProtocol):
         # The parser has refused several lengths, invalid ones, and both kinds of framing at once.
         if b"content-length" in headers and b"transfer-encoding" not in headers:
             self._remaining = int(headers[b"content-length"])
-            offered = {EXTENSION: _Offer(self, self.cycle)}
+            offered = {BODY_EXTENSION: _Offer(self, self.cycle)}
             self.scope["extensions"] = cast("dict[str, dict[object, object]]", offered)
 
     def on_body(self, body: bytes) -> None:

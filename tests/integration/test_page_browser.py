@@ -135,7 +135,7 @@ def walk_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
 
 def point_at_the_first(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
     """See that a point under the pointer lights up its row, and that a click chooses it."""
-    place = page.evaluate("landmarkd.viewer.places().find(({ index }) => index === 0)")
+    place = page.evaluate("landmarkd.viewer.screenPositions().find(({ index }) => index === 0)")
     at = {"x": place["x"], "y": place["y"]}
     page.hover("#canvas", position=at)
     assert page.text_content("#rows tr.near td") == answer[0]["name"]

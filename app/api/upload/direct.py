@@ -9,7 +9,7 @@ from typing import Final, Protocol, cast, runtime_checkable
 
 from starlette.types import Scope
 
-EXTENSION: Final = "landmarkd.body"
+BODY_EXTENSION: Final = "landmarkd.body"
 """Key of a ``FillBody`` in ``scope["extensions"]``."""
 
 
@@ -32,4 +32,4 @@ class FillBody(Protocol):
 
 def fill_body_of(scope: Scope) -> FillBody | None:
     """Return the extension of a request's scope; None if the server does not offer it."""
-    return cast("FillBody | None", scope.get("extensions", {}).get(EXTENSION))
+    return cast("FillBody | None", scope.get("extensions", {}).get(BODY_EXTENSION))

@@ -1,7 +1,7 @@
 """Request headers -> UploadPlan: whether a body is acceptable and how it is framed.
 
-The media type decides the framing (raw or multipart). What kind of file it is, the reader of the
-file tells by its bytes.
+The media type decides the framing (raw or multipart). The kind of file is recognised later, by its
+bytes.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,15 @@
-// The page: a scan comes in, is sent to the service, and is shown with what was found.
+// The page: sends a scan to the service and shows it with its landmarks.
 
 import { Results } from "./results.js";
-import { findLandmarks, generateScan, listModels, readiness, useKey } from "./service.js";
+import { findLandmarks, generateScan, getReadiness, listModels, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
 
-const PHANTOM = "phantom"; // the model that generated scans are for
+const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const POLL_MS = 1000;
-// In words of people who have a scan; the service's own words follow.
-const PLAIN = {
-  "not-a-volume": "This file is no NIfTI scan",
+// Shown above the detail of a problem, by its code.
+const PROBLEM_TITLES = {
+  "not-a-volume": "This file is not a NIfTI scan",
   "broken-volume": "This scan is damaged or incomplete",
   "unauthorized": "The service did not accept the key",
   "slow-upload": "The upload took too long",
@@ -19,14 +19,14 @@ const PLAIN = {
   "queue-full": "The service is busy; please try again soon",
   "not-ready": "The service is not ready yet; please try again soon",
   "draining": "The service is stopping",
-  "deadline-exceeded": "It took too long; please try again later",
+  "deadline-exceeded": "The request took too long; please try again later",
   "does-not-fit": "This scan needs more memory than the service has",
 };
 
-const AGAIN = new Set(["slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable"]);
+const RETRYABLE = new Set(["slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable"]);
 
 const element = (id) => document.getElementById(id);
-const say = (text) => (element("state").textContent = text);
+const setStatus = (text) => (element("state").textContent = text);
 const state = {
   file: null, frame: undefined, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
 };
@@ -42,33 +42,33 @@ function select(index, options) {
   state.viewer?.select(index);
 }
 
-/** Take a file: show it, ask for its landmarks, show those. */
+/** Show a file, request its landmarks, and show them. */
 async function open(file, frame) {
   state.abort?.abort(new DOMException("another scan", "AbortError"));
   const abort = (state.abort = new AbortController());
   Object.assign(state, { file, frame, answer: null });
   results.hide();
-  say("");
+  setStatus("");
   element("problem").hidden = true;
   element("welcome").hidden = element("about").hidden = true;
   element("work").hidden = false;
-  const seen = showScan(file);
+  const shown = showScan(file);
   try {
-    const options = { model: element("model").value, frame, signal: abort.signal, tell: showProgress };
+    const options = { model: element("model").value, frame, signal: abort.signal, onProgress: showProgress };
     const answer = await findLandmarks(file, options);
-    const visible = await seen;
+    const visible = await shown;
     if (abort.signal.aborted) return;
     state.answer = answer;
     results.show(answer, file.name);
     if (visible) {
-      state.viewer.mark(answer.landmarks);
+      state.viewer.setLandmarks(answer.landmarks);
       element("names").checked = state.viewer.names;
     }
     select(answer.landmarks.findIndex(({ ijk }) => ijk));
   } catch (error) {
     if (error.name !== "AbortError") showProblem(error);
-    // Nothing to look at: the place to drop a scan comes back.
-    if (state.viewer && !(await seen) && state.abort === abort) {
+    // No scan is shown: show the drop area again.
+    if (state.viewer && !(await shown) && state.abort === abort) {
       element("welcome").hidden = !(element("unseen").hidden = true);
     }
   } finally {
@@ -76,7 +76,7 @@ async function open(file, frame) {
   }
 }
 
-/** Show a scan in the viewer, if there is one and it can; say whether. */
+/** Show a scan in the viewer; return whether it is shown. */
 async function showScan(file) {
   const note = element("unseen");
   await viewing;
@@ -100,46 +100,46 @@ function showProgress({ stage, part, ahead, tile, tiles }) {
   element("stage-name").textContent = {
     upload: () => (part < 1 ? `Sending, ${Math.round(100 * part)} %` : "Sent"),
     queued: () => (ahead ? `Waiting behind ${ahead} other ${ahead === 1 ? "scan" : "scans"}` : "Preparing"),
-    tile: () => `Looking: tile ${tile} of ${tiles}`,
+    tile: () => `Detecting: tile ${tile} of ${tiles}`,
   }[stage]();
 }
 
 function showProblem(error) {
   if (error.code === "unauthorized") element("ask-key").hidden = false;
-  element("problem-title").textContent = PLAIN[error.code] ?? error.title ?? "Something went wrong here";
+  element("problem-title").textContent = PROBLEM_TITLES[error.code] ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
   element("ask-frame").hidden = !error.message.includes("frame=");
-  element("again").hidden = !AGAIN.has(error.code);
+  element("again").hidden = !RETRYABLE.has(error.code);
   element("problem").hidden = false;
 }
 
-/** Fill the list of models; asks for a key first where the service wants one. */
+/** Fill the list of models; rejects with `unauthorized` if the service needs a key. */
 async function loadModels() {
   const models = (await listModels()).filter(({ landmarks }) => landmarks !== null);
   state.models = Object.fromEntries(models.map((model) => [model.name, model]));
   element("model").replaceChildren(...models.map(({ name }) => new Option(name)));
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
-  say(models.length ? "" : "This service has no models; see its README.");
+  setStatus(models.length ? "" : "This service has no models; see its README.");
   describeModel();
 }
 
-/** Before there is an answer, the place of the table tells what may be found. */
+/** Describe the selected model where the table of landmarks will be. */
 function describeModel() {
   const model = state.models[element("model").value];
   element("about").hidden = !model || state.file !== null;
   if (!model) return;
   element("about-title").textContent = `${model.name} ${model.version}`;
-  element("about-text").textContent = `${model.description} It looks for ${model.landmarks} landmarks.`;
+  element("about-text").textContent = `${model.description} It detects ${model.landmarks} landmarks.`;
 }
 
 async function start() {
-  for (let { ready, reason } = await readiness(); !ready; { ready, reason } = await readiness()) {
-    say(`Waiting for the service: ${reason}`);
+  for (let { ready, reason } = await getReadiness(); !ready; { ready, reason } = await getReadiness()) {
+    setStatus(`Waiting for the service: ${reason}`);
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
-  say("");
+  setStatus("");
   try {
     await loadModels();
   } catch (error) {
@@ -178,7 +178,7 @@ function listen() {
     event.preventDefault();
     open(state.file, element("frame").valueAsNumber);
   };
-  element("ask-key").onsubmit = useGivenKey;
+  element("ask-key").onsubmit = submitKey;
 }
 
 async function generate() {
@@ -191,9 +191,9 @@ async function generate() {
   }
 }
 
-async function useGivenKey(event) {
+async function submitKey(event) {
   event.preventDefault();
-  useKey(element("key").value);
+  setKey(element("key").value);
   try {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
@@ -210,19 +210,19 @@ function showView(name) {
   }
 }
 
-async function view() {
-  const tell = { onSelect: (index) => select(index), onHover: (index) => results.hover(index) };
-  state.viewer = await makeViewer(element("canvas"), element("labels"), tell);
+async function loadViewer() {
+  const callbacks = { onSelect: (index) => select(index), onHover: (index) => results.hover(index) };
+  state.viewer = await makeViewer(element("canvas"), element("labels"), callbacks);
   if (state.viewer) return;
   element("unseen").hidden = false;
   element("unseen").textContent = document.body.dataset.viewer === "present"
-    ? "Scans cannot be drawn in this browser, which has no WebGL 2. Landmarks are listed all the same."
-    : "Scans are drawn where the service has NiiVue: pip install 'landmarkd[page]'. Landmarks are listed all the same.";
+    ? "Scans cannot be drawn in this browser, because it has no WebGL 2. Landmarks are listed."
+    : "Scans are not drawn, because NiiVue is not installed with the service: pip install 'landmarkd[page]'. Landmarks are listed.";
 }
 
 listen();
-const viewing = view();
-// For tests, and for whoever looks into a problem.
+const viewing = loadViewer();
+// For tests and debugging.
 window.landmarkd = state;
 await Promise.all([viewing, start()]);
 document.body.dataset.ready = "";

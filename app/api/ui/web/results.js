@@ -1,6 +1,6 @@
-// An answer of the service -> table and downloads.
+// The table of landmarks, and the downloads of an answer.
 
-import { writeAs } from "./service.js";
+import { convertAnswer } from "./service.js";
 
 const STATUSES = {
   detected: "detected",
@@ -20,7 +20,7 @@ const FORMATS = {
 const element = (id) => document.getElementById(id);
 const shown = (number, digits) => (number === null ? "–" : number.toFixed(digits));
 
-/** The table of landmarks; `onSelect` is told the index of a row when a person chooses it. */
+/** The table of landmarks; `onSelect` and `onHover` get the index of a row. */
 export class Results {
   constructor({ onSelect, onHover, onProblem }) {
     Object.assign(this, { onSelect, onHover, onProblem, landmarks: [] });
@@ -33,8 +33,8 @@ export class Results {
 
   show(answer, fileName) {
     this.landmarks = answer.landmarks;
-    const placed = answer.landmarks.filter((landmark) => landmark.ras_mm).length;
-    element("summary").textContent = `${placed} of ${answer.landmarks.length} landmarks found`;
+    const found = answer.landmarks.filter((landmark) => landmark.ras_mm).length;
+    element("summary").textContent = `${found} of ${answer.landmarks.length} landmarks found`;
     element("facts").textContent =
       `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
       `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s · mm, RAS`;
@@ -57,7 +57,7 @@ export class Results {
     this.landmarks = [];
   }
 
-  /** Mark one row as chosen; -1: none. */
+  /** Select a row; -1: none. */
   select(index, { focus = false } = {}) {
     const rows = [...element("rows").rows];
     rows.forEach((row, at) => {
@@ -70,7 +70,7 @@ export class Results {
     element("chosen").textContent = describe(this.landmarks[index]);
   }
 
-  /** Light up the row of the point under the pointer; -1: none. */
+  /** Highlight the row of the point under the pointer; -1: none. */
   hover(index) {
     [...element("rows").rows].forEach((row, at) => row.classList.toggle("near", at === index));
   }
@@ -95,7 +95,7 @@ export class Results {
   async #download(answer, format, fileName) {
     try {
       const link = document.createElement("a");
-      link.href = URL.createObjectURL(await writeAs(answer, format));
+      link.href = URL.createObjectURL(await convertAnswer(answer, format));
       const suffix = format === "long" ? "long.csv" : format;
       link.download = `${fileName.replace(/\.nii(\.gz)?$|\.gz$/i, "")}.${suffix}`;
       link.click();
@@ -107,9 +107,9 @@ export class Results {
 }
 
 function create(tag, text) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
+  const node = document.createElement(tag);
+  node.textContent = text;
+  return node;
 }
 
 function rowOf(landmark, index) {
@@ -139,7 +139,7 @@ function rowOf(landmark, index) {
 function describe(landmark) {
   const about = landmark.description ? `${landmark.name}: ${landmark.description}.` : `${landmark.name}.`;
   if (!landmark.ijk) {
-    const why = { not_found: "is not in this scan", out_of_field: "lies beyond the edge of this scan" };
+    const why = { not_found: "is not in this scan", out_of_field: "is outside this scan" };
     return `${about} It ${why[landmark.status]}.`;
   }
   return `${about} Voxel ${landmark.ijk.map((at) => at.toFixed(1)).join(", ")}.`;

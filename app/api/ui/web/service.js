@@ -1,16 +1,16 @@
-// What the page asks of the service. No call leaves the page's own origin.
+// Calls of the service. None leaves the page's own origin.
 
 let key = "";
 
-export function useKey(given) {
-  key = given;
+export function setKey(value) {
+  key = value;
 }
 
 function headers(more = {}) {
   return key ? { Authorization: `Bearer ${key}`, ...more } : more;
 }
 
-/** What went wrong, as the service says it (problem+json) or as close to that as can be told. */
+/** A problem (problem+json) of the service, or an error in its place. */
 export class Problem extends Error {
   constructor({ code, status = 0, title, detail, request_id = "" }) {
     super(detail);
@@ -22,7 +22,7 @@ const unreachable = () =>
   new Problem({
     code: "unreachable",
     title: "No answer",
-    detail: "The connection to the service broke off. It may have stopped, or refused the upload.",
+    detail: "The connection to the service was closed. The service may have stopped, or refused the upload.",
   });
 
 function problemOf(text, status) {
@@ -30,14 +30,14 @@ function problemOf(text, status) {
     const problem = JSON.parse(text);
     if (problem.code) return new Problem(problem);
   } catch {
-    // Such as the HTML of a proxy in between.
+    // Such as the HTML of a proxy.
   }
   return new Problem({
     code: "unexpected", status, title: "Unexpected answer", detail: `Got HTTP status ${status}.`,
   });
 }
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { ...options, headers: headers(options.headers) });
@@ -48,8 +48,8 @@ async function ask(path, options = {}) {
   return response;
 }
 
-export async function readiness() {
-  // 503 has the same body as 200: the reason.
+export async function getReadiness() {
+  // 503 has the same body as 200.
   try {
     return await (await fetch("readyz")).json();
   } catch {
@@ -58,55 +58,55 @@ export async function readiness() {
 }
 
 export async function listModels() {
-  return (await (await ask("v1/models")).json()).models;
+  return (await (await request("v1/models")).json()).models;
 }
 
 export async function generateScan(seed) {
-  const scan = await (await ask(`page/phantom.nii.gz?seed=${seed}`)).blob();
+  const scan = await (await request(`page/phantom.nii.gz?seed=${seed}`)).blob();
   return new File([scan], `phantom-${seed}.nii.gz`);
 }
 
-/** Write an answer as another format; its scan need not be sent again. */
-export async function writeAs(answer, format) {
+/** Convert an answer to another format, without sending its scan again. */
+export async function convertAnswer(answer, format) {
   const options = { method: "POST", body: JSON.stringify(answer) };
-  return (await ask(`page/landmarks?format=${encodeURIComponent(format)}`, options)).blob();
+  return (await request(`page/landmarks?format=${encodeURIComponent(format)}`, options)).blob();
 }
 
 /**
- * Send a scan; `tell` hears of {stage: "upload", part} and of the service's own progress events.
- * XMLHttpRequest rather than fetch, which does not tell how far an upload is.
+ * Send a scan; `onProgress` gets {stage: "upload", part} and the service's progress events.
+ * XMLHttpRequest is used because fetch does not report the progress of an upload.
  */
-export function findLandmarks(file, { model, frame, signal, tell }) {
+export function findLandmarks(file, { model, frame, signal, onProgress }) {
   const query = new URLSearchParams({ model });
   if (frame !== undefined) query.set("frame", frame);
-  const request = new XMLHttpRequest();
-  request.open("POST", `v1/landmarks?${query}`);
-  const wanted = { Accept: "text/event-stream", "Content-Type": "application/octet-stream" };
-  for (const [name, value] of Object.entries(headers(wanted))) request.setRequestHeader(name, value);
+  const upload = new XMLHttpRequest();
+  upload.open("POST", `v1/landmarks?${query}`);
+  const types = { Accept: "text/event-stream", "Content-Type": "application/octet-stream" };
+  for (const [name, value] of Object.entries(headers(types))) upload.setRequestHeader(name, value);
   return new Promise((resolve, reject) => {
     let read = 0;
-    const listen = () => {
-      const end = request.responseText.lastIndexOf("\n\n");
-      if (request.status !== 200 || end < read) return;
-      const events = request.responseText.slice(read, end).split("\n\n");
+    const readEvents = () => {
+      const end = upload.responseText.lastIndexOf("\n\n");
+      if (upload.status !== 200 || end < read) return;
+      const events = upload.responseText.slice(read, end).split("\n\n");
       read = end + 2;
       for (const event of events) {
         const [, name, data] = /^event: (.*)\ndata: (.*)$/.exec(event);
-        if (name === "progress") tell(JSON.parse(data));
+        if (name === "progress") onProgress(JSON.parse(data));
         else if (name === "answer") resolve(JSON.parse(data));
         else reject(new Problem(JSON.parse(data)));
       }
     };
-    request.upload.onprogress = ({ loaded, total }) => tell({ stage: "upload", part: loaded / total });
-    request.onprogress = listen;
-    request.onerror = () => reject(unreachable());
-    request.onabort = () => reject(signal.reason);
-    request.onload = () => {
-      listen();
-      // After an answer this changes nothing.
-      reject(request.status === 200 ? unreachable() : problemOf(request.responseText, request.status));
+    upload.upload.onprogress = ({ loaded, total }) => onProgress({ stage: "upload", part: loaded / total });
+    upload.onprogress = readEvents;
+    upload.onerror = () => reject(unreachable());
+    upload.onabort = () => reject(signal.reason);
+    upload.onload = () => {
+      readEvents();
+      // Has no effect after an answer.
+      reject(upload.status === 200 ? unreachable() : problemOf(upload.responseText, upload.status));
     };
-    signal.addEventListener("abort", () => request.abort());
-    request.send(file);
+    signal.addEventListener("abort", () => upload.abort());
+    upload.send(file);
   });
 }

@@ -1,9 +1,9 @@
-// A scan and its landmarks -> NiiVue: three planes and 3D, names beside the points.
+// The viewer: NiiVue with three planes and 3D, and the names beside the points.
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
 const NODE_VALUES = { low_confidence: 1, detected: 2 };
-const CHOSEN_VALUE = 3;
-// Stops for values 0 to 3; the colors are those of the table.
+const SELECTED_VALUE = 3;
+// Color stops for values 0 to 3, as in the table.
 const COLORS = {
   R: [245, 245, 79, 92], G: [189, 189, 214, 200], B: [79, 79, 160, 255],
   A: [255, 255, 255, 255], I: [0, 85, 170, 255],
@@ -15,44 +15,44 @@ const OPTIONS = {
   fontColor: [0.6, 0.65, 0.71, 1],
   fontMinPx: 12,
   dragAndDropEnabled: false,
-  isSliceMM: true, // planes of the world, so that oblique scans and points fit together
+  isSliceMM: true, // slices along world axes, so that points align with oblique scans
   multiplanarShowRender: 1,
   tileMargin: 2,
-  meshXRay: 0.8, // points shine through the scan's surface
+  meshXRay: 0.8, // points are visible through the surface of the scan
   loadingText: "",
   logLevel: "silent",
 };
 const RENDER_TILE = 4;
-const NEAR_PX = 14; // of the pointer, in CSS pixels
-const MANY = 20; // names at the same time that still can be read
+const HOVER_PX = 14; // distance from the pointer, in CSS pixels
+const MAX_NAMES = 20; // more are hidden at first, because they overlap
 
 /** A viewer, or null where there is no NiiVue or no WebGL 2. */
-export async function makeViewer(canvas, labels, tell) {
+export async function makeViewer(canvas, labels, callbacks) {
   if (document.body.dataset.viewer !== "present") return null;
   if (!document.createElement("canvas").getContext("webgl2")) return null;
   const { Niivue } = await import("./niivue.js");
   const nv = new Niivue(OPTIONS);
   await nv.attachToCanvas(canvas);
   nv.addColormap("landmarkd", COLORS);
-  return new Viewer(nv, canvas, labels, tell);
+  return new Viewer(nv, canvas, labels, callbacks);
 }
 
 class Viewer {
-  #marks = [];
-  #chosen = -1;
-  #near = -1;
+  #landmarks = [];
+  #selected = -1;
+  #hovered = -1;
   #pressed = null;
   #mesh = null;
   #names = true;
 
-  /** `tell` has onSelect(index) and onHover(index), of landmarks in the order of the answer. */
+  /** `onSelect` and `onHover` get the index of a landmark in the answer. */
   constructor(nv, canvas, labels, { onSelect, onHover }) {
     Object.assign(this, { nv, canvas, labels, onSelect, onHover });
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
-      const told = draw();
+      const result = draw();
       this.#label();
-      return told;
+      return result;
     };
     canvas.addEventListener("pointermove", (event) => this.#hover(this.#at(event)));
     canvas.addEventListener("pointerleave", () => this.#hover(-1));
@@ -63,27 +63,27 @@ class Viewer {
   /** Show a scan without landmarks. */
   async show(file) {
     this.clear();
-    // NiiVue tells formats by names; a name may be missing or wrong.
+    // NiiVue recognises formats by name, which may be missing or wrong.
     const [first, second] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
     const name = first === 0x1f && second === 0x8b ? "scan.nii.gz" : "scan.nii";
     await this.nv.loadFromFile(new File([file], name));
   }
 
   clear() {
-    this.mark([]);
+    this.setLandmarks([]);
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
   }
 
-  /** Show landmarks; those without a place keep their index. */
-  mark(landmarks) {
+  /** Show landmarks; those without a position keep their index. */
+  setLandmarks(landmarks) {
     const [volume] = this.nv.volumes;
-    this.#chosen = this.#near = -1;
-    // By voxel, with NiiVue's own affine: where a header has two, each program prefers its own.
-    this.#marks = landmarks.map(({ name, status, ijk }) => ({
+    this.#selected = this.#hovered = -1;
+    // By voxel index and NiiVue's own affine: it may not prefer the form that the service uses.
+    this.#landmarks = landmarks.map(({ name, status, ijk }) => ({
       name, status, mm: ijk && transform(volume.hdr.affine, ijk),
     }));
     this.labels.replaceChildren();
-    this.#names = landmarks.length <= MANY;
+    this.#names = landmarks.length <= MAX_NAMES;
     this.#draw();
   }
 
@@ -96,16 +96,16 @@ class Viewer {
     this.#label();
   }
 
-  /** Bring the crosshair to a landmark. */
+  /** Move the crosshair to a landmark. */
   select(index) {
-    this.#chosen = index;
-    const mark = this.#marks[index];
-    if (mark?.mm) this.nv.scene.crosshairPos = this.nv.mm2frac(mark.mm);
+    this.#selected = index;
+    const landmark = this.#landmarks[index];
+    if (landmark?.mm) this.nv.scene.crosshairPos = this.nv.mm2frac(landmark.mm);
     this.#draw();
   }
 
   hover(index) {
-    this.#near = index;
+    this.#hovered = index;
     this.#label();
   }
 
@@ -113,27 +113,27 @@ class Viewer {
     this.nv.setSliceType(VIEWS[name]);
   }
 
-  /** Where landmarks are on the canvas: {index, x, y} in CSS pixels, for each plane that shows them. */
-  places() {
+  /** Positions of landmarks on the canvas: {index, x, y} in CSS pixels, for each slice that shows them. */
+  screenPositions() {
     const scale = this.canvas.width / this.canvas.clientWidth;
     const found = [];
     for (const tile of this.nv.screenSlices) {
-      this.#marks.forEach(({ mm }, index) => {
-        const place = mm && (tile.axCorSag === RENDER_TILE ? this.#inRender(tile, mm) : this.#inPlane(tile, mm));
-        if (place) found.push({ index, x: place[0] / scale, y: place[1] / scale });
+      this.#landmarks.forEach(({ mm }, index) => {
+        const position = mm && (tile.axCorSag === RENDER_TILE ? this.#inRender(tile, mm) : this.#inPlane(tile, mm));
+        if (position) found.push({ index, x: position[0] / scale, y: position[1] / scale });
       });
     }
     return found;
   }
 
   #draw() {
-    const nodes = this.#marks.flatMap(({ name, status, mm }, index) =>
-      mm ? [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#radius * (index === this.#chosen ? 1.3 : 1),
-        colorValue: index === this.#chosen ? CHOSEN_VALUE : NODE_VALUES[status] }] : []);
+    const nodes = this.#landmarks.flatMap(({ name, status, mm }, index) =>
+      mm ? [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#radius * (index === this.#selected ? 1.3 : 1),
+        colorValue: index === this.#selected ? SELECTED_VALUE : NODE_VALUES[status] }] : []);
     if (this.#mesh) this.nv.removeMesh(this.#mesh);
     this.#mesh = nodes.length
       ? this.nv.loadConnectomeAsMesh({
-          name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: CHOSEN_VALUE,
+          name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
           nodeScale: 1, showLegend: false, nodes, edges: [],
         })
       : null;
@@ -144,12 +144,12 @@ class Viewer {
     this.nv.drawScene();
   }
 
-  /** How far from a plane a point is still shown on it, in mm. */
+  /** Largest distance in mm from a slice at which a point is shown on it. */
   get #depth() {
     return 2 * this.#radius;
   }
 
-  /** Of the points, in mm: about a fiftieth of the scan. */
+  /** Radius of the points in mm: about a fiftieth of the scan. */
   get #radius() {
     const [volume] = this.nv.volumes;
     if (!volume) return 1;
@@ -172,35 +172,35 @@ class Viewer {
     const [left, top, width, height] = tile.leftTopWidthHeight;
     const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
     const high = (mm[up] - tile.leftTopMM[1]) / tile.fovMM[1];
-    // A negative width is a plane that is seen from the other side.
+    // A negative width is a slice seen from the other side.
     return [left + right * width, top + (1 - high) * height];
   }
 
   #label() {
-    const shown = this.places().filter(
-      ({ index }) => this.#names || index === this.#chosen || index === this.#near,
+    const shown = this.screenPositions().filter(
+      ({ index }) => this.#names || index === this.#selected || index === this.#hovered,
     );
     while (this.labels.children.length < shown.length) this.labels.append(document.createElement("span"));
     [...this.labels.children].forEach((label, at) => {
       label.hidden = at >= shown.length;
       if (label.hidden) return;
       const { index, x, y } = shown[at];
-      label.textContent = this.#marks[index].name;
-      label.className = index === this.#chosen || index === this.#near ? "near" : "";
+      label.textContent = this.#landmarks[index].name;
+      label.className = index === this.#selected || index === this.#hovered ? "near" : "";
       label.style.transform = `translate(${(x + 9).toFixed(1)}px, ${(y - 22).toFixed(1)}px)`;
     });
   }
 
   #at({ offsetX, offsetY }) {
-    const [best] = this.places()
-      .map(({ index, x, y }) => ({ index, far: Math.hypot(x - offsetX, y - offsetY) }))
-      .sort((one, other) => one.far - other.far);
-    return best?.far <= NEAR_PX ? best.index : -1;
+    const [best] = this.screenPositions()
+      .map(({ index, x, y }) => ({ index, distance: Math.hypot(x - offsetX, y - offsetY) }))
+      .sort((one, other) => one.distance - other.distance);
+    return best?.distance <= HOVER_PX ? best.index : -1;
   }
 
   #hover(index) {
     this.canvas.style.cursor = index < 0 ? "crosshair" : "pointer";
-    if (index === this.#near) return;
+    if (index === this.#hovered) return;
     this.hover(index);
     this.onHover(index);
   }
@@ -208,7 +208,7 @@ class Viewer {
   #click(event) {
     const [x, y] = this.#pressed ?? [NaN, NaN];
     const index = this.#at(event);
-    // A drag turns the scan or moves the crosshair; it chooses nothing.
+    // A drag rotates the scan or moves the crosshair; it does not select.
     if (index >= 0 && Math.hypot(event.offsetX - x, event.offsetY - y) < 4) this.onSelect(index);
   }
 }
