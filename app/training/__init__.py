@@ -14,9 +14,9 @@ tools          scripts: make phantoms, bring landmarks into the frame of their s
 files          names of the files that a training keeps in a model folder; its progress
 options        what the command line asked for
 recipe         every number that shapes a model
-pipeline       options -> first network
-refine         options -> second network
-crossvalidate  the same K times, each without one fold
+record         recipe.json: what a training was started with
+pipeline       options -> a trained network, the first or the second of a model
+crossvalidate  the same K times, each without one fold, and once on all scans
 average        the mean of two models' weights
 =============  ==================================================================================
 """

@@ -1,8 +1,8 @@
-"""two models -> one whose weights lie between theirs, in a folder that serves.
+"""Two models -> one with the mean of their weights, in a folder that can be served.
 
-Weights may be averaged where one training went on from the other: the mean is often better than
-either (Wortsman et al.: Model soups, ICML 2022). All but the weights is the first model's, except
-what was calibrated on them.
+Weights may be averaged where one training continued the other: the mean is often better than
+either (Wortsman et al.: Model soups, ICML 2022). All else is copied from the first model, except
+what was calibrated on its own weights.
 """
 
 import shutil
@@ -25,19 +25,20 @@ from app.model import Manifest, hash_file, read_manifest, write_selfcheck
 from app.training.evaluate.model_card import CARD
 from app.training.fit.export import attach_refine
 
-Which = Literal["all", "first", "second"]
+Selection = Literal["all", "first", "second"]
 
-OWN: Final = {"network": {"weights", "sha256"}}
-"""Keys of a section that may differ between models whose weights mean the same."""
+MAY_DIFFER: Final = {"network": {"weights", "sha256"}, "voting": {"smooth_mm"}}
+"""Keys of a section that may differ between models whose weights mean the same; ``smooth_mm`` of
+older folders has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """One of the two networks whose weights are averaged.
+class NetworkFolder:
+    """The folder of one network, the first or the second of a model.
 
     Attributes:
-        folder: Its model folder.
-        manifest: What that promises.
+        folder: The folder.
+        manifest: Its manifest.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class Half:
         """The file of its weights.
 
         Raises:
-            BadParameter: Its network is a program, which holds them itself.
+            BadParameter: The network is a program, which contains them.
         """
         if self.manifest.network.weights is None:
             raise BadParameter(f"expected weights of an architecture, {self.folder} is a program")
@@ -56,60 +57,65 @@ class Half:
 
     @property
     def label(self) -> str:
-        """Its folder's name, for others to read: where it lies is of no use to them."""
+        """Name of the folder for the model card, without the path to it."""
         outer = self.folder.resolve().parent
         inside = (outer / "model.toml").exists()
         return f"{outer.name}/{self.folder.name}" if inside else self.folder.resolve().name
 
-    def second(self) -> "Half | None":
-        """Give its second network; None if it has none."""
+    def second(self) -> "NetworkFolder | None":
+        """Return the model's second network; None if it has none."""
         refine = self.manifest.refine
-        return None if refine is None else read_half(self.folder / refine.folder)
+        return None if refine is None else read_network_folder(self.folder / refine.folder)
 
 
-def average_models(model: Path, other: Path, output: Path, share: float, networks: Which) -> None:
+Pair = tuple[NetworkFolder, NetworkFolder]
+
+
+def average_models(
+    model: Path, other: Path, output: Path, share: float, networks: Selection
+) -> None:
     """Write a model whose weights are the average of those of two others.
 
     Args:
-        model: Folder of the first model, which gives all else.
+        model: Folder of the first model, from which all else is copied.
         other: Folder of the other one.
         output: Folder to write; its name becomes the model's.
-        share: Of the first model's weights, in [0, 1].
-        networks: Which of its networks to average; the others are the first model's.
+        share: Weight of the first model, in [0, 1].
+        networks: Which networks to average; the others are the first model's.
 
     Raises:
-        BadParameter: The models are not alike, or the folder is there already.
+        BadParameter: The models are not compatible, or the output exists.
         ModelRefused: One of the folders is no model, or the average does not pass its self-check.
     """
     if output.exists():
         raise BadParameter(f"-o: expected a folder that is not there yet, {output} is")
-    first = read_half(model)
-    pairs = pair_networks(first, read_half(other), networks)
+    first = read_network_folder(model)
+    pairs = pair_networks(first, read_network_folder(other), networks)
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place and then moved there, so that nobody serves half of it.
-    with TemporaryDirectory(prefix=".", dir=output.parent) as beside:
-        folder = Path(beside) / output.name
+    # Written next to its final path and then renamed, so that nobody serves half of it.
+    with TemporaryDirectory(prefix=".", dir=output.parent) as temporary:
+        folder = Path(temporary) / output.name
         copy_model(first, folder)
         for mine, theirs in pairs:
             weights = folder / mine.weights.relative_to(model)
             weights.unlink()
             average_files(mine.weights, theirs.weights, weights, share)
-        bring_up_to_date(folder, first)
-        (folder / CARD).write_text(describe(output.name, pairs, share), encoding="utf-8")
+        update_manifest(folder, first)
+        (folder / CARD).write_text(card_text(output.name, pairs, share), encoding="utf-8")
         load_checked(folder, torch.device("cpu"))
         folder.rename(output)
 
 
-def read_half(folder: Path) -> Half:
+def read_network_folder(folder: Path) -> NetworkFolder:
     """Read a model folder."""
-    return Half(folder, read_manifest(folder))
+    return NetworkFolder(folder, read_manifest(folder))
 
 
-def pair_networks(first: Half, other: Half, networks: Which) -> list[tuple[Half, Half]]:
-    """Pair the networks that shall be averaged, and check that they are alike.
+def pair_networks(first: NetworkFolder, other: NetworkFolder, networks: Selection) -> list[Pair]:
+    """Pair the networks to average, and check that they are compatible.
 
     Raises:
-        BadParameter: They are not, or a model lacks what shall be averaged.
+        BadParameter: They are not, or a model lacks one of them.
     """
     pairs = [(first, other)] if networks != "second" else []
     if networks != "first":
@@ -124,26 +130,26 @@ def pair_networks(first: Half, other: Half, networks: Which) -> list[tuple[Half,
                 "--networks first averages the first ones alone"
             )
     for mine, theirs in pairs:
-        check_alike(mine, theirs)
+        check_compatible(mine, theirs)
     return pairs
 
 
-def check_alike(first: Half, other: Half) -> None:
+def check_compatible(first: NetworkFolder, other: NetworkFolder) -> None:
     """Check that the weights of two networks mean the same.
 
     Raises:
         BadParameter: They do not; the first key that differs is named.
     """
-    plain = [half.manifest.model_dump(mode="json") for half in (first, other)]
+    tables = [one.manifest.model_dump(mode="json") for one in (first, other)]
     for section in ("input", "network", "voting"):
-        for key, value in plain[0][section].items():
-            got = plain[1][section][key]
-            if got != value and key not in OWN.get(section, ()):
+        for key, value in tables[0][section].items():
+            got = tables[1][section][key]
+            if got != value and key not in MAY_DIFFER.get(section, ()):
                 raise BadParameter(
                     f"expected models alike in {section}.{key}: {first.folder} has {value}, "
                     f"{other.folder} {got}"
                 )
-    mine, theirs = ([mark["name"] for mark in table["landmarks"]] for table in plain)
+    mine, theirs = ([landmark["name"] for landmark in table["landmarks"]] for table in tables)
     if mine != theirs:
         raise BadParameter(
             f"expected the same landmarks in the same order: {first.folder} has "
@@ -151,7 +157,7 @@ def check_alike(first: Half, other: Half) -> None:
         )
 
 
-def check_same_pose(first: Half, other: Half) -> None:
+def check_same_pose(first: NetworkFolder, other: NetworkFolder) -> None:
     """Check that two second networks see their subject in one pose, that of their mean shape.
 
     Raises:
@@ -160,17 +166,17 @@ def check_same_pose(first: Half, other: Half) -> None:
     if first.manifest.shape is None or other.manifest.shape is None:
         return
     mine, theirs = (
-        load_file(half.folder / shape.mean)["mean"].double().numpy()
-        for half, shape in ((first, first.manifest.shape), (other, other.manifest.shape))
+        load_file(one.folder / shape.mean)["mean"].double().numpy()
+        for one, shape in ((first, first.manifest.shape), (other, other.manifest.shape))
     )
     spacing = min(first.manifest.input.spacing_mm)
-    far = float("inf")
+    distance = float("inf")
     if mine.shape == theirs.shape:
-        far = float(np.nanmax(np.linalg.norm(mine - theirs, axis=1), initial=0.0))
-    if far > spacing:
+        distance = float(np.nanmax(np.linalg.norm(mine - theirs, axis=1), initial=0.0))
+    if distance > spacing:
         raise BadParameter(
             f"expected second networks that see their subject in one pose: the mean shapes of "
-            f"{first.folder} and {other.folder} are {far:.3g} mm apart, more than a voxel of "
+            f"{first.folder} and {other.folder} are {distance:.3g} mm apart, more than a voxel of "
             f"{spacing:g} mm"
         )
 
@@ -194,12 +200,12 @@ def average_files(first: Path, other: Path, output: Path, share: float) -> None:
 def average_tensors(
     first: Mapping[str, Tensor], other: Mapping[str, Tensor], share: float
 ) -> dict[str, Tensor]:
-    """Average tensors, in float64; those of integers, such as counts of batches, are the first's.
+    """Average tensors, in float64; integers, such as counts of batches, are copied from the first.
 
     Args:
         first: Tensors by name.
-        other: Of the same names, shapes and types.
-        share: Of the first ones.
+        other: Tensors of the same names, shapes and types.
+        share: Weight of the first ones.
 
     Returns:
         Their average, of the same types.
@@ -207,9 +213,9 @@ def average_tensors(
     Raises:
         BadParameter: Names, shapes or types differ.
     """
-    strange = sorted(first.keys() ^ other.keys())
-    if strange:
-        raise BadParameter(f"expected the same tensors in both, only one has {strange[0]}")
+    unmatched = sorted(first.keys() ^ other.keys())
+    if unmatched:
+        raise BadParameter(f"expected the same tensors in both, only one has {unmatched[0]}")
     averaged = {}
     for name, mine in first.items():
         theirs = other[name]
@@ -225,8 +231,8 @@ def average_tensors(
     return averaged
 
 
-def copy_model(model: Half, folder: Path) -> None:
-    """Copy the files that a model's manifest names, those of its second network, too."""
+def copy_model(model: NetworkFolder, folder: Path) -> None:
+    """Copy the files that a model's manifest names, and those of its second network."""
     folder.mkdir()
     manifest = model.manifest
     names: list[str | None] = [
@@ -242,11 +248,11 @@ def copy_model(model: Half, folder: Path) -> None:
         copy_model(inner, folder / inner.folder.name)
 
 
-def bring_up_to_date(folder: Path, model: Half) -> None:
-    """Write a copied model's name, hashes and self-checks, and take out its 95 % regions."""
+def update_manifest(folder: Path, model: NetworkFolder) -> None:
+    """Write a copied model's name, hashes and self-checks, and remove its 95 % regions."""
     inner = model.second()
     if inner is not None:
-        bring_up_to_date(folder / inner.folder.name, inner)
+        update_manifest(folder / inner.folder.name, inner)
     path = folder / "model.toml"
     document: Any = tomlkit.parse(path.read_text(encoding="utf-8"))
     document["name"] = folder.name
@@ -258,13 +264,13 @@ def bring_up_to_date(folder: Path, model: Half) -> None:
     write_selfcheck(folder)
 
 
-def describe(name: str, pairs: list[tuple[Half, Half]], share: float) -> str:
-    """Say in the model's card what it was made of."""
+def card_text(name: str, pairs: list[Pair], share: float) -> str:
+    """Describe in the model card what was averaged."""
     lines = [f"# {name}", "", "Weights averaged by `landmarkd average`:", ""]
     for mine, theirs in pairs:
         parts = (
-            f"{part:g} of {half.label} (SHA-256 {hash_file(half.weights)[:12]})"
-            for half, part in ((mine, share), (theirs, 1 - share))
+            f"{part:g} of {one.label} (SHA-256 {hash_file(one.weights)[:12]})"
+            for one, part in ((mine, share), (theirs, 1 - share))
         )
         lines.append(f"- {' and '.join(parts)}")
     return "\n".join([*lines, ""])

@@ -1,140 +1,121 @@
-"""Options -> a model whose error is known: one of all scans, and K that never saw some of them.
+"""Cross-validation: K models, each trained without one fold, measured on it; then one of all scans.
 
-Who has 10 to 30 scans with landmarks has none to spare for judging. So K models are trained alike,
-each without one K-th of the scans, and answer those that they never saw; the error of all answers
-together says what a model that is trained alike on all scans may be expected to do. It is a careful
-guess, as that one learns from more.
+With 10 to 30 annotated scans, none can be spared for testing. The error of the K models on the
+folds that they were not trained on estimates that of a model trained alike on all scans, a little
+pessimistically, as that one learns from more.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 
 from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.inference import Detector, load_checked
-from app.training.data.check_data import Checked
+from app.training.data.check_data import CheckedData
 from app.training.data.folds import (
-    FOLDS,
     Folds,
-    begin_folds,
     check_same_data,
-    digests_of,
+    content_digests,
     make_folds,
     read_folds,
-    unlearnt,
+    save_folds,
+    untrained_landmarks,
 )
-from app.training.data.issues import listed
-from app.training.evaluate.crossvalidation import Pooled, conclude, describe
-from app.training.evaluate.outcome_files import OUTCOMES, read_outcomes, write_outcomes
-from app.training.evaluate.outcomes import Outcome, measure
-from app.training.files import CHECKPOINT
-from app.training.fit.checkpoint import check_same, read_record
+from app.training.data.issues import shorten
+from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled, write_card_section
+from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
+from app.training.files import CHECKPOINT, FOLDS, OUTCOMES, REFINE
 from app.training.fit.suggest import Choice
 from app.training.options import Missing, Options
-from app.training.pipeline import Plan, as_begun, look_through, plan_first, run_first, show
-from app.training.refine import FOLDER as REFINE
-from app.training.refine import plan_refine, run_refine
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """How one of a model's networks is trained.
-
-    Attributes:
-        plan: Makes all choices of a training.
-        run: Trains; says whether it was let to.
-        second: Whether it is the second network, so that what is measured are both together.
-    """
-
-    plan: Callable[[Options, Checked], Plan]
-    run: Callable[[Options, Plan, Console], bool]
-    second: bool
-
-
-FIRST: Final = Trainer(plan_first, run_first, second=False)
-SECOND: Final = Trainer(plan_refine, run_refine, second=True)
+from app.training.pipeline import (
+    MAX_NAMES,
+    Stage,
+    check_and_report,
+    options_as_before,
+    print_choices,
+)
+from app.training.record import check_same, read_record
 
 
 def crossvalidate(
-    options: Options, trainer: Trainer, console: Console, only_check: bool = False
+    options: Options, stage: Stage, console: Console, only_check: bool = False
 ) -> bool:
     """Train a network once without each fold, measure it on that fold, and train it on all scans.
 
-    Whatever is done already is not done again; an interrupted training goes on where it was.
+    Finished folds are not trained again, and an interrupted training is resumed.
 
     Args:
-        options: What was asked for; the folder is that of the model, or of the first network's.
-        trainer: Of which network.
-        console: What to report to.
+        options: The options; the folder is that of the model, or of the first network.
+        stage: Which network.
+        console: Where to print.
         only_check: Whether to stop before training.
 
     Returns:
-        Whether all was done that was asked for; False if somebody interrupted it.
+        Whether everything is done; False if it was interrupted.
 
     Raises:
         StartupError: The data are wrong or have changed, or the folder holds another training.
         BadParameter: There cannot be such folds.
     """
-    checked = look_through(options, console)
-    folds = choose_folds(options, checked, trainer.second)
-    check_start(options, folds, console, trainer.second)
-    whole = replace(options, hold_out=())
-    plan = trainer.plan(whole, checked)
+    checked = check_and_report(options, console)
+    folds = choose_folds(options, checked, stage.is_refine)
+    check_warm_start(options, folds, console, stage.is_refine)
+    on_all = replace(options, hold_out=())
+    plan = stage.plan(on_all, checked)
     if (plan.folder / CHECKPOINT).exists():
         # Now, and not after hours of folds.
         check_same(plan.folder, plan.record, plan.folder / CHECKPOINT)
-    show(console, plan.chosen, [choice_of(folds), *plan.choices])
-    warn_of_unlearnt(folds, checked, console)
+    print_choices(console, plan.split, [fold_choice(folds), *plan.choices])
+    warn_of_untrained(folds, checked, console)
     if only_check:
         return True
-    begin_folds(options.folder, folds)
-    settled = as_begun(whole, plan.record.plain())
+    save_folds(options.folder, folds)
+    fixed = options_as_before(on_all, plan.record.to_json())
     every = range(1, len(folds.members) + 1)
     numbers: Sequence[int] = every if options.fold is None else [options.fold]
     for number in numbers:
-        if not do_fold(settled, folds, number, trainer, checked, console):
+        if not train_fold(fixed, folds, number, stage, checked, console):
             return False
     if options.fold is not None:
         return True
-    pooled = gather_folds(options, folds, trainer.second)
-    judged = folds.of_scans()
-    pairs = [facts.pair for facts in checked.specimens if facts.name in judged]
-    conclude(pooled, pairs, console)
-    console.print(f"now {options.folder}, of all {len(folds.digests)} scans")
-    if not trainer.run(whole, plan, console):
+    pooled = pool_folds(options, folds, stage.is_refine)
+    in_folds = folds.by_scan()
+    files = [specimen.files for specimen in checked.specimens if specimen.name in in_folds]
+    report_pooled(pooled, files, console)
+    console.print(f"now {options.folder}, on all {len(folds.digests)} scans")
+    if not stage.run(on_all, plan, console):
         return False
-    describe(pooled)
+    write_card_section(pooled)
     return True
 
 
-def choose_folds(options: Options, checked: Checked, second: bool) -> Folds:
-    """Choose who is left out together; for a second network, as for the first.
+def choose_folds(options: Options, checked: CheckedData, is_refine: bool) -> Folds:
+    """Choose the folds; for a second network, take those of the first.
 
     Raises:
         BadParameter: There cannot be so many folds; or the first network has others, or none.
-        StartupError: The data are others than those of the first network's folds.
+        StartupError: The data have changed since the first network's folds.
     """
     count = options.folds or 0
     if options.fold is not None and not 1 <= options.fold <= count:
         raise BadParameter(f"--fold: expected one of 1 to {count}, got {options.fold}")
     if options.hold_out:
         raise BadParameter("--folds holds out every scan in turn: expected no --validate beside it")
-    if not second:
+    if not is_refine:
         seed, subject, train_only = options.schedule.seed, options.subject, options.train_only
         return make_folds(checked.specimens, count, seed, subject, train_only)
     return folds_of_first(options, checked, count)
 
 
-def folds_of_first(options: Options, checked: Checked, count: int) -> Folds:
-    """Take the folds of the first network, all of which must be done, as that of all scans.
+def folds_of_first(options: Options, checked: CheckedData, count: int) -> Folds:
+    """Read the folds of the first network, all of which must be finished, as must the network.
 
     Raises:
-        BadParameter: The first network has others, or none, or is not done.
-        StartupError: The data are others than those of its folds.
+        BadParameter: The first network has others, or none, or is not finished.
+        StartupError: The data have changed since.
     """
     folds = read_folds(options.folder)
     if folds is None:
@@ -146,13 +127,13 @@ def folds_of_first(options: Options, checked: Checked, count: int) -> Folds:
         raise BadParameter(
             f"--folds: expected {len(folds.members)}, as the first network has, got {count}"
         )
-    check_same_data(options.folder, folds, digests_of(checked.specimens))
+    check_same_data(options.folder, folds, content_digests(checked.specimens))
     for number in range(1, count + 1):
         folder = folds.folder(options.folder, number)
         if not (folder / OUTCOMES).exists():
             raise BadParameter(
                 f"--folds: expected all folds of the first network to be done, {folder} is not: "
-                "repeat the command that began it"
+                "repeat the command that started it"
             )
     if not (options.folder / "model.toml").exists():
         raise BadParameter(
@@ -162,121 +143,127 @@ def folds_of_first(options: Options, checked: Checked, count: int) -> Folds:
     return folds
 
 
-def warn_of_unlearnt(folds: Folds, checked: Checked, console: Console) -> None:
-    """Warn of landmarks that count as missed because the models that are asked never saw them."""
-    alone = unlearnt(folds, checked.specimens)
-    if alone:
-        told = f"only scans of one fold have {listed(alone)}: its model cannot learn them"
-        console.print(f"[yellow]{told}[/yellow]", highlight=False)
+def warn_of_untrained(folds: Folds, checked: CheckedData, console: Console) -> None:
+    """Warn of landmarks that will count as missed, as only scans of one fold have them."""
+    landmarks = untrained_landmarks(folds, checked.specimens)
+    if landmarks:
+        message = f"only scans of one fold have {shorten(landmarks)}: its model cannot learn them"
+        console.print(f"[yellow]{message}[/yellow]", highlight=False)
 
 
-def choice_of(folds: Folds) -> Choice:
-    """Say which folds there are, as one choice among others."""
-    each = "; ".join(listed(names, most=8) for names in folds.members)
-    judged = folds.of_subjects()
-    subjects = len(set(judged.values()))
-    together = f", scans of {subjects} subjects kept together" if subjects < len(judged) else ""
-    more = len(folds.subjects) - len(judged)
-    rest = f"; {more} more {'is' if more == 1 else 'are'} only learned from" if more else ""
-    return Choice("--folds", str(len(folds.members)), f"each left out once{together}: {each}{rest}")
+def fold_choice(folds: Folds) -> Choice:
+    """Describe the folds for the table of choices."""
+    each = "; ".join(shorten(names, MAX_NAMES) for names in folds.members)
+    subject_of = folds.held_out_subjects()
+    subjects = len(set(subject_of.values()))
+    together = f", scans of {subjects} subjects kept together" if subjects < len(subject_of) else ""
+    more = len(folds.subjects) - len(subject_of)
+    rest = f"; {more} more {'is' if more == 1 else 'are'} only trained on" if more else ""
+    return Choice("--folds", str(len(folds.members)), f"each held out once{together}: {each}{rest}")
 
 
-def check_start(options: Options, folds: Folds, console: Console, second: bool) -> None:
-    """Refuse to start from weights that have seen scans which they shall be judged by.
+def check_warm_start(options: Options, folds: Folds, console: Console, is_refine: bool) -> None:
+    """Refuse to start from weights that were trained on scans which a fold holds out.
 
     Raises:
-        BadParameter: They have, or are those of folds that are not done.
+        BadParameter: They were, or are those of folds that are not finished.
     """
     start = options.start
     if start is None:
         return
     numbers = range(1, len(folds.members) + 1)
-    starts = [start_of(options, folds, number, second) or start for number in numbers]
+    starts = [fold_start(options, folds, number, is_refine) or start for number in numbers]
     if start not in starts:
-        undone = [str(path) for path in starts if not (path / OUTCOMES).exists()]
-        if undone:
-            raise BadParameter(f"--start: expected folds that are done, {listed(undone)} are not")
+        unfinished = [str(path) for path in starts if not (path / OUTCOMES).exists()]
+        if unfinished:
+            raise BadParameter(
+                f"--start: expected folds that are done, {shorten(unfinished)} are not"
+            )
         return
     record = read_record(start)
-    unseen = {name for number in numbers for name in folds.without(number)}
-    seen = sorted({*(record or {}).get("train", ())} & unseen)
-    if seen:
+    excluded = {name for number in numbers for name in folds.excluded(number)}
+    leaked = sorted({*(record or {}).get("train", ())} & excluded)
+    if leaked:
         raise BadParameter(
-            f"--start with --folds: expected weights that have seen none of these scans, or a "
-            f"model with the same folds; {start} has learned from {listed(seen)}"
+            f"--start with --folds: expected weights that were trained on none of these scans, or "
+            f"a model with the same folds; {start} was trained on {shorten(leaked)}"
         )
     if record is None:
-        told = f"nothing says what {start} has seen: if these scans, the figures are worth nothing"
-        console.print(f"[yellow]{told}[/yellow]", highlight=False)
+        message = (
+            f"nothing says what {start} was trained on: if on these scans, the errors mean nothing"
+        )
+        console.print(f"[yellow]{message}[/yellow]", highlight=False)
 
 
-def start_of(options: Options, folds: Folds, number: int, second: bool) -> Path | None:
-    """Say whose weights a fold starts from: those of the same fold if the other model has it."""
+def fold_start(options: Options, folds: Folds, number: int, is_refine: bool) -> Path | None:
+    """Return whose weights a fold starts from: those of the same fold if the model has it."""
     start = options.start
     if start is None:
         return None
-    model = start.parent if second else start
-    theirs = read_folds(model)
-    if theirs is None or theirs.members != folds.members:
+    model = start.parent if is_refine else start
+    other = read_folds(model)
+    if other is None or other.members != folds.members:
         return start
-    fold = theirs.folder(model, number)
-    return fold / start.name if second else fold
+    fold = other.folder(model, number)
+    return fold / start.name if is_refine else fold
 
 
-def do_fold(
+def train_fold(
     options: Options,
     folds: Folds,
     number: int,
-    trainer: Trainer,
-    checked: Checked,
+    stage: Stage,
+    checked: CheckedData,
     console: Console,
 ) -> bool:
-    """Train without a fold and measure on it, unless that is done; says whether it is.
+    """Train without a fold and measure on it, unless that is done.
+
+    Returns:
+        Whether it is done; False if it was interrupted.
 
     Raises:
-        StartupError: It was begun otherwise.
+        StartupError: It was started with something else.
     """
     names, folder = folds.members[number - 1], folds.folder(options.folder, number)
-    start = start_of(options, folds, number, trainer.second)
-    mine = replace(options, folder=folder, hold_out=names, train_only=(), start=start)
-    hidden = folds.without(number) - set(names)
-    seen = tuple(facts for facts in checked.specimens if facts.name not in hidden)
-    plan = trainer.plan(mine, replace(checked, specimens=seen))
+    start = fold_start(options, folds, number, stage.is_refine)
+    fold_options = replace(options, folder=folder, hold_out=names, train_only=(), start=start)
+    hidden = folds.excluded(number) - set(names)
+    specimens = tuple(one for one in checked.specimens if one.name not in hidden)
+    plan = stage.plan(fold_options, replace(checked, specimens=specimens))
     done = (plan.folder / OUTCOMES).exists()
     if done or (plan.folder / CHECKPOINT).exists():
         check_same(plan.folder, plan.record, options.folder / FOLDS)
-    told = "is done" if done else f"without {listed(names, most=8)}"
-    console.print(f"fold {number} of {len(folds.members)}: {told}", highlight=False)
+    state = "is done" if done else f"without {shorten(names, MAX_NAMES)}"
+    console.print(f"fold {number} of {len(folds.members)}: {state}", highlight=False)
     if done:
         return True
-    if not trainer.run(mine, plan, console):
+    if not stage.run(fold_options, plan, console):
         return False
     detector = Detector(load_checked(folder, choose_device(options.device)))
-    pairs = [facts.pair for facts in plan.chosen.held_out]
-    outcomes, failures = measure(detector, pairs, console, missing_of(folder))
-    write_outcomes(plan.folder, outcomes, failures)
+    held_out = [specimen.files for specimen in plan.split.held_out]
+    write_outcomes(plan.folder, measure(detector, held_out, console, missing_of(folder)))
     return True
 
 
 def missing_of(folder: Path) -> Missing:
-    """Say what a landmark without a position was when a folder's first network was trained."""
+    """Return how a landmark without a position counted when the first network was trained."""
     record = read_record(folder)
     return "absent" if record and record["recipe"]["missing"] == "absent" else "unknown"
 
 
-def gather_folds(options: Options, folds: Folds, second: bool) -> Pooled:
-    """Put together what the models of all folds answered.
+def pool_folds(options: Options, folds: Folds, is_refine: bool) -> PooledOutcomes:
+    """Pool the outcomes of all folds.
 
     Raises:
-        StartupError: A fold's answers are gone, or none of its scans was answered.
+        StartupError: Those of a fold are gone.
     """
     outcomes: list[Outcome] = []
     failures: list[str] = []
     for number in range(1, len(folds.members) + 1):
         folder = folds.folder(options.folder, number)
-        measured = read_outcomes(folder / REFINE if second else folder)
+        measured = read_outcomes(folder / REFINE if is_refine else folder)
         if measured is None:
             raise StartupError(f"expected {OUTCOMES} of fold {number} in {folder}, found none")
         outcomes += measured.outcomes
         failures += measured.failures
-    return Pooled(options.folder, folds, tuple(outcomes), tuple(failures), second)
+    return PooledOutcomes(options.folder, folds, tuple(outcomes), tuple(failures), is_refine)

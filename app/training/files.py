@@ -9,6 +9,13 @@ RECORD: Final = "recipe.json"
 CHECKPOINT: Final = "checkpoint.pt"
 HISTORY: Final = "history.csv"
 CURVES: Final = "curves.png"
+OUTCOMES: Final = "outcomes.json"
+
+REFINE: Final = "refine"
+"""Folder of the second network, within that of the first."""
+
+FOLDS: Final = "folds"
+"""Folder of the model folders of a cross-validation, within that of the model."""
 
 EXPORT_EVERY: Final = 500
 """Steps after which a training saves a checkpoint, writes the model and validates it."""

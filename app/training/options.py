@@ -1,4 +1,4 @@
-"""command line -> Options: what a person asks of a training; None is left to the data."""
+"""What the command line asked of a training; None leaves a choice to the data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,25 +8,25 @@ from app.errors import BadParameter
 from app.model import IntensitySpec
 
 Missing = Literal["unknown", "absent"]
-"""What a landmark without a position is, be it not named or named without one."""
+"""How a landmark without a position counts, whether its file lists it or not."""
 
 WHOLE: Final = "whole"
-NOBODY: Final = "none"
+NO_NAMES: Final = "none"
 
 INTENSITIES: Final = "percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or none"
 BOUNDED: Final = ("percentile", "window")
-"""Rules that have bounds."""
+"""Intensity rules that have bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to learn.
+    """Length and speed of a training.
 
     Attributes:
         steps: Optimiser steps.
-        batch: Images per step; None: two, or as many as fit.
+        batch: Images per step; None: two, or as many as fit in memory.
         rate: Peak learning rate.
-        seed: Of everything random.
+        seed: Random seed.
     """
 
     steps: int
@@ -37,31 +37,31 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for.
+    """The options of ``landmarkd train`` and ``landmarkd refine``.
 
     Attributes:
         scans: Folder of scans.
         landmarks: Folder of landmark files.
-        folder: Model folder to write; of the first model, if a second one is trained.
-        hold_out: Names of the scans to judge by; None: a fifth of them is chosen.
+        folder: Model folder to write; that of the first network, if a second one is trained.
+        hold_out: Names of the scans to validate on; None: a fifth of them is chosen.
         spacing_mm: Of the grid; None: from the landmarks' extent.
         radius_mm: Voting radius; None: five voxels.
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
         filters: Channels per level.
         stride: Grid voxels per output voxel.
-        schedule: How long and how fast to learn.
-        mirror: Whether to learn from mirror images, too.
+        schedule: Length and speed of the training.
+        mirror: Whether to train on mirror images as well.
         start: Model folder whose weights to start from.
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
         rotation_deg: Largest random rotation.
-        missing: What a landmark without a position is.
+        missing: How a landmark without a position counts.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
-        cuts: Share of the steps that learn from scans which are cut amid the landmarks.
-        folds: How many folds to cross-validate by; None: none.
-        fold: The only fold to do; None: all, and then the model itself.
-        subject: Regular expression of the part of a scan's name that says whom it shows.
-        train_only: Names of scans that are learned from and never judged by.
+        cuts: Share of the steps whose scans are truncated among the landmarks.
+        folds: Number of folds of a cross-validation; None: none.
+        fold: The only fold to train; None: all, and then the model itself.
+        subject: Regular expression of the part of a scan's name that identifies its subject.
+        train_only: Names of scans that are trained on and never held out.
     """
 
     scans: Path
@@ -89,14 +89,14 @@ class Options:
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:
-    """Read a comma-separated list of scans; "none" is an empty one, None is no list."""
-    if text is None or text == NOBODY:
+    """Parse a comma-separated list of scans; "none" is an empty list, None is no list."""
+    if text is None or text == NO_NAMES:
         return None if text is None else ()
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def read_tile(text: str | None) -> int | Literal["whole"] | None:
-    """Read an edge in voxels, or "whole".
+    """Parse an edge in voxels, or "whole".
 
     Raises:
         BadParameter: It is neither.
@@ -109,7 +109,7 @@ def read_tile(text: str | None) -> int | Literal["whole"] | None:
 
 
 def read_filters(text: str) -> tuple[int, ...]:
-    """Read comma-separated numbers of channels.
+    """Parse comma-separated numbers of channels.
 
     Raises:
         BadParameter: They are no numbers.
@@ -121,10 +121,10 @@ def read_filters(text: str) -> tuple[int, ...]:
 
 
 def read_intensity(text: str | None) -> IntensitySpec | None:
-    """Read a rule for voxel values, such as ``window:-200,800``.
+    """Parse a rule for voxel values, such as ``window:-200,800``.
 
     Raises:
-        BadParameter: It is none, or its bounds are not.
+        BadParameter: There is no such rule, or its bounds are wrong.
     """
     if text is None:
         return None
@@ -132,7 +132,7 @@ def read_intensity(text: str | None) -> IntensitySpec | None:
     keys = ("lower", "upper") if method in BOUNDED else ()
     bounds = rest.split(",") if rest else []
     try:
-        # Zipped strictly, as too few or too many bounds are an error, too.
+        # Zipped strictly, as too few or too many bounds are an error as well.
         table = {"method": method, **dict(zip(keys, bounds, strict=True))}
         return IntensitySpec.model_validate(table)
     except ValueError as error:

@@ -1,9 +1,13 @@
-"""Options -> a model folder: the data checked, choices made from them, and a network trained."""
+"""Options -> a trained network: check the data, make all choices, read the specimens, train.
 
-from collections.abc import Iterable, Sequence
+A model has one network or two. The first sees scans as they come; the second, in the folder
+``refine`` within the first one's, sees the subject closer, in the pose that the first has found.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from rich.console import Console
@@ -13,119 +17,210 @@ from torch import nn
 from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.geometry import Points
-from app.model import IntensitySpec
-from app.training.data import issues as findings
-from app.training.data.check_data import Checked, Pair, check_data
-from app.training.data.issues import listed
-from app.training.data.specimens import Specimen, load_specimen
+from app.model import IntensitySpec, read_manifest
+from app.training.data.check_data import CheckedData, check_data
+from app.training.data.issues import issue_table, shorten
+from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
-from app.training.data.summary import Facts
+from app.training.data.summary import SpecimenSummary
 from app.training.data.symmetry import with_mirror_images
-from app.training.files import CHECKPOINT
-from app.training.fit.checkpoint import Record, read_record
-from app.training.fit.loop import Data, Place, train
-from app.training.fit.suggest import Choice, suggest_recipe, table_of
-from app.training.fit.warm_start import take_over
+from app.training.files import CHECKPOINT, REFINE
+from app.training.fit.canonical_pose import pose_specimen, rotate_like, upright
+from app.training.fit.loop import TrainingData, TrainingRun, train
+from app.training.fit.network import build_network
+from app.training.fit.suggest import (
+    Choice,
+    choice_table,
+    suggest_recipe,
+    suggest_refine_recipe,
+)
+from app.training.fit.warm_start import load_weights
 from app.training.options import WHOLE, Options, read_tile
-from app.training.recipe import Recipe, build_network
+from app.training.recipe import Recipe
+from app.training.record import Record, read_record
 from app.voting import MIN_LANDMARKS, mean_shape
+
+MAX_NAMES: Final = 8
+"""Scans that a line lists; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a training will be, all choices made.
+    """A training with all choices made.
 
     Attributes:
         folder: The model folder of the network that is trained.
         names: Of the landmarks.
-        chosen: Who is learned from.
+        split: Training and held-out specimens.
         recipe: Every number.
         choices: The reasons for those that the options left open.
-        mean: Mean shape of those who are learned from; None if the network keeps none.
-        record: What the training is begun with.
+        mean: Mean shape of the training specimens; None if the network has none.
+        record: What the training is started with.
     """
 
     folder: Path
     names: tuple[str, ...]
-    chosen: Split
+    split: Split
     recipe: Recipe
     choices: tuple[Choice, ...]
     mean: Points | None
     record: Record
 
 
-def train_first(options: Options, console: Console, only_check: bool = False) -> bool:
-    """Train the network of a model that sees scans as they come.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How one of a model's networks is trained.
+
+    Attributes:
+        plan: Makes all choices of a training.
+        run: Trains; returns whether it was not interrupted.
+        is_refine: Whether it is the second network, which is measured together with the first.
+    """
+
+    plan: Callable[[Options, CheckedData], Plan]
+    run: Callable[[Options, Plan, Console], bool]
+    is_refine: bool
+
+
+def train_network(
+    options: Options, stage: Stage, console: Console, only_check: bool = False
+) -> bool:
+    """Check the data and train one of a model's networks.
 
     Args:
-        options: What was asked for.
-        console: What to report to.
+        options: The options; the folder is that of the model, or of the first network.
+        stage: Which network.
+        console: Where to print.
         only_check: Whether to stop before training.
 
     Returns:
-        Whether all was done that was asked for; False if somebody interrupted it.
+        Whether everything is done; False if it was interrupted.
 
     Raises:
         StartupError: The data are wrong, or the folder holds a checkpoint of another training.
-        BadParameter: The options do not fit each other or the data.
+        BadParameter: The options do not fit each other, the data or the first network.
+        ModelRefused: The first network's folder breaks the contract.
     """
-    plan = plan_first(options, look_through(options, console))
-    show(console, plan.chosen, plan.choices)
-    return only_check or run_first(options, plan, console)
+    if stage.is_refine:
+        read_manifest(options.folder)  # Before all data are read, which may take minutes.
+    plan = stage.plan(options, check_and_report(options, console))
+    print_choices(console, plan.split, plan.choices)
+    return only_check or stage.run(options, plan, console)
 
 
-def plan_first(options: Options, checked: Checked) -> Plan:
-    """Make all choices of a training; see ``train_first``."""
-    record = read_record(options.folder) if (options.folder / CHECKPOINT).exists() else None
-    chosen = split_as_begun(options, checked, record)
-    recipe, choices = suggest_recipe(as_begun(options, record), checked)
+def plan_first(options: Options, checked: CheckedData) -> Plan:
+    """Make all choices for the first network; see ``train_network``."""
+    record = resumable_record(options.folder)
+    chosen = split_as_before(options, checked, record)
+    recipe, choices = suggest_recipe(options_as_before(options, record), checked)
     names = checked.names
     mean = mean_of(chosen.train, names) if recipe.sees == "whole" else None
-    record_now = record_of(options, recipe, names, chosen)
-    return Plan(options.folder, names, chosen, recipe, tuple(choices), mean, record_now)
+    return make_plan(options, options.folder, names, chosen, (recipe, choices), mean)
 
 
 def run_first(options: Options, plan: Plan, console: Console) -> bool:
-    """Read the specimens of a plan, and train; see ``train_first``."""
-    names, recipe, chosen = plan.names, plan.recipe, plan.chosen
-    pairs = [facts.pair for facts in chosen.train]
+    """Read the specimens of a plan, and train the first network."""
+    names, recipe = plan.names, plan.recipe
     specimens: Sequence[Specimen] = [
-        load_specimen(pair, names, recipe.spacing_mm, recipe.intensity)
-        for pair in watched(pairs, "Preparing", console)
+        load_specimen(files, names, recipe.spacing_mm, recipe.intensity)
+        for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
     ]
     if options.mirror:
-        specimens = mirrored(specimens, mean_of(chosen.train, names))
-    held_out = tuple(facts.pair for facts in chosen.held_out)
-    data = Data(names, plan.mean, tuple(specimens), held_out)
-    network = new_network(options, recipe, names, console)
-    place = Place(plan.folder, choose_device(options.device), console)
-    return train(network, data, plan.record, place)
+        specimens = mirrored(specimens, mean_of(plan.split.train, names))
+    return run_training(options, plan, specimens, console)
 
 
-def look_through(options: Options, console: Console) -> Checked:
-    """Check the data, tell all that is found, and refuse wrong ones.
+def plan_refine(options: Options, checked: CheckedData) -> Plan:
+    """Make all choices for the second network; see ``train_network``."""
+    first = read_manifest(options.folder)
+    names = tuple(landmark.name for landmark in first.landmarks)
+    folder = options.folder / REFINE
+    unknown = set(checked.names) - set(names)
+    if unknown:
+        raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
+    shape = checked.robust_shape
+    if len(names) < MIN_LANDMARKS or (shape is not None and not shape.consistent):
+        raise BadParameter(
+            f"expected at least {MIN_LANDMARKS} landmarks that keep a constellation, as a pose "
+            "follows from that; these are fewer or keep none"
+        )
+    record = resumable_record(folder)
+    chosen = split_like_first(options, checked, record)
+    mean = upright(mean_shape([specimen.rows(names) for specimen in chosen.train]))
+    if options.start is not None:
+        mean = rotate_like(mean, names, options.start)
+    suggested = suggest_refine_recipe(options_as_before(options, record), checked, first, mean)
+    return make_plan(options, folder, names, chosen, suggested, mean)
+
+
+def run_refine(options: Options, plan: Plan, console: Console) -> bool:
+    """Read the specimens of a plan, bring them into its frame, and train the second network."""
+    first, recipe, mean = read_manifest(options.folder), plan.recipe, plan.mean
+    if mean is None:
+        raise ValueError("expected a plan with a mean shape, got none")
+    coarse_mm = min(first.input.spacing_mm)
+    specimens: Sequence[Specimen] = [
+        load_specimen(files, plan.names, recipe.spacing_mm, first.input.intensity, coarse_mm)
+        for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
+    ]
+    if options.mirror:
+        specimens = mirrored(specimens, mean)
+    posed = [pose_specimen(specimen, mean) for specimen in specimens]
+    return run_training(options, plan, posed, console)
+
+
+FIRST: Final = Stage(plan_first, run_first, is_refine=False)
+SECOND: Final = Stage(plan_refine, run_refine, is_refine=True)
+
+
+def run_training(
+    options: Options, plan: Plan, specimens: Sequence[Specimen], console: Console
+) -> bool:
+    """Train the network of a plan on specimens that were read."""
+    held_out = tuple(specimen.files for specimen in plan.split.held_out)
+    data = TrainingData(plan.names, plan.mean, tuple(specimens), held_out)
+    network = new_network(options, plan.recipe, plan.names, console)
+    run = TrainingRun(plan.folder, choose_device(options.device), console)
+    return train(network, data, plan.record, run)
+
+
+def check_and_report(options: Options, console: Console) -> CheckedData:
+    """Check the data, print all issues, and refuse data with errors.
 
     Raises:
-        StartupError: There is something wrong.
+        StartupError: There are errors, or warnings with ``--strict``.
     """
     checked = check_data(
-        options.scans, options.landmarks, lambda pairs: watched(pairs, "Checking", console)
+        options.scans, options.landmarks, lambda files: with_progress(files, "Checking", console)
     )
-    if checked.findings:
-        console.print(findings.table_of(checked.findings))
+    if checked.issues:
+        console.print(issue_table(checked.issues))
     console.print(checked.summary(), highlight=False)
     if not checked.may_train(options.strict):
         raise StartupError(f"nothing was trained, because of the data: {checked.summary()}")
     return checked
 
 
-def watched(pairs: Sequence[Pair], what: str, console: Console) -> Iterable[Pair]:
-    """Pass pairs on, showing on a terminal how far it is."""
-    return track(pairs, what, console=console, disable=not console.is_terminal, transient=True)
+def with_progress(
+    files: Sequence[SpecimenFiles], title: str, console: Console
+) -> Iterable[SpecimenFiles]:
+    """Pass specimens on, showing a progress bar on a terminal."""
+    return track(files, title, console=console, disable=not console.is_terminal, transient=True)
 
 
-def as_begun(options: Options, record: dict[str, Any] | None) -> Options:
-    """Take what the options leave open from the training that goes on; of a new one, nothing."""
+def print_choices(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
+    """Print what was chosen, and why."""
+    names = shorten([specimen.name for specimen in chosen.held_out], MAX_NAMES) or "none"
+    console.print(choice_table([Choice("--validate", names, chosen.reason), *choices]))
+
+
+def resumable_record(folder: Path) -> dict[str, Any] | None:
+    """Read the record of a training that can be resumed; None if there is none."""
+    return read_record(folder) if (folder / CHECKPOINT).exists() else None
+
+
+def options_as_before(options: Options, record: dict[str, Any] | None) -> Options:
+    """Fill in what the options leave open from the record of the training that is resumed."""
     if record is None:
         return options
     recipe = record["recipe"]
@@ -141,28 +236,62 @@ def as_begun(options: Options, record: dict[str, Any] | None) -> Options:
     )
 
 
-def split_as_begun(options: Options, checked: Checked, record: dict[str, Any] | None) -> Split:
-    """Hold out the scans that were named, or else those of the training that goes on."""
+def split_as_before(options: Options, checked: CheckedData, record: dict[str, Any] | None) -> Split:
+    """Hold out the scans that the options name, or else those of the training that is resumed."""
     if options.hold_out is not None:
         return split(checked.specimens, options.hold_out, "given", options.train_only)
     if record is not None:
-        there = {facts.name for facts in checked.specimens}
-        names = [name for name in record["held_out"] if name in there]
-        return split(checked.specimens, names, "as before")
+        return split(checked.specimens, held_out_of(record, checked), "as before")
     return split(checked.specimens, None, train_only=options.train_only)
 
 
-def show(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
-    """Show what was chosen, and why."""
-    names = listed([facts.name for facts in chosen.held_out], most=8) or "none"
-    console.print(table_of([Choice("--validate", names, chosen.reason), *choices]))
+def split_like_first(
+    options: Options, checked: CheckedData, record: dict[str, Any] | None
+) -> Split:
+    """Hold out the scans that the first network was not trained on, unless others are named."""
+    first = read_record(options.folder)
+    chosen = split_as_before(options, checked, record)
+    if options.hold_out is not None or record is not None:
+        return chosen
+    if first is not None:
+        names = held_out_of(first, checked)
+        return split(checked.specimens, names, "those of the first network")
+    return replace(
+        chosen, reason=f"{chosen.reason}. The first network may have been trained on them!"
+    )
 
 
-def mean_of(specimens: Sequence[Facts], names: Sequence[str]) -> Points | None:
-    """Average the specimens' constellations; None if landmarks are too few to make one."""
+def held_out_of(record: dict[str, Any], checked: CheckedData) -> list[str]:
+    """List the scans that a record holds out and that are still there."""
+    names = {specimen.name for specimen in checked.specimens}
+    return [name for name in record["held_out"] if name in names]
+
+
+def make_plan(
+    options: Options,
+    folder: Path,
+    names: tuple[str, ...],
+    chosen: Split,
+    suggested: tuple[Recipe, list[Choice]],
+    mean: Points | None,
+) -> Plan:
+    """Put a plan together with its record."""
+    recipe, choices = suggested
+    record = Record(
+        recipe=recipe,
+        landmarks=names,
+        train=tuple(specimen.name for specimen in chosen.train),
+        held_out=tuple(specimen.name for specimen in chosen.held_out),
+        mirror=options.mirror,
+    )
+    return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
+
+
+def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Points | None:
+    """Average the specimens' constellations; None if there are too few landmarks for one."""
     if len(names) < MIN_LANDMARKS:
         return None
-    return mean_shape([facts.rows(names) for facts in specimens])
+    return mean_shape([specimen.rows(names) for specimen in specimens])
 
 
 def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Specimen]:
@@ -184,26 +313,13 @@ def new_network(
 ) -> nn.Module:
     """Build the network to train, with fresh weights or those of another model.
 
-    Landmarks that only one of the two has are told.
-
     Raises:
         BadParameter: The other model's weights do not fit.
     """
     torch.manual_seed(recipe.seed)
     network = build_network(recipe, len(names))
     if options.start is not None:
-        told = take_over(network, names, options.start)
-        if told:
-            console.print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        message = load_weights(network, names, options.start)
+        if message:
+            console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return network
-
-
-def record_of(options: Options, recipe: Recipe, names: Sequence[str], chosen: Split) -> Record:
-    """Say what a training is begun with."""
-    return Record(
-        recipe=recipe,
-        landmarks=tuple(names),
-        train=tuple(facts.name for facts in chosen.train),
-        held_out=tuple(facts.name for facts in chosen.held_out),
-        mirror=options.mirror,
-    )

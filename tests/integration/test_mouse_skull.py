@@ -11,7 +11,7 @@ from app.geometry import Points, transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
-from app.training.calibrate.stage_outputs import Looker, with_thresholds
+from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.voting.similarity import fit_similarity
 from tests.support.skulls import (
@@ -157,7 +157,7 @@ def _with(points: Points, row: int, off: np.ndarray) -> Points:
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
     """Both have a say in the answer, which is that of the service."""
     volume = read_skull(skulls, UNSEEN[2])
-    looks = Looker(detector.model).look(volume)
+    looks = StageRunner(detector.model).run(volume)
     answer = detector.detect(volume).landmarks
     assert [mark.status for mark in looks.answer] == [mark.status for mark in answer]
     assert [mark.mass for mark in looks.answer] == [mark.mass for mark in answer]
@@ -172,7 +172,7 @@ def test_thresholds_of_both_networks_can_be_changed_in_memory(
     """A mass that no landmark has is asked of the second network alone."""
     count = len(detector.model.manifest.landmarks)
     strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
-    looks = Looker(strict).look(read_skull(skulls, UNSEEN[2]))
+    looks = StageRunner(strict).run(read_skull(skulls, UNSEEN[2]))
     assert "detected" in {mark.status for mark in looks.first}
     assert looks.second is not None
     assert {mark.status for mark in looks.second} == {"not_found"}

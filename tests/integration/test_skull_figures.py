@@ -31,7 +31,7 @@ def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
     for mark in marks:
         region = conformal_region(np.array(mine[mark.name]), own=True)
         assert region is not None
-        assert region.promise >= 0.95
+        assert region.coverage >= 0.95
         # The errors are rounded here, and regions there, upwards.
         assert mark.region95_mm == pytest.approx(region.radius_mm, abs=1.1e-3)
 

@@ -1,30 +1,46 @@
-"""Folders of small scans and landmark files, as people have them, to train on and to spoil."""
+"""Folders of small scans and landmark files to train on, and the commands that do."""
 
+import csv
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pytest
+import torch
 from jaxtyping import Float64
 from scipy.spatial.transform import Rotation
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.geometry import Points, transform
 from app.io.slicer import markups_json
+from app.training.data.specimens import Specimen
+from app.training.fit import loop
+from tests.unit.preprocessing.test_grid import oblique_affine
 
 NAMES = ("nasion", "bregma", "lambda", "tip left", "tip right", "base")
 SHAPE = (28, 34, 30)
 TYPICAL = np.array(
     [[8.0, 0, 2], [2, 1, 7], [-7, 0, 6], [4, 6, -3], [4, -6, -3], [-6, 0, -5]], dtype=np.float64
 )
-"""Places in mm around the middle of the scan."""
+"""Positions in mm around the middle of the scan."""
+
+BLOBS = ("a", "b", "c", "d", "e")
+BLOB_SHAPE = (38, 44, 34)
+SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
+TILES = (*SMALL, "--tile", 16, "--spacing", 1.5)
+"""Options of trainings that take a second."""
 
 Affine = Float64[np.ndarray, "4 4"]
 
 
-def make_places(seed: int) -> Points:
-    """Draw one subject's landmarks, near the typical ones, in mm around the middle of its scan."""
+def make_positions(seed: int) -> Points:
+    """Draw one subject's landmarks near the typical ones, in mm around the middle of its scan."""
     rng = np.random.default_rng(seed)
     return np.asarray(TYPICAL * rng.uniform(0.9, 1.1) + rng.normal(0, 0.15, TYPICAL.shape))
 
@@ -52,18 +68,18 @@ def write_points(folder: Path, name: str, points: Mapping[str, np.ndarray]) -> N
 
 
 def middle_of(affine: Affine) -> np.ndarray:
-    """Say where the middle of a scan lies, in mm, RAS."""
+    """Return the middle of a scan, in mm, RAS."""
     return transform(affine, (np.array(SHAPE) - 1) / 2)
 
 
 def points_of(seed: int) -> dict[str, np.ndarray]:
-    """Give one subject's landmarks by name, in mm, RAS."""
-    places = make_places(seed) + middle_of(make_affine(seed))
-    return dict(zip(NAMES, places, strict=True))
+    """Return one subject's landmarks by name, in mm, RAS."""
+    positions = make_positions(seed) + middle_of(make_affine(seed))
+    return dict(zip(NAMES, positions, strict=True))
 
 
 def write_data(folder: Path, count: int = 6) -> Path:
-    """Write sound data: scans ``s0`` and so on, and their landmark files."""
+    """Write data without issues: scans ``s0`` and so on, and their landmark files."""
     (folder / "scans").mkdir(parents=True)
     (folder / "landmarks").mkdir()
     for seed in range(count):
@@ -73,7 +89,65 @@ def write_data(folder: Path, count: int = 6) -> Path:
 
 
 def landmarkd(*words: object) -> str:
-    """Run the command in this process; gives what it says, and raises what it raises."""
+    """Run the command in this process; returns its output, and raises what it raises."""
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def write_specimen(folder: Path, name: str, seed: int) -> None:
+    """Write a scan with a bright block at each landmark of ``BLOBS``, and its landmark file."""
+    rng = np.random.default_rng(seed)
+    affine = oblique_affine(seed)
+    affine[:3, :3] /= np.abs(np.linalg.det(affine[:3, :3])) ** (1 / 3)
+    index = rng.uniform(8, 26, (len(BLOBS), 3))
+    voxels = rng.normal(size=BLOB_SHAPE).astype(np.float32)
+    for size, (i, j, k) in enumerate(index.astype(int), start=1):
+        voxels[i - 2 : i + 2, j - 2 : j + 2, k - 2 : k + 2] += 10 * size
+    (folder / "scans").mkdir(parents=True, exist_ok=True)
+    (folder / "landmarks").mkdir(exist_ok=True)
+    nib.Nifti1Image(voxels, affine).to_filename(folder / "scans" / f"{name}.nii.gz")
+    rows = ["name,x,y,z"]
+    for label, point in zip(BLOBS, transform(affine, index), strict=True):
+        rows.append(f"{label},{','.join(str(mm) for mm in point)}")
+    (folder / "landmarks" / f"{name}.csv").write_text("\n".join(rows) + "\n")
+
+
+def write_specimens(folder: Path, *names: str) -> Path:
+    """Write several specimens; see ``write_specimen``."""
+    for seed, name in enumerate(names):
+        write_specimen(folder, name, seed)
+    return folder
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send an interrupt (Ctrl-C) during a step of the trainings that follow."""
+    done = []
+    optimiser_step = loop.optimiser_step
+
+    def interrupt(
+        network: nn.Module, optimiser: torch.optim.Optimizer, schedule: LRScheduler
+    ) -> None:
+        optimiser_step(network, optimiser, schedule)
+        done.append(1)
+        if len(done) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop, "optimiser_step", interrupt)
+
+
+def blob_specimen(seed: int) -> Specimen:
+    """Make a scan with one bright blob at each landmark, far apart."""
+    affine = oblique_affine(seed)
+    affine[:3, :3] *= 0.5 / np.abs(np.linalg.det(affine[:3, :3])) ** (1 / 3)
+    index = np.stack(np.meshgrid(*[np.arange(n) for n in (50, 60, 55)], indexing="ij"), axis=-1)
+    world = transform(affine, index.astype(np.float64))
+    points = transform(affine, np.array([[20.0, 25, 20], [30, 40, 35], [33, 20, 30]]))
+    voxels = sum(np.exp(-0.5 * ((world - point) ** 2).sum(-1) / 1.2**2) for point in points)
+    return Specimen("blobs", torch.from_numpy(voxels).float(), affine, points)

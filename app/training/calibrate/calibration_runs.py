@@ -1,15 +1,19 @@
-"""model + held-out scans -> what its networks say of them: whole, cut in halves, and blank."""
+"""Model + held-out scans -> what its networks answer: to whole scans, halves, and blank scans."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.io import Volume, read_volume
+from rich.console import Console
+from rich.progress import track
+
+from app.io import Volume, read_landmarks, read_volume
 from app.model import LoadedModel
-from app.training.calibrate.stage_outputs import Looker, with_thresholds
+from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds
-from app.training.evaluate.outcomes import Outcome, Pair, compare, read_truth
+from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.outcomes import Outcome, compare
 from app.training.options import Missing
 
 Kind = Literal["whole", "half", "blank"]
@@ -17,15 +21,15 @@ KINDS: Final[tuple[Kind, ...]] = ("whole", "half", "blank")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One scan, or what was made of it, as one model answers it.
+class CalibrationRun:
+    """What a model answers to one scan, or to a part or a blank version of it.
 
     Attributes:
         scan: Name of the scan.
-        kind: What was made of it.
+        kind: Which version of it.
         networks: Outcomes of each of the model's networks alone; of the second none where the first
             has found no pose.
-        answer: Outcomes as the service tells them.
+        answer: Outcomes of what the service would answer.
     """
 
     scan: str
@@ -34,61 +38,106 @@ class Trial:
     answer: tuple[Outcome, ...]
 
 
-def try_scan(model: LoadedModel, pair: Pair, missing: Missing = "unknown") -> list[Trial]:
-    """Run a model over a scan, its halves and blank scans like it.
+def run_all(
+    models: Mapping[str, LoadedModel],
+    specimens: Sequence[SpecimenFiles],
+    console: Console,
+    missing: Missing = "unknown",
+) -> tuple[list[CalibrationRun], list[CalibrationRun]]:
+    """Run models over scans, as they are and with the thresholds that follow from the others.
+
+    Args:
+        models: The model of each scan, by name; not trained on it.
+        specimens: The specimens.
+        console: Shows the progress.
+        missing: How a landmark counts that the landmark file does not have.
+
+    Returns:
+        The runs as they are, and those with the thresholds that follow from the other scans.
+    """
+    before: list[CalibrationRun] = []
+    for files in track(specimens, "As it is", console=console):
+        before += run_scan(models[files.name], files, missing)
+    after: list[CalibrationRun] = []
+    for files in track(specimens, "Calibrated by the others", console=console):
+        after += run_scan_calibrated(models[files.name], files, before, missing)
+    return before, after
+
+
+def run_scan(
+    model: LoadedModel, files: SpecimenFiles, missing: Missing = "unknown"
+) -> list[CalibrationRun]:
+    """Run a model over a scan, its halves and blank scans of its shape.
 
     Args:
         model: The model.
-        pair: Name, scan and landmark file.
-        missing: What a landmark is that the file does not have.
+        files: The specimen.
+        missing: How a landmark counts that the landmark file does not have.
 
     Returns:
-        A trial for each.
+        One run for each.
 
     Raises:
         LandmarkdError: The scan cannot be read or answered.
         ValueError: The landmark file cannot be read.
     """
-    name, scan, landmarks = pair
-    volume, truth = read_volume(scan.read_bytes()), read_truth(landmarks)
-    looker = Looker(model)
-    trials = []
-    volumes: tuple[tuple[Kind, Iterable[Volume]], ...] = (
+    volume, truth = read_volume(files.scan.read_bytes()), read_landmarks(files.landmarks)
+    runner = StageRunner(model)
+    runs = []
+    versions: tuple[tuple[Kind, Iterable[Volume]], ...] = (
         ("whole", [volume]), ("half", halves(volume)), ("blank", blanks(volume))
     )  # fmt: skip
-    for kind, made in volumes:
-        # Nothing is where it was in a scan that shows nothing, whatever the file has.
-        there, lacking = ({}, "absent") if kind == "blank" else (truth, missing)
-        for part in made:
-            looks = looker.look(part)
-            alone = [looks.first, *([] if model.refine is None else [looks.second or ()])]
-            networks = tuple(compare(name, part, there, found, lacking) for found in alone)
-            answer = compare(name, part, there, looks.answer, lacking)
-            trials.append(Trial(name, kind, networks, answer))
-    return trials
+    for kind, parts in versions:
+        # In a blank scan every landmark is absent, whatever the file has.
+        present, absence = ({}, "absent") if kind == "blank" else (truth, missing)
+        for part in parts:
+            outputs = runner.run(part)
+            alone = [outputs.first, *([] if model.refine is None else [outputs.second or ()])]
+            networks = tuple(compare(files.name, part, present, one, absence) for one in alone)
+            answer = compare(files.name, part, present, outputs.answer, absence)
+            runs.append(CalibrationRun(files.name, kind, networks, answer))
+    return runs
 
 
-def thresholds_from(model: LoadedModel, trials: Sequence[Trial]) -> list[Thresholds | None]:
-    """Choose the thresholds of each network of a model.
-
-    Blank scans do not count: they are easy, and would only thin out the landmarks that were cut
-    away from scans that show all the rest.
+def run_scan_calibrated(
+    model: LoadedModel,
+    files: SpecimenFiles,
+    runs: Sequence[CalibrationRun],
+    missing: Missing = "unknown",
+) -> list[CalibrationRun]:
+    """Run a model over a scan with the thresholds that follow from the other scans.
 
     Args:
         model: The model.
-        trials: Of scans that no weight was trained on.
+        files: The specimen.
+        runs: Of all scans. If this is the only one, its own are used.
+        missing: How a landmark counts that the landmark file does not have.
+
+    Returns:
+        As ``run_scan``.
+    """
+    others = [run for run in runs if run.scan != files.name] or runs
+    return run_scan(apply_thresholds(model, choose_thresholds(model, others)), files, missing)
+
+
+def choose_thresholds(
+    model: LoadedModel, runs: Sequence[CalibrationRun]
+) -> list[Thresholds | None]:
+    """Choose the thresholds of each network of a model.
+
+    Blank scans do not count: they are easy, and would only dilute the landmarks that were cut away
+    from scans that show all the rest.
+
+    Args:
+        model: The model.
+        runs: Of scans that it was not trained on.
 
     Returns:
         Thresholds of its network, and of its second if it has one; None where masses are too few.
     """
     chosen = []
     for index, network in enumerate(networks_of(model)):
-        outcomes = [
-            outcome
-            for trial in trials
-            if trial.kind != "blank"
-            for outcome in trial.networks[index]
-        ]
+        outcomes = [one for run in runs if run.kind != "blank" for one in run.networks[index]]
         names = [landmark.name for landmark in network.manifest.landmarks]
         radius_mm = network.manifest.voting.radius_mm
         chosen.append(calibrate_thresholds(outcomes, names, radius_mm))
@@ -96,7 +145,7 @@ def thresholds_from(model: LoadedModel, trials: Sequence[Trial]) -> list[Thresho
 
 
 def apply_thresholds(model: LoadedModel, chosen: Sequence[Thresholds | None]) -> LoadedModel:
-    """Give a model the thresholds that were chosen, in memory; it keeps those that were not."""
+    """Give a model new thresholds, in memory; a network without new ones keeps its own."""
     values = [
         [landmark.presence_threshold for landmark in network.manifest.landmarks]
         if thresholds is None
@@ -107,23 +156,5 @@ def apply_thresholds(model: LoadedModel, chosen: Sequence[Thresholds | None]) ->
 
 
 def networks_of(model: LoadedModel) -> list[LoadedModel]:
-    """List a model and, if it has one, its second model."""
+    """List the first network of a model and, if it has one, the second."""
     return [model] if model.refine is None else [model, model.refine]
-
-
-def try_again(
-    model: LoadedModel, pair: Pair, trials: Sequence[Trial], missing: Missing = "unknown"
-) -> list[Trial]:
-    """Run a model over a scan with the thresholds that the other scans' trials say.
-
-    Args:
-        model: The model.
-        pair: Name, scan and landmark file.
-        trials: Of all scans. If this is the only one, its own count.
-        missing: What a landmark is that the file does not have.
-
-    Returns:
-        As ``try_scan``.
-    """
-    others = [trial for trial in trials if trial.scan != pair[0]] or trials
-    return try_scan(apply_thresholds(model, thresholds_from(model, others)), pair, missing)

@@ -1,4 +1,4 @@
-"""Volume -> what each network of a model says by itself, and what both say together."""
+"""Volume -> what each network of a model answers alone, and what both answer together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from app.voting import Landmark, concat_votes
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class StageOutputs:
     """Landmarks of one scan.
 
     Attributes:
-        first: Of the model's network, in its last look that showed a pose.
-        second: Of its second network alone, in its last look; None if the first has found no pose.
+        first: Of the model's network, in its last pass that showed a pose.
+        second: Of its second network alone, in its last pass; None if the first has found no pose.
         answer: What the service would answer.
     """
 
@@ -24,38 +24,37 @@ class Looks:
     answer: tuple[Landmark, ...]
 
 
-class Looker:
-    """A model whose networks are asked one by one."""
+class StageRunner:
+    """Runs the networks of a model and keeps what each answers alone."""
 
     def __init__(self, model: LoadedModel) -> None:
-        """Args: the loaded model."""
         self._detector = Detector(model)
-        self._second = None if model.refine is None else Refiner(model.refine, 0.0)
+        self._refiner = None if model.refine is None else Refiner(model.refine, 0.0)
 
-    def look(self, volume: Volume) -> Looks:
+    def run(self, volume: Volume) -> StageOutputs:
         """Find the landmarks of one scan.
 
         Raises:
             LandmarkdError: As ``Detector.detect``.
         """
         state = self._detector.prepare(volume)
-        last, answer = None, self._run(state)
+        last, answer = None, self._run_pass(state)
         while isinstance(answer, ScanState):
             last = answer if answer.pose is not None else last
-            answer = self._run(answer)
-        if last is None or self._second is None:
-            return Looks(answer, None, answer)
-        alone = self._second.locate(concat_votes(last.votes), last.grid)
-        return Looks(last.coarse, alone, answer)
+            answer = self._run_pass(answer)
+        if last is None or self._refiner is None:
+            return StageOutputs(answer, None, answer)
+        second = self._refiner.locate(concat_votes(last.votes), last.grid)
+        return StageOutputs(last.coarse, second, answer)
 
-    def _run(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
+    def _run_pass(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
         for index in range(len(state.plan)):
             collect(launch([(state, index)]))
         return self._detector.finish(state)
 
 
 def with_thresholds(model: LoadedModel, thresholds: Sequence[Sequence[float]]) -> LoadedModel:
-    """Give a model other presence thresholds, in memory.
+    """Replace the presence thresholds of a model, in memory.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Volume -> the same scan with landmarks cut away, and scans that show nothing."""
+"""Volume -> halves of it, in which landmarks are absent, and blank scans of its shape."""
 
 from typing import Final
 
@@ -12,13 +12,13 @@ NOISE_RANGE: Final = (0.0, 255.0)
 
 
 def halves(volume: Volume) -> tuple[Volume, ...]:
-    """Cut a scan in two along each of its axes; each half lies where it lay in the scan."""
-    cuts = []
+    """Cut a scan in half along each of its axes; positions in mm are kept."""
+    parts = []
     for axis in range(3):
         middle = volume.voxels.shape[axis] // 2
-        cuts += [crop(volume, axis, 0, middle)] if middle else []
-        cuts.append(crop(volume, axis, middle, volume.voxels.shape[axis]))
-    return tuple(cuts)
+        parts += [crop(volume, axis, 0, middle)] if middle else []
+        parts.append(crop(volume, axis, middle, volume.voxels.shape[axis]))
+    return tuple(parts)
 
 
 def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
@@ -28,10 +28,10 @@ def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
         volume: The scan.
         axis: Along which to cut.
         first: Its first voxel along the axis.
-        last: The voxel behind its last.
+        last: The voxel after its last.
 
     Returns:
-        The slab, with an affine that leaves every voxel where it was.
+        The slab, with an affine that keeps the position of every voxel.
     """
     part = [slice(None)] * 3
     part[axis] = slice(first, last)
@@ -42,7 +42,7 @@ def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
 
 
 def blanks(volume: Volume) -> tuple[Volume, ...]:
-    """Make scans of a scan's shape and place that show nothing: an empty one, and white noise."""
+    """Make blank scans of a scan's shape and affine: zeros, and white noise."""
     shape = volume.voxels.shape
     noise = np.random.default_rng(NOISE_SEED).uniform(*NOISE_RANGE, shape).astype(np.float32)
     empty = np.zeros(shape, dtype=np.float32)

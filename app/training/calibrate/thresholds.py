@@ -1,13 +1,12 @@
-"""Masses of landmarks that are there and that are not -> presence thresholds.
+"""Masses of present and absent landmarks -> presence thresholds.
 
-The threshold of a landmark is the geometric middle between the mass that all but 2 % of its right
-answers exceed and the mass that all but 2 % of the answers for it exceed not where it is absent. A
-right answer is one within the voting radius of the truth. Absent is what lies further outside the
-scan than that radius: nearer, the scan's own voxels vote for it, as they have learned to. A
-landmark with at least 19 masses of both kinds gets a threshold of its own, the others share that of
-all masses together: of fewer, one in fifty says nothing. Absence is never all seen, so the lower
-mass counts as at least a sixteenth of the upper one: no threshold is below a quarter of what is
-nearly always there.
+The threshold of a landmark is the geometric mean of two masses: the 2nd percentile of its correct
+answers, and the 98th percentile of the answers where it is absent. A correct answer is one within
+the voting radius of the truth. Absent means further outside the scan than that radius: nearer, the
+scan's own voxels vote for it, as they are trained to. A landmark with at least 19 masses of both
+kinds gets a threshold of its own, the others share that of all masses pooled. The samples of
+absence are never complete, so the lower mass counts as at least a sixteenth of the upper one: no
+threshold is below a quarter of what nearly all correct answers exceed.
 """
 
 import math
@@ -21,35 +20,35 @@ from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
 
 TAIL_PERCENT: Final = 2.0
-LEAST_MASSES: Final = 19
-SEEN_OF_ABSENCE: Final = 1 / 16
+MIN_MASSES: Final = 19
+MIN_ABSENT_SHARE: Final = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
 class Masses:
-    """What the threshold of one landmark, or of all, is taken from.
+    """Masses of one landmark, or of all, from which a threshold is computed.
 
     Attributes:
-        present: Masses of right answers.
-        absent: Masses where the landmark is not there, nor within the voting radius of the scan.
+        present: Masses of correct answers.
+        absent: Masses where the landmark is absent, and not within the voting radius of the scan.
     """
 
     present: np.ndarray
     absent: np.ndarray
 
-    def enough(self) -> bool:
-        """Say whether they tell a threshold."""
-        return min(len(self.present), len(self.absent)) >= LEAST_MASSES
+    def suffice(self) -> bool:
+        """Return whether there are enough for a threshold."""
+        return min(len(self.present), len(self.absent)) >= MIN_MASSES
 
     def bounds(self) -> tuple[float, float]:
-        """Say which mass nearly all absent ones stay below, and nearly all present ones exceed."""
+        """Return what nearly all absent masses stay below, and nearly all present ones exceed."""
         lower = float(np.percentile(self.absent, 100 - TAIL_PERCENT))
         return lower, float(np.percentile(self.present, TAIL_PERCENT))
 
     def threshold(self) -> float:
-        """Choose the threshold."""
+        """Compute the threshold."""
         lower, upper = self.bounds()
-        return math.sqrt(max(lower, SEEN_OF_ABSENCE * upper) * upper)
+        return math.sqrt(max(lower, MIN_ABSENT_SHARE * upper) * upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Thresholds:
 
     Attributes:
         values: By landmark, in the model's order.
-        own: How many landmarks have one of their own.
+        own: Number of landmarks with a threshold of their own.
         masses: Of all landmarks.
     """
 
@@ -68,22 +67,22 @@ class Thresholds:
 
 
 def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
-    """Sort the masses of outcomes.
+    """Collect the masses of outcomes.
 
     Args:
         outcomes: Of one network.
-        radius_mm: Its voting radius: farther from the truth, an answer is another thing.
+        radius_mm: Its voting radius: an answer further from the truth is not correct.
 
     Returns:
         The masses.
     """
-    right = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
-    gone = [
+    correct = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
+    absent = [
         outcome.mass
         for outcome in outcomes
         if outcome.known and not outcome.present and outcome.beyond_mm > radius_mm
     ]
-    return Masses(np.array(right, dtype=np.float64), np.array(gone, dtype=np.float64))
+    return Masses(np.array(correct, dtype=np.float64), np.array(absent, dtype=np.float64))
 
 
 def calibrate_thresholds(
@@ -92,21 +91,21 @@ def calibrate_thresholds(
     """Choose the presence thresholds of one network.
 
     Args:
-        outcomes: Its answers to scans that no weight was trained on, whole and cut.
+        outcomes: On whole and half scans that it was not trained on.
         names: Of its landmarks.
         radius_mm: Its voting radius.
 
     Returns:
-        The thresholds; None if even all masses together are too few.
+        The thresholds; None if all masses together are too few.
     """
-    together = masses_of(outcomes, radius_mm)
-    if not together.enough():
+    pooled = masses_of(outcomes, radius_mm)
+    if not pooled.suffice():
         return None
     members = group(outcomes, lambda outcome: outcome.landmark)
-    each = [masses_of(members.get(name, ()), radius_mm) for name in names]
-    shared = together.threshold()
+    by_landmark = [masses_of(members.get(name, ()), radius_mm) for name in names]
+    shared = pooled.threshold()
     return Thresholds(
-        values=tuple(mine.threshold() if mine.enough() else shared for mine in each),
-        own=sum(mine.enough() for mine in each),
-        masses=together,
+        values=tuple(one.threshold() if one.suffice() else shared for one in by_landmark),
+        own=sum(one.suffice() for one in by_landmark),
+        masses=pooled,
     )

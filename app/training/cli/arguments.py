@@ -1,12 +1,21 @@
-"""Arguments and options that several commands share, and the check that the extra is installed."""
+"""Arguments and options that several commands share, and what they are turned into.
 
+What pulls in torch is imported in the functions, as the help must not wait for it.
+"""
+
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from app.errors import StartupError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.model import LoadedModel
+    from app.training.data.specimens import SpecimenFiles
 
 REQUIRED: Final = ("matplotlib", "scipy", "tomlkit")
 """What the extra ``train`` installs; the service runs without."""
@@ -34,3 +43,30 @@ def require_extra() -> None:
         raise StartupError(
             f"this command needs {', '.join(missing)}: pip install 'landmarkd[train]'"
         )
+
+
+def load_model(folder: Path, device: str) -> "LoadedModel":
+    """Load a model folder on a device; TorchScript only if the settings allow it.
+
+    Raises:
+        ModelRefused: The folder breaks the contract.
+    """
+    from app.compute import choose_device
+    from app.inference import load_checked
+
+    allow = Settings().allow_torchscript
+    return load_checked(folder, choose_device(device), allow_torchscript=allow)
+
+
+def pair_scans(scans: Path, landmarks: Path, only: Sequence[str]) -> "list[SpecimenFiles]":
+    """Pair scans and landmark files by name, all or the named ones.
+
+    Raises:
+        BadParameter: A folder, a landmark file or a named scan is missing.
+    """
+    from app.training.evaluate.outcomes import choose_specimens
+
+    try:
+        return choose_specimens(scans, landmarks, only)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

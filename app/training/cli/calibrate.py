@@ -1,24 +1,20 @@
 """``landmarkd calibrate``: 95 % regions and presence thresholds from held-out scans."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from app.settings import Settings
 from app.training.cli.arguments import (
     Device,
     Landmarks,
     MissingIs,
     ModelFolder,
     Scans,
+    load_model,
+    pair_scans,
     require_extra,
 )
-
-if TYPE_CHECKING:
-    from app.training.calibrate.calibration_runs import Trial
 
 
 def calibrate(
@@ -44,30 +40,27 @@ def calibrate(
     of them count.
     """
     require_extra()
-    # Only here, because they pull in torch, and the help must not wait for it.
     from app.compute import choose_device
-    from app.inference import load_checked
-    from app.training.calibrate.calibration import choose_unseen, conclude
-    from app.training.calibrate.calibration_runs import try_again, try_scan
-    from app.training.calibrate.folds import describe, folds_of, models_of
+    from app.training.calibrate.calibration import (
+        calibrate_model,
+        finished_folds,
+        load_fold_models,
+    )
+    from app.training.calibrate.calibration_runs import run_all
+    from app.training.evaluate.leakage import refuse_leaked
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
-    pairs = choose_unseen(model, scans, landmarks, only or ())
-    where = choose_device(device)
-    load = partial(load_checked, model, where, allow_torchscript=Settings().allow_torchscript)
-    loaded = load()
-    crossed = folds_of(model, loaded, scans, landmarks) if folds else None
-    tried = models_of(model, crossed, where) if crossed else dict.fromkeys(only or (), loaded)
-    pairs = [pair for pair in pairs if pair[0] in tried]  # No fold is judged by all of them.
-    bar, console = Console(stderr=True), Console()
-    before: list[Trial] = []
-    for pair in track(pairs, "As it is", console=bar):
-        before += try_scan(tried[pair[0]], pair, missing)
-    after: list[Trial] = []
-    for pair in track(pairs, "Calibrated by the others", console=bar):
-        after += try_again(tried[pair[0]], pair, before, missing)
-    told = conclude(model, loaded, before, after, console, crossed)
-    if crossed:
-        describe(model, told)
-    load()
+    specimens = pair_scans(scans, landmarks, only or ())
+    if only:
+        refuse_leaked(model, specimens)
+    loaded = load_model(model, device)
+    made = finished_folds(model, loaded, scans, landmarks) if folds else None
+    models = dict.fromkeys(only or (), loaded)
+    if made is not None:
+        models = load_fold_models(model, made, choose_device(device))
+    # Scans that are only trained on are in no fold.
+    specimens = [files for files in specimens if files.name in models]
+    before, after = run_all(models, specimens, Console(stderr=True), missing)
+    calibrate_model(model, loaded, before, after, Console(), made)
+    load_model(model, device)

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from app.settings import Settings
 from app.training.cli.arguments import (
     Device,
     Landmarks,
     MissingIs,
     ModelFolder,
     Scans,
+    load_model,
+    pair_scans,
     require_extra,
 )
 
@@ -36,34 +37,29 @@ def evaluate(
     not, and does not count towards presence, unless --missing absent is given.
     """
     require_extra()
-    # Only here, because they pull in torch and matplotlib, and the help must not wait for them.
-    from app.compute import choose_device
-    from app.inference import Detector, load_checked
-    from app.training.evaluate.leakage import learned_from, warning_of
-    from app.training.evaluate.outcomes import choose_pairs, measure
-    from app.training.evaluate.report import about, write_report
+    from app.inference import Detector
+    from app.training.evaluate.leakage import describe_leaked, find_leaked
+    from app.training.evaluate.outcomes import measure
+    from app.training.evaluate.report import model_header, write_report
     from app.training.evaluate.tables import print_tables, write_tables
 
-    try:
-        pairs = choose_pairs(scans, landmarks, only or ())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    allow = Settings().allow_torchscript
-    detector = Detector(load_checked(model, choose_device(device), allow_torchscript=allow))
+    specimens = pair_scans(scans, landmarks, only or ())
+    detector = Detector(load_model(model, device))
     console = Console(stderr=True)
-    leaked = learned_from(model, pairs)
-    outcomes, failures = measure(detector, pairs, console, missing)
-    print_tables(outcomes, Console())
-    if output is not None and outcomes:
+    leaked = find_leaked(model, specimens)
+    measured = measure(detector, specimens, console, missing)
+    print_tables(measured.outcomes, Console())
+    if output is not None and measured.outcomes:
         output.mkdir(parents=True, exist_ok=True)
-        write_tables(outcomes, output)
-        write_report(outcomes, about(detector.model, leaked), pairs, output / "report.html")
+        write_tables(measured.outcomes, output)
+        header = model_header(detector.model, leaked)
+        write_report(measured.outcomes, header, specimens, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
     if leaked:
         # Last, so that it stands next to the errors in the terminal.
-        warning = warning_of(leaked)
+        warning = describe_leaked(leaked)
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    for failure in failures:
+    for failure in measured.failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
-    if failures:
+    if measured.failures:
         raise typer.Exit(1)

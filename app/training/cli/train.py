@@ -227,14 +227,10 @@ def _folder(output: Path | None, check: bool) -> Path:
 
 def _train(options: "Options", check: bool, *, second: bool) -> None:
     """Train the first or second network of a model; exit with 130 if interrupted."""
-    from app.training.crossvalidate import FIRST, SECOND, crossvalidate
-    from app.training.pipeline import train_first
-    from app.training.refine import train_refine
+    from app.training.crossvalidate import crossvalidate
+    from app.training.pipeline import FIRST, SECOND, train_network
 
-    if options.folds is not None or options.fold is not None:
-        done = crossvalidate(options, SECOND if second else FIRST, Console(), only_check=check)
-    else:
-        train = train_refine if second else train_first
-        done = train(options, Console(), only_check=check)
-    if not done:
+    crossed = options.folds is not None or options.fold is not None
+    run = crossvalidate if crossed else train_network
+    if not run(options, SECOND if second else FIRST, Console(), only_check=check):
         raise typer.Exit(INTERRUPTED)

@@ -1,8 +1,4 @@
-"""Folders of scans and landmark files -> Checked: all that is wrong with them, before training.
-
-Every file is read and every fault told at once, as nobody wants to learn of the second one only
-after mending the first.
-"""
+"""Checks of a whole data set: every file is read, and all issues are reported at once."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,144 +9,144 @@ from pathlib import Path
 import numpy as np
 
 from app.training.data.check_frames import check_frames
-from app.training.data.check_labels import check_labels, plain
+from app.training.data.check_labels import check_labels, normalise_label
 from app.training.data.check_shapes import check_shapes
-from app.training.data.issues import Finding, count, listed
-from app.training.data.robust_shape import Typical, find_typical
-from app.training.data.specimens import Files, list_files
-from app.training.data.summary import Facts, gather
+from app.training.data.issues import Issue, count_issues, shorten
+from app.training.data.robust_shape import RobustShape, estimate_robust_shape
+from app.training.data.specimens import DataFiles, SpecimenFiles, list_files
+from app.training.data.summary import SpecimenSummary, summarise
 
-Pair = tuple[str, Path, Path]
-Watch = Callable[[Sequence[Pair]], Iterable[Pair]]
+ProgressBar = Callable[[Sequence[SpecimenFiles]], Iterable[SpecimenFiles]]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Data that were looked through.
+class CheckedData:
+    """Data that were checked.
 
     Attributes:
         specimens: Those that can be read.
-        names: Of the landmarks, in order of first appearance.
-        typical: Their typical constellation; None if too few specimens tell.
-        findings: What is wrong or worth knowing.
+        names: Landmark names, in order of first appearance.
+        robust_shape: Their median constellation; None if there are too few specimens.
+        issues: What is wrong or worth knowing.
     """
 
-    specimens: tuple[Facts, ...]
+    specimens: tuple[SpecimenSummary, ...]
     names: tuple[str, ...]
-    typical: Typical | None
-    findings: tuple[Finding, ...]
+    robust_shape: RobustShape | None
+    issues: tuple[Issue, ...]
 
     def may_train(self, strict: bool) -> bool:
-        """Say whether nothing forbids to train on the data; strictly, no warning either."""
-        errors = count(self.findings, "error")
-        return not errors and not (strict and count(self.findings, "warning"))
+        """Return whether there are no errors and, if strict, no warnings either."""
+        errors = count_issues(self.issues, "error")
+        return not errors and not (strict and count_issues(self.issues, "warning"))
 
     def summary(self) -> str:
-        """Say how much there is, and how much of it is wrong."""
+        """Count scans, landmarks, errors and warnings, in words."""
         numbers = {
             "scan": len(self.specimens),
             "landmark": len(self.names),
-            "error": count(self.findings, "error"),
-            "warning": count(self.findings, "warning"),
+            "error": count_issues(self.issues, "error"),
+            "warning": count_issues(self.issues, "warning"),
         }
         words = [f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items()]
         return f"{words[0]} with {words[1]}: {words[2]}, {words[3]}"
 
 
-def check_data(scans: Path, landmarks: Path, watch: Watch = iter) -> Checked:
-    """Look through training data.
+def check_data(scans: Path, landmarks: Path, progress: ProgressBar = iter) -> CheckedData:
+    """Check training data.
 
     Args:
         scans: Folder of scans.
         landmarks: Folder of landmark files; may be the same.
-        watch: Passes the pairs on one by one, to show how far it is.
+        progress: Passes the specimens on one by one, to show the progress.
 
     Returns:
-        The specimens, and what was found.
+        The specimens and the issues.
     """
     files = list_files(scans, landmarks)
-    findings = _check_files(files)
-    specimens: list[Facts] = []
-    for pair in watch(files.pairs()):
-        facts, found = gather(pair)
-        findings += found
-        if facts is not None:
-            specimens.append(facts)
-    names = tuple(dict.fromkeys(name for facts in specimens for name in facts.points))
-    findings += [*_check_doubles(specimens), *check_frames(specimens), *check_labels(specimens)]
-    sound = [facts for facts in specimens if not facts.outside]
-    typical = find_typical([facts.rows(names) for facts in sound])
-    findings += check_shapes(sound, names, typical)
-    findings += _check_missing(specimens, names)
-    return Checked(tuple(specimens), names, typical, tuple(findings))
+    issues = _check_files(files)
+    specimens: list[SpecimenSummary] = []
+    for pair in progress(files.pairs()):
+        specimen, found = summarise(pair)
+        issues += found
+        if specimen is not None:
+            specimens.append(specimen)
+    names = tuple(dict.fromkeys(name for specimen in specimens for name in specimen.points))
+    issues += [*_check_duplicates(specimens), *check_frames(specimens), *check_labels(specimens)]
+    inside = [specimen for specimen in specimens if not specimen.outside]
+    robust_shape = estimate_robust_shape([specimen.rows(names) for specimen in inside])
+    issues += check_shapes(inside, names, robust_shape)
+    issues += _check_missing(specimens, names)
+    return CheckedData(tuple(specimens), names, robust_shape, tuple(issues))
 
 
-def _check_files(files: Files) -> list[Finding]:
-    """Find files without a counterpart, and others that are not read."""
-    findings = [
-        Finding("error", name, "several files have this name: keep one") for name in files.doubled
+def _check_files(files: DataFiles) -> list[Issue]:
+    """Find files without a counterpart, and files that are not read."""
+    issues = [
+        Issue("error", name, "several files have this name: keep one") for name in files.duplicates
     ]
-    lone = [name for name in files.landmarks if name not in files.scans]
+    unpaired = [name for name in files.landmarks if name not in files.scans]
     for name, scan in files.scans.items():
         if name not in files.landmarks:
-            near = _nearest(name, lone)
-            hint = f"; is it {files.landmarks[near].name}?" if near else ""
-            what = f"expected a landmark file {name}.mrk.json, .fcsv or .csv, found none{hint}"
-            findings.append(Finding("error", scan.name, what))
-    findings += [
-        Finding("warning", files.landmarks[name].name, "no scan has this name: it is not used")
-        for name in lone
+            similar = _most_similar(name, unpaired)
+            hint = f"; is it {files.landmarks[similar].name}?" if similar else ""
+            message = f"expected a landmark file {name}.mrk.json, .fcsv or .csv, found none{hint}"
+            issues.append(Issue("error", scan.name, message))
+    issues += [
+        Issue("warning", files.landmarks[name].name, "no scan has this name: it is not used")
+        for name in unpaired
     ]
-    findings += [
-        Finding(
-            "warning", path.name, "neither a .nii or .nii.gz scan nor a landmark file: not used"
-        )
+    issues += [
+        Issue("warning", path.name, "neither a .nii or .nii.gz scan nor a landmark file: not used")
         for path in files.others
     ]
     if not files.scans:
-        findings.append(Finding("error", "", "expected .nii or .nii.gz scans, found none"))
-    return findings
+        issues.append(Issue("error", "", "expected .nii or .nii.gz scans, found none"))
+    return issues
 
 
-def _nearest(name: str, others: Sequence[str]) -> str | None:
+def _most_similar(name: str, others: Sequence[str]) -> str | None:
     """Find the name that was probably meant."""
     for other in others:
-        if plain(other) == plain(name):
+        if normalise_label(other) == normalise_label(name):
             return other
     return next(iter(get_close_matches(name, others, n=1, cutoff=0.85)), None)
 
 
-def _check_doubles(specimens: Sequence[Facts]) -> list[Finding]:
-    """Find scans that are there twice, and landmark files copied from one scan to another."""
-    by_voxels: dict[str, list[Facts]] = defaultdict(list)
-    by_points: dict[bytes, list[Facts]] = defaultdict(list)
-    for facts in specimens:
-        by_voxels[facts.digest].append(facts)
-        by_points[np.round(facts.placed, 4).tobytes()].append(facts)
-    findings = []
+def _check_duplicates(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
+    """Find scans with the same voxels, and different scans with the same landmarks."""
+    by_voxels: dict[str, list[SpecimenSummary]] = defaultdict(list)
+    by_points: dict[bytes, list[SpecimenSummary]] = defaultdict(list)
+    for specimen in specimens:
+        by_voxels[specimen.digest].append(specimen)
+        by_points[np.round(specimen.positions, 4).tobytes()].append(specimen)
+    issues = []
     for group in by_voxels.values():
         if len(group) > 1:
-            what = "one scan under several names: it would be learned from and judged by; keep one"
-            findings.append(Finding("error", listed([facts.name for facts in group]), what))
+            message = (
+                "one scan under several names, which could be in training and validation at once: "
+                "keep one"
+            )
+            issues.append(Issue("error", shorten([one.name for one in group]), message))
     for group in by_points.values():
-        if len({facts.digest for facts in group}) > 1:
-            what = "the landmark files of different scans hold the same coordinates"
-            findings.append(Finding("error", listed([facts.name for facts in group]), what))
-    return findings
+        if len({specimen.digest for specimen in group}) > 1:
+            message = "the landmark files of different scans hold the same coordinates"
+            issues.append(Issue("error", shorten([one.name for one in group]), message))
+    return issues
 
 
-def _check_missing(specimens: Sequence[Facts], names: Sequence[str]) -> list[Finding]:
-    """Note that some landmarks have no place in some scans, and what that will mean."""
-    lacking = [facts.name for facts in specimens if len(facts.points) < len(names)]
-    if not lacking:
+def _check_missing(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> list[Issue]:
+    """Note that some scans lack some landmarks, and how those are treated."""
+    incomplete = [specimen.name for specimen in specimens if len(specimen.points) < len(names)]
+    if not incomplete:
         return []
     total = len(specimens) * len(names)
-    there = sum(len(facts.points) for facts in specimens)
+    given = sum(len(specimen.points) for specimen in specimens)
     return [
-        Finding(
+        Issue(
             "note",
-            listed(lacking),
-            f"{total - there} of {total} places are not given; they count as unknown, "
+            shorten(incomplete),
+            f"{total - given} of {total} positions are not given; they count as unknown, "
             "or with --missing absent as not in the scan",
         )
     ]

@@ -1,4 +1,4 @@
-"""Facts -> findings: do the landmarks of each scan lie as those of the other scans do?"""
+"""Check of constellations: misplaced and swapped landmarks, odd sizes and odd poses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,149 +8,151 @@ import numpy as np
 from jaxtyping import Int64
 
 from app.geometry import Points
-from app.training.data.issues import Finding, listed
-from app.training.data.robust_shape import Typical, fit_to, residuals
-from app.training.data.summary import Facts
+from app.training.data.issues import Issue, shorten
+from app.training.data.robust_shape import RobustShape, fit_to, residuals
+from app.training.data.summary import SpecimenSummary
 from app.training.data.symmetry import find_partners
 from app.voting import SCALE_BOUNDS
 
-MOST_SWAPS: Final = 6
-"""Exchanged pairs looked for in one scan; where more seem to be, all of its names are in doubt."""
+MAX_SWAPS: Final = 6
+"""Swapped pairs searched for in one scan; with more, all of its names are in doubt."""
 
-MUCH: Final = 1 / 3
-"""An exchange explains two misplaced landmarks if it leaves at most this share of their errors."""
+MAX_REMAINING_ERROR: Final = 1 / 3
+"""A swap explains two misplaced landmarks if it leaves at most this share of their errors."""
 
-NEAR_DEG: Final = 40.0
-"""Poses this near to each other are alike: people lie down one way, though never quite."""
+MAX_POSE_ANGLE_DEG: Final = 40.0
+"""Poses within this angle count as the same: subjects are scanned one way, but never exactly."""
 
-ALIKE: Final = 0.7
-"""Share of the scans that lie alike from which those that do not are odd."""
+MIN_COMMON_POSE: Final = 0.7
+"""Share of the scans in one pose from which the others are outliers."""
 
 HALF_TURN: Final = np.diag([-1.0, -1.0, 1.0])
-"""What taking LPS for RAS does to points, which a volume around the origin does not notice."""
+"""What confusing LPS and RAS does to points; around the origin they stay inside the scan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """One scan's landmarks, in an order of names that may be wrong.
+class Labelling:
+    """The landmarks of one scan under an assignment of names that may be wrong.
 
     Attributes:
-        points: Their places in mm; NaN where there is none.
-        residual_mm: How far each lies from where the typical shape has it.
+        points: Positions in mm; NaN where there is none.
+        residual_mm: Distance of each from its position in the robust shape.
     """
 
     points: Points
     residual_mm: np.ndarray
 
     def cost(self, limit_mm: np.ndarray) -> float:
-        """Sum how far all are off, in limits; one that is very far off counts as three."""
+        """Sum the residuals in units of their limits, each clipped at three."""
         return float(np.nansum(np.minimum(self.residual_mm / limit_mm, 3.0)))
 
     def misplaced(self, limit_mm: np.ndarray) -> Int64[np.ndarray, " n"]:
-        """List the landmarks that are out of place."""
+        """List the landmarks beyond their limit."""
         return np.flatnonzero(self.residual_mm > limit_mm)
 
 
 def check_shapes(
-    specimens: Sequence[Facts], names: Sequence[str], typical: Typical | None
-) -> list[Finding]:
-    """Find landmarks out of place, exchanged names, odd sizes and odd poses.
+    specimens: Sequence[SpecimenSummary], names: Sequence[str], shape: RobustShape | None
+) -> list[Issue]:
+    """Find misplaced landmarks, swapped names, odd sizes and odd poses.
 
     Args:
-        specimens: Those whose points lie in their scans.
-        names: Of the landmarks, in the order of the typical constellation.
-        typical: The constellation; None, or one that is loose, tells nothing.
+        specimens: Those whose landmarks lie in their scans.
+        names: Landmark names, in the order of the shape.
+        shape: The robust shape; without a consistent one nothing is checked.
 
     Returns:
-        What was found.
+        The issues.
     """
-    if typical is None or typical.loose:
+    if shape is None or not shape.consistent:
         return []
-    findings: list[Finding] = []
-    for row in np.flatnonzero(typical.usable).tolist():
-        facts = specimens[row]
-        suspect = Suspect(facts.rows(names), typical.residual_mm[row])
-        findings += _misplaced(facts.name, suspect, names, typical)
-    return findings + _sizes(specimens, typical) + _poses(specimens, typical)
+    issues: list[Issue] = []
+    for row in np.flatnonzero(shape.usable).tolist():
+        specimen = specimens[row]
+        labelling = Labelling(specimen.rows(names), shape.residual_mm[row])
+        issues += _check_positions(specimen.name, labelling, names, shape)
+    return issues + _check_sizes(specimens, shape) + _check_poses(specimens, shape)
 
 
-def _misplaced(
-    scan: str, suspect: Suspect, names: Sequence[str], typical: Typical
-) -> list[Finding]:
-    """Say which names look exchanged, and which landmarks are out of place all the same."""
-    limit = typical.limit_mm
-    findings: list[Finding] = []
-    sides = _other_sides(suspect, typical)
-    if sides is not None:
-        suspect = sides
-        findings.append(Finding("warning", scan, "the names of left and right look exchanged"))
-    for _ in range(MOST_SWAPS):
-        swap = _best_swap(suspect, typical)
+def _check_positions(
+    scan: str, labelling: Labelling, names: Sequence[str], shape: RobustShape
+) -> list[Issue]:
+    """Report names that look swapped, and landmarks that are misplaced even so."""
+    limit = shape.limit_mm
+    issues: list[Issue] = []
+    mirrored = _swap_sides(labelling, shape)
+    if mirrored is not None:
+        labelling = mirrored
+        issues.append(Issue("warning", scan, "the names of left and right look exchanged"))
+    for _ in range(MAX_SWAPS):
+        swap = _best_swap(labelling, shape)
         if swap is None:
             break
-        first, second, suspect = swap
-        what = f"landmarks {names[first]} and {names[second]} look swapped"
-        findings.append(Finding("warning", scan, what))
-    bad = suspect.misplaced(limit)
-    known = np.isfinite(suspect.residual_mm)
-    if 2 * len(bad) > known.sum():
-        what = f"{len(bad)} of {known.sum()} landmarks lie unlike those of the other scans"
-        return [*findings, Finding("warning", scan, what)]
-    worst = sorted(bad.tolist(), key=lambda mark: -suspect.residual_mm[mark] / limit[mark])
+        first, second, labelling = swap
+        message = f"landmarks {names[first]} and {names[second]} look swapped"
+        issues.append(Issue("warning", scan, message))
+    misplaced = labelling.misplaced(limit)
+    known = np.isfinite(labelling.residual_mm)
+    if 2 * len(misplaced) > known.sum():
+        message = f"{len(misplaced)} of {known.sum()} landmarks lie unlike those of the other scans"
+        return [*issues, Issue("warning", scan, message)]
+    residual = labelling.residual_mm
+    worst = sorted(misplaced.tolist(), key=lambda index: -residual[index] / limit[index])
     if worst:
-        marks = listed([f"{names[at]} ({suspect.residual_mm[at]:.3g} mm)" for at in worst])
-        what = f"far from where the other landmarks and scans let them be expected: {marks}"
-        findings.append(Finding("warning", scan, what))
-    return findings
+        listed = shorten([f"{names[index]} ({residual[index]:.3g} mm)" for index in worst])
+        message = f"far from where the other landmarks and scans predict them: {listed}"
+        issues.append(Issue("warning", scan, message))
+    return issues
 
 
-def _renamed(suspect: Suspect, order: np.ndarray, typical: Typical) -> Suspect:
-    """Give each landmark the place of another; -1 in the order: it has none."""
-    points = np.where((order >= 0)[:, None], suspect.points[order], np.nan)
-    fit, usable = fit_to(points[None], typical.shape)
+def _relabel(labelling: Labelling, order: np.ndarray, shape: RobustShape) -> Labelling:
+    """Give each landmark the position of another one; -1 in the order: none."""
+    points = np.where((order >= 0)[:, None], labelling.points[order], np.nan)
+    fit, usable = fit_to(points[None], shape.points)
     if not usable[0]:
-        return replace(suspect, residual_mm=np.full(len(points), np.inf))
-    return Suspect(points, residuals(points[None], typical.shape, fit)[0])
+        return replace(labelling, residual_mm=np.full(len(points), np.inf))
+    return Labelling(points, residuals(points[None], shape.points, fit)[0])
 
 
-def _best_swap(suspect: Suspect, typical: Typical) -> tuple[int, int, Suspect] | None:
-    """Find the two landmarks whose exchange puts both in place, if there are such."""
-    limit = typical.limit_mm
-    bad = suspect.misplaced(limit)
-    before = suspect.cost(limit)
-    best: tuple[int, int, Suspect] | None = None
-    for first, second in ((a, b) for at, a in enumerate(bad) for b in bad[at + 1 :]):
+def _best_swap(labelling: Labelling, shape: RobustShape) -> tuple[int, int, Labelling] | None:
+    """Find the two landmarks whose swap puts both in place, if there are such."""
+    limit = shape.limit_mm
+    misplaced = labelling.misplaced(limit)
+    before = labelling.cost(limit)
+    best: tuple[int, int, Labelling] | None = None
+    for first, second in ((a, b) for n, a in enumerate(misplaced) for b in misplaced[n + 1 :]):
         order = np.arange(len(limit))
         order[[first, second]] = second, first
-        tried = _renamed(suspect, order, typical)
+        swapped = _relabel(labelling, order, shape)
         pair = [first, second]
-        left = tried.residual_mm[pair].sum() / suspect.residual_mm[pair].sum()
-        explained = left <= MUCH and (tried.residual_mm[pair] <= limit[pair]).all()
-        if explained and tried.cost(limit) < (best[2].cost(limit) if best else before):
-            best = int(first), int(second), tried
+        remaining = swapped.residual_mm[pair].sum() / labelling.residual_mm[pair].sum()
+        within = bool((swapped.residual_mm[pair] <= limit[pair]).all())
+        explained = remaining <= MAX_REMAINING_ERROR and within
+        if explained and swapped.cost(limit) < (best[2].cost(limit) if best else before):
+            best = int(first), int(second), swapped
     return best
 
 
-def _other_sides(suspect: Suspect, typical: Typical) -> Suspect | None:
-    """Exchange the names of all left and right landmarks, and keep that if it explains much."""
-    if len(suspect.misplaced(typical.limit_mm)) < 4:
+def _swap_sides(labelling: Labelling, shape: RobustShape) -> Labelling | None:
+    """Swap the names of all left and right landmarks; None unless that explains the residuals."""
+    if len(labelling.misplaced(shape.limit_mm)) < 4:
         return None
-    partners = find_partners(typical.shape)
+    partners = find_partners(shape.points)
     if partners is None:
         return None
-    tried = _renamed(suspect, partners, typical)
-    before, after = suspect.cost(typical.limit_mm), tried.cost(typical.limit_mm)
-    known = np.isfinite(tried.residual_mm).sum() >= 0.5 * np.isfinite(suspect.residual_mm).sum()
-    return tried if known and after <= MUCH * before else None
+    swapped = _relabel(labelling, partners, shape)
+    before, after = labelling.cost(shape.limit_mm), swapped.cost(shape.limit_mm)
+    known = np.isfinite(swapped.residual_mm).sum() >= 0.5 * np.isfinite(labelling.residual_mm).sum()
+    return swapped if known and after <= MAX_REMAINING_ERROR * before else None
 
 
-def _sizes(specimens: Sequence[Facts], typical: Typical) -> list[Finding]:
-    """Find scans whose subject is of quite another size than the others."""
-    usable = np.flatnonzero(typical.usable).tolist()
-    sizes = 1 / typical.fits.scale[usable]
+def _check_sizes(specimens: Sequence[SpecimenSummary], shape: RobustShape) -> list[Issue]:
+    """Find scans whose subject is far larger or smaller than the others."""
+    usable = np.flatnonzero(shape.usable).tolist()
+    sizes = 1 / shape.fits.scale[usable]
     relative = sizes / np.median(sizes)
     return [
-        Finding(
+        Issue(
             "warning",
             specimens[row].name,
             f"the landmarks lie {size:.3g} times as far apart as in the other scans: "
@@ -161,27 +163,29 @@ def _sizes(specimens: Sequence[Facts], typical: Typical) -> list[Finding]:
     ]
 
 
-def _poses(specimens: Sequence[Facts], typical: Typical) -> list[Finding]:
-    """Where nearly all subjects lie alike, find those that LPS and RAS mixed up would turn."""
-    usable = np.flatnonzero(typical.usable).tolist()
-    turns = typical.fits.rotation[usable]
-    alike = np.array([[_apart_deg(a, b) <= NEAR_DEG for b in turns] for a in turns])
-    usual = turns[alike.sum(axis=1).argmax()]
-    if alike.mean(axis=1).max() < ALIKE:
+def _check_poses(specimens: Sequence[SpecimenSummary], shape: RobustShape) -> list[Issue]:
+    """Where nearly all subjects share a pose, find those that are turned as LPS for RAS would."""
+    usable = np.flatnonzero(shape.usable).tolist()
+    rotations = shape.fits.rotation[usable]
+    close = np.array(
+        [[_angle_deg(a, b) <= MAX_POSE_ANGLE_DEG for b in rotations] for a in rotations]
+    )
+    common = rotations[close.sum(axis=1).argmax()]
+    if close.mean(axis=1).max() < MIN_COMMON_POSE:
         return []
     return [
-        Finding(
+        Issue(
             "warning",
             specimens[row].name,
             "the subject is turned by half a turn about the z axis against the others: "
             "LPS and RAS may be mixed up",
         )
-        for row, turn in zip(usable, turns, strict=True)
-        if _apart_deg(turn, usual @ HALF_TURN) <= NEAR_DEG
+        for row, rotation in zip(usable, rotations, strict=True)
+        if _angle_deg(rotation, common @ HALF_TURN) <= MAX_POSE_ANGLE_DEG
     ]
 
 
-def _apart_deg(one: np.ndarray, other: np.ndarray) -> float:
+def _angle_deg(one: np.ndarray, other: np.ndarray) -> float:
     """Measure the angle between two rotations."""
     cosine = (np.trace(one @ other.T) - 1) / 2
     return float(np.rad2deg(np.arccos(np.clip(cosine, -1, 1))))

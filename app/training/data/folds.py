@@ -1,4 +1,4 @@
-"""specimens -> Folds: who is left out together, so that everybody is judged by models of others."""
+"""Folds of a cross-validation: which specimens are held out together, kept in ``folds.json``."""
 
 import hashlib
 import json
@@ -12,12 +12,10 @@ from typing import Final
 import numpy as np
 
 from app.errors import BadParameter, StartupError
-from app.training.data.issues import listed
+from app.training.data.issues import shorten
 from app.training.data.split import check_train_only
-from app.training.data.summary import Facts
-
-FOLDS: Final = "folds"
-"""Folder within a model's that holds its folds, each a model folder."""
+from app.training.data.summary import SpecimenSummary
+from app.training.files import FOLDS
 
 FILE: Final = "folds.json"
 
@@ -27,13 +25,13 @@ SIDE: Final = re.compile(r"[-_. ](left|right|l|r)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """Who is left out together.
+    """Which scans are held out together.
 
     Attributes:
-        seed: What the choice depends on, beside the names.
-        members: Names of the scans of each fold. Each is in one, but those that are only learned
-            from are in none.
-        subjects: Whom each scan shows; all scans of a subject are in one fold.
+        seed: Random seed of the assignment.
+        members: Names of the scans of each fold. Each scan is in one fold, except those that are
+            only trained on, which are in none.
+        subjects: The subject that each scan shows; all scans of a subject are in one fold.
         digests: SHA-256 of each scan's voxels, affine and landmarks, hex.
     """
 
@@ -42,60 +40,60 @@ class Folds:
     subjects: Mapping[str, str]
     digests: Mapping[str, str]
 
-    def of_scans(self) -> dict[str, str]:
-        """Give the fold of each scan, as tables name it."""
+    def by_scan(self) -> dict[str, str]:
+        """Return the number of each scan's fold, as tables show it."""
         return {
             name: str(number)
             for number, names in enumerate(self.members, start=1)
             for name in names
         }
 
-    def of_subjects(self) -> dict[str, str]:
-        """Say whom each scan shows that some fold is judged by."""
+    def held_out_subjects(self) -> dict[str, str]:
+        """Return the subject of each scan that is in a fold."""
         return {name: self.subjects[name] for names in self.members for name in names}
 
-    def without(self, number: int) -> frozenset[str]:
-        """Name the scans that the model of a fold must not see: all that show its subjects."""
-        theirs = {self.subjects[name] for name in self.members[number - 1]}
-        return frozenset(name for name, subject in self.subjects.items() if subject in theirs)
+    def excluded(self, number: int) -> frozenset[str]:
+        """Name the scans that a fold's model is not trained on: all that show its subjects."""
+        subjects = {self.subjects[name] for name in self.members[number - 1]}
+        return frozenset(name for name, subject in self.subjects.items() if subject in subjects)
 
     def folder(self, model: Path, number: int) -> Path:
-        """Say where the model of a fold lies; the first fold is 1."""
+        """Return the model folder of a fold; the first fold is 1."""
         return model / FOLDS / f"fold-{number}"
 
 
 def make_folds(
-    specimens: Sequence[Facts],
+    specimens: Sequence[SpecimenSummary],
     count: int,
     seed: int,
     pattern: str | None = None,
     train_only: Sequence[str] = (),
 ) -> Folds:
-    """Decide who is left out together: folds as equal as can be, the same for the same scans.
+    """Assign specimens to folds of nearly equal size, always the same for the same scans.
 
     Args:
-        specimens: All there are.
-        count: How many folds.
-        seed: Chooses among the ways to do it.
-        pattern: Regular expression of the part of a scan's name that says whom it shows; None: the
-            name without a side at its end, such as ``_left``.
-        train_only: Names of scans that are in no fold, as they are only learned from.
+        specimens: All specimens.
+        count: Number of folds.
+        seed: Random seed.
+        pattern: Regular expression of the part of a scan's name that identifies its subject; None:
+            the name without a side at its end, such as ``_left``.
+        train_only: Names of scans that are in no fold, as they are only trained on.
 
     Returns:
         The folds.
 
     Raises:
-        BadParameter: There cannot be so many, or a name does not match the pattern, or none of the
-            specimens has one of those that are only learned from.
+        BadParameter: There are too few subjects, a name does not match the pattern, or a name of
+            ``train_only`` is unknown.
     """
     check_train_only(specimens, train_only)
-    subjects = {facts.name: subject_of(facts.name, pattern) for facts in specimens}
-    judged = {name: subject for name, subject in subjects.items() if name not in train_only}
+    subjects = {specimen.name: subject_of(specimen.name, pattern) for specimen in specimens}
+    candidates = {name: subject for name, subject in subjects.items() if name not in train_only}
     groups: dict[str, list[str]] = {}
-    for name, subject in sorted(judged.items()):
+    for name, subject in sorted(candidates.items()):
         groups.setdefault(subject, []).append(name)
     if not 2 <= count <= len(groups):
-        scans = "" if len(groups) == len(judged) else f" in {len(judged)} scans"
+        scans = "" if len(groups) == len(candidates) else f" in {len(candidates)} scans"
         raise BadParameter(
             f"--folds: expected 2 to {len(groups)}, as there are {len(groups)} subjects{scans}, "
             f"got {count}"
@@ -103,20 +101,20 @@ def make_folds(
     folds: list[list[str]] = [[] for _ in range(count)]
 
     def order(subject: str) -> tuple[int, bytes]:
-        mixed = hashlib.sha256(f"{seed} {subject}".encode()).digest()
-        return -len(groups[subject]), mixed
+        shuffled = hashlib.sha256(f"{seed} {subject}".encode()).digest()
+        return -len(groups[subject]), shuffled
 
     for subject in sorted(groups, key=order):
         min(folds, key=len).extend(groups[subject])
     members = tuple(tuple(sorted(fold)) for fold in folds)
-    return Folds(seed, members, subjects, digests_of(specimens))
+    return Folds(seed, members, subjects, content_digests(specimens))
 
 
 def subject_of(name: str, pattern: str | None) -> str:
-    """Say whom a scan shows.
+    """Return the subject that a scan shows.
 
     Raises:
-        BadParameter: The pattern is none, or not found in the name.
+        BadParameter: The pattern is no regular expression, or does not match the name.
     """
     if pattern is None:
         return SIDE.sub("", name)
@@ -131,18 +129,19 @@ def subject_of(name: str, pattern: str | None) -> str:
     return (found[1] if found.re.groups else None) or found[0]
 
 
-def digests_of(specimens: Sequence[Facts]) -> dict[str, str]:
-    """Hash each scan with its landmarks, to see later whether anything has changed."""
+def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
+    """Hash each scan with its landmarks, to detect later whether anything has changed."""
     digests = {}
-    for facts in specimens:
-        places = {name: np.round(point, 3).tolist() for name, point in facts.points.items()}
-        content = [facts.digest, np.round(facts.affine, 6).tolist(), sorted(places.items())]
-        digests[facts.name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    for specimen in specimens:
+        positions = {name: np.round(point, 3).tolist() for name, point in specimen.points.items()}
+        affine = np.round(specimen.affine, 6).tolist()
+        content = [specimen.digest, affine, sorted(positions.items())]
+        digests[specimen.name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return digests
 
 
-def begin_folds(model: Path, folds: Folds) -> None:
-    """Keep who is left out together, or check that it is the same if a model has folds already.
+def save_folds(model: Path, folds: Folds) -> None:
+    """Write the folds of a model, or check that they are the same if it has folds already.
 
     Raises:
         StartupError: The model has other folds, or of other data.
@@ -151,7 +150,7 @@ def begin_folds(model: Path, folds: Folds) -> None:
     before = read_folds(model)
     if before is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Folds may be begun by several processes at once.
+        # Several processes may start folds at once.
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(asdict(folds), indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -160,13 +159,13 @@ def begin_folds(model: Path, folds: Folds) -> None:
     if before.members != folds.members:
         raise StartupError(
             f"{path} has other folds ({len(before.members)} of seed {before.seed}) than were asked "
-            f"for ({len(folds.members)} of seed {folds.seed}). To go on, repeat the command that "
-            f"began it; to begin anew, delete {path.parent}"
+            f"for ({len(folds.members)} of seed {folds.seed}). To resume, repeat the command that "
+            f"started it; to start again, delete {path.parent}"
         )
 
 
 def check_same_data(model: Path, folds: Folds, digests: Mapping[str, str]) -> None:
-    """Check that the scans and landmarks are those that a model's folds were begun with.
+    """Check that the scans and landmarks are those that a model's folds were made of.
 
     Raises:
         StartupError: They are not; the first of them are named.
@@ -176,11 +175,11 @@ def check_same_data(model: Path, folds: Folds, digests: Mapping[str, str]) -> No
         ("gone", folds.digests.keys() - digests.keys()),
         ("changed", {name for name in digests if folds.digests.get(name) != digests[name]}),
     )
-    told = [f"{word}: {listed(sorted(names))}" for word, names in changes if names]
-    if told:
+    differences = [f"{word}: {shorten(sorted(names))}" for word, names in changes if names]
+    if differences:
         raise StartupError(
-            f"expected the data that {model / FOLDS / FILE} was begun with, got others "
-            f"({'; '.join(told)}); to begin anew, delete {model / FOLDS}"
+            f"expected the data that {model / FOLDS / FILE} was made of, got others "
+            f"({'; '.join(differences)}); to start again, delete {model / FOLDS}"
         )
 
 
@@ -194,15 +193,15 @@ def read_folds(model: Path) -> Folds | None:
     return Folds(table["seed"], members, table["subjects"], table["digests"])
 
 
-def unlearnt(folds: Folds, specimens: Sequence[Facts]) -> list[str]:
-    """List the landmarks that a fold is judged by and that its model has never seen."""
-    where: dict[str, set[str]] = {}
-    for facts in specimens:
-        for label in facts.points:
-            where.setdefault(label, set()).add(facts.name)
-    tests = [(folds.without(number), names) for number, names in enumerate(folds.members, start=1)]
+def untrained_landmarks(folds: Folds, specimens: Sequence[SpecimenSummary]) -> list[str]:
+    """List the landmarks that a fold is measured on although its model is not trained on them."""
+    scans_of: dict[str, set[str]] = {}
+    for specimen in specimens:
+        for label in specimen.points:
+            scans_of.setdefault(label, set()).add(specimen.name)
+    tests = [(folds.excluded(number), names) for number, names in enumerate(folds.members, start=1)]
     return [
         label
-        for label, names in where.items()
-        if any(names <= hidden and not names.isdisjoint(judged) for hidden, judged in tests)
+        for label, names in scans_of.items()
+        if any(names <= excluded and not names.isdisjoint(test) for excluded, test in tests)
     ]

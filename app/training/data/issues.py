@@ -1,4 +1,4 @@
-"""Findings -> table: what is wrong with training data, said once, worst first."""
+"""What is wrong with training data, or worth knowing about them, and how it is printed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,55 +9,55 @@ from rich.table import Table
 Severity = Literal["error", "warning", "note"]
 
 COLOURS: Final[dict[Severity, str]] = {"error": "red", "warning": "yellow", "note": "dim"}
-"""By severity, worst first. Errors stop a training, warnings only where that is asked for."""
+"""By severity, worst first. Errors stop a training; warnings only with ``--strict``."""
 
-NAMED: Final = 3
-"""Files that a row names; of the others it gives the number."""
+MAX_NAMES: Final = 3
+"""Names that a row of the table lists; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a person should know about the data before anything is trained on them.
+class Issue:
+    """Something to know about the data before training on them.
 
     Attributes:
-        severity: Whether it makes what is trained wrong, may do so, or is only worth knowing.
-        where: The scan or file; findings that say the same of several share a row.
-        what: What was expected and what came, in one sentence or two.
+        severity: Whether the data are wrong, may be wrong, or this is only worth knowing.
+        where: The scan or file; issues with one message share a row of the table.
+        message: What was expected and what was found.
     """
 
     severity: Severity
     where: str
-    what: str
+    message: str
 
 
-def count(findings: Iterable[Finding], severity: Severity) -> int:
-    """Count the findings of a severity."""
-    return sum(finding.severity == severity for finding in findings)
+def count_issues(issues: Iterable[Issue], severity: Severity) -> int:
+    """Count the issues of one severity."""
+    return sum(issue.severity == severity for issue in issues)
 
 
-def table_of(findings: Sequence[Finding]) -> Table:
-    """Lay findings out, worst first, one row for all files of which the same is said."""
+def issue_table(issues: Sequence[Issue]) -> Table:
+    """Lay out issues, worst first, with one row for all files that share a message."""
     table = Table("", "where", "what", show_lines=False)
     for severity, colour in COLOURS.items():
         rows: dict[str, list[str]] = {}
-        for finding in findings:
-            if finding.severity == severity:
-                rows.setdefault(finding.what, []).append(finding.where)
-        for what, where in rows.items():
+        for issue in issues:
+            if issue.severity == severity:
+                rows.setdefault(issue.message, []).append(issue.where)
+        for message, where in rows.items():
             table.add_row(
-                f"[{colour}]{severity}[/{colour}]", _literal(listed(where)), _literal(what)
+                f"[{colour}]{severity}[/{colour}]", _escape(shorten(where)), _escape(message)
             )
     return table
 
 
-def listed(names: Sequence[str], most: int = NAMED) -> str:
-    """List names, and of those beyond a few only how many they are."""
+def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:
+    """Join distinct names with commas; beyond the limit, only count them."""
     unique = list(dict.fromkeys(names))
-    if len(unique) <= most + 1:
+    if len(unique) <= limit + 1:
         return ", ".join(unique)
-    return f"{', '.join(unique[:most])} and {len(unique) - most} more"
+    return f"{', '.join(unique[:limit])} and {len(unique) - limit} more"
 
 
-def _literal(text: str) -> str:
+def _escape(text: str) -> str:
     """Keep rich from reading brackets in file names as markup."""
     return text.replace("[", "\\[")

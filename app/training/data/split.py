@@ -1,4 +1,4 @@
-"""specimens -> those to learn from and those to judge by."""
+"""Which specimens are trained on, and which are held out for validation."""
 
 import hashlib
 from collections import Counter
@@ -7,101 +7,105 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadParameter
-from app.training.data.issues import listed
-from app.training.data.summary import Facts
+from app.training.data.issues import shorten
+from app.training.data.summary import SpecimenSummary
 
-SHARE: Final = 5
+HELD_OUT_FRACTION: Final = 5
 """One in so many scans is held out."""
 
-MOST: Final = 5
-"""More tell hardly more, and every validation waits for them."""
+MAX_HELD_OUT: Final = 5
+"""More would add little information, and every validation takes time for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Who is learned from.
+    """Training and held-out specimens.
 
     Attributes:
-        train: Specimens to learn from.
-        held_out: Specimens to judge by; no weight ever sees them.
-        reason: Why these, in words.
+        train: Specimens to train on.
+        held_out: Specimens to validate on; no weight is trained on them.
+        reason: Why these, for the table of choices.
     """
 
-    train: tuple[Facts, ...]
-    held_out: tuple[Facts, ...]
+    train: tuple[SpecimenSummary, ...]
+    held_out: tuple[SpecimenSummary, ...]
     reason: str
 
 
 def split(
-    specimens: Sequence[Facts],
-    wanted: Sequence[str] | None,
+    specimens: Sequence[SpecimenSummary],
+    names: Sequence[str] | None,
     reason: str = "",
     train_only: Sequence[str] = (),
 ) -> Split:
-    """Decide who is learned from.
+    """Split specimens into training and held out.
 
     Args:
-        specimens: All there are.
-        wanted: Names of those to hold out; None: choose a fifth of them, at least one and at most
-            five, always the same ones of the same scans.
-        reason: Why those that are wanted are.
-        train_only: Names of those to learn from in any case.
+        specimens: All specimens.
+        names: Names of those to hold out; None: choose a fifth, at least one and at most five, and
+            always the same of the same scans.
+        reason: Why the named ones are held out.
+        train_only: Names of those that are never held out.
 
     Returns:
         The split.
 
     Raises:
-        BadParameter: A name is none of theirs or in both lists, or nobody is left to learn from.
+        BadParameter: A name is unknown or in both lists, or nothing is left to train on.
     """
-    names = {facts.name for facts in specimens}
-    unknown = set(wanted or ()) - names
+    known = {specimen.name for specimen in specimens}
+    unknown = set(names or ()) - known
     if unknown:
         raise BadParameter(
-            f"--validate: expected names of scans, found none named {listed(sorted(unknown))}; "
-            f"there are {listed(sorted(names))}"
+            f"--validate: expected names of scans, found none named {shorten(sorted(unknown))}; "
+            f"there are {shorten(sorted(known))}"
         )
     check_train_only(specimens, train_only)
-    both = set(wanted or ()) & set(train_only)
+    both = set(names or ()) & set(train_only)
     if both:
         raise BadParameter(
-            f"--validate: expected none that are in --train-only, got {listed(sorted(both))}"
+            f"--validate: expected none that are in --train-only, got {shorten(sorted(both))}"
         )
-    if wanted is None:
-        wanted = choose(specimens, train_only)
-        reason = f"about one in {SHARE}, always the same ones; --validate NAME,NAME or none"
-    train = tuple(facts for facts in specimens if facts.name not in wanted)
-    held_out = tuple(facts for facts in specimens if facts.name in wanted)
+    if names is None:
+        names = choose_held_out(specimens, train_only)
+        reason = (
+            f"about one in {HELD_OUT_FRACTION}, always the same ones; --validate NAME,NAME or none"
+        )
+    train = tuple(specimen for specimen in specimens if specimen.name not in names)
+    held_out = tuple(specimen for specimen in specimens if specimen.name in names)
     if not train:
         raise BadParameter("--validate: expected scans to be left to learn from, got none")
     return Split(train, held_out, reason)
 
 
-def check_train_only(specimens: Sequence[Facts], train_only: Sequence[str]) -> None:
-    """Check that scans which shall only be learned from are there.
+def check_train_only(specimens: Sequence[SpecimenSummary], train_only: Sequence[str]) -> None:
+    """Check that the names given by ``--train-only`` exist.
 
     Raises:
-        BadParameter: Some are not.
+        BadParameter: One does not.
     """
-    unknown = set(train_only) - {facts.name for facts in specimens}
+    unknown = set(train_only) - {specimen.name for specimen in specimens}
     if unknown:
         raise BadParameter(
-            f"--train-only: expected names of scans, found none named {listed(sorted(unknown))}"
+            f"--train-only: expected names of scans, found none named {shorten(sorted(unknown))}"
         )
 
 
-def choose(specimens: Sequence[Facts], train_only: Sequence[str] = ()) -> tuple[str, ...]:
-    """Choose whom to hold out, by a hash of the name: new scans change little about who that is.
+def choose_held_out(
+    specimens: Sequence[SpecimenSummary], train_only: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Choose which specimens to hold out, by a hash of the name: new scans change few of them.
 
-    Whoever alone has some landmark is learned from.
+    A specimen that alone has some landmark is trained on.
     """
     if len(specimens) < 2:
         return ()
-    open_to = [facts for facts in specimens if facts.name not in train_only]
-    count = min(max(round(len(open_to) / SHARE), 1), MOST)
-    left = Counter(label for facts in specimens for label in facts.points)
+    candidates = [specimen for specimen in specimens if specimen.name not in train_only]
+    count = min(max(round(len(candidates) / HELD_OUT_FRACTION), 1), MAX_HELD_OUT)
+    remaining = Counter(label for specimen in specimens for label in specimen.points)
     chosen: list[str] = []
-    for facts in sorted(open_to, key=lambda facts: hashlib.sha256(facts.name.encode()).digest()):
-        if len(chosen) < count and all(left[label] > 1 for label in facts.points):
-            chosen.append(facts.name)
-            left.subtract(facts.points.keys())
+    for specimen in sorted(candidates, key=lambda one: hashlib.sha256(one.name.encode()).digest()):
+        if len(chosen) < count and all(remaining[label] > 1 for label in specimen.points):
+            chosen.append(specimen.name)
+            remaining.subtract(specimen.points.keys())
     return tuple(sorted(chosen))

@@ -1,9 +1,8 @@
-"""scan + landmark file -> Facts: what can be said of a specimen without keeping its voxels."""
+"""Scan + landmark file -> SpecimenSummary: what is known of a specimen without its voxels."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -11,39 +10,35 @@ import numpy as np
 from app.errors import LandmarkdError
 from app.geometry import Affine, Points, spacing_of
 from app.io import UNIT_WARNINGS, RasPoint, Volume, read_landmarks, read_volume
-from app.training.data.issues import Finding
-from app.training.data.specimens import inside_volume
+from app.training.data.issues import Issue
+from app.training.data.specimens import SpecimenFiles, inside_volume
 
 CONSTANT: Final = "all voxels have the same value"
-"""As the reader of scans says it."""
+"""A warning of ``read_volume``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SpecimenSummary:
     """A specimen whose files can be read.
 
     Attributes:
-        name: File name without endings.
-        scan: The scan's file.
-        landmarks: The landmark file.
+        files: Its name, scan and landmark file.
         shape: Voxels along i, j and k.
         affine: Voxel index -> mm, RAS.
         digest: SHA-256 of the voxel values, hex, whatever the header says.
         points: Landmarks by name, in mm, RAS.
     """
 
-    name: str
-    scan: Path
-    landmarks: Path
+    files: SpecimenFiles
     shape: tuple[int, int, int]
     affine: Affine
     digest: str
     points: Mapping[str, RasPoint]
 
     @property
-    def pair(self) -> tuple[str, Path, Path]:
-        """Name, scan and landmark file, as the trainer passes them on."""
-        return self.name, self.scan, self.landmarks
+    def name(self) -> str:
+        """File name without suffixes."""
+        return self.files.name
 
     @property
     def extent_mm(self) -> np.ndarray:
@@ -51,71 +46,70 @@ class Facts:
         return np.asarray(self.shape * spacing_of(self.affine))
 
     @property
-    def placed(self) -> Points:
-        """The landmarks that have a place, in mm, RAS."""
+    def positions(self) -> Points:
+        """Positions of the landmarks that have one, in mm, RAS."""
         return np.array(list(self.points.values()), dtype=np.float64).reshape(-1, 3)
 
     @property
     def outside(self) -> list[str]:
         """Names of the landmarks that lie outside the scan."""
-        inside = inside_volume(self.placed, self.affine, self.shape)
+        inside = inside_volume(self.positions, self.affine, self.shape)
         return [name for name, is_in in zip(self.points, inside, strict=True) if not is_in]
 
     def rows(self, names: Sequence[str]) -> Points:
-        """List the landmarks in an order, in mm, RAS; NaN where there is none."""
+        """List the named landmarks in this order, in mm, RAS; NaN where there is none."""
         missing = np.full(3, np.nan)
         return np.stack([self.points.get(name, missing) for name in names])
 
 
-def gather(pair: tuple[str, Path, Path]) -> tuple[Facts | None, list[Finding]]:
+def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]]:
     """Read a scan and its landmark file.
 
     Args:
-        pair: Name, scan and landmark file.
+        files: The specimen.
 
     Returns:
-        What they hold, None if either cannot be read; and what was found on the way.
+        The summary, None if a file cannot be read; and the issues with the files.
     """
-    name, scan, landmarks = pair
-    findings: list[Finding] = []
+    issues: list[Issue] = []
     points: Mapping[str, RasPoint] = {}
     volume: Volume | None = None
     try:
-        points = read_landmarks(landmarks)
+        points = read_landmarks(files.landmarks)
         if not points:
-            findings.append(Finding("error", landmarks.name, "expected landmarks, got none"))
+            issues.append(Issue("error", files.landmarks.name, "expected landmarks, got none"))
     except (ValueError, OSError) as error:
-        findings.append(Finding("error", landmarks.name, str(error)))
+        issues.append(Issue("error", files.landmarks.name, str(error)))
     try:
-        volume = read_volume(scan.read_bytes())
+        volume = read_volume(files.scan.read_bytes())
     except LandmarkdError as error:
-        findings.append(Finding("error", scan.name, f"{error.title}: {error}"))
+        issues.append(Issue("error", files.scan.name, f"{error.title}: {error}"))
     except OSError as error:
-        findings.append(Finding("error", scan.name, f"cannot be read: {error.strerror}"))
+        issues.append(Issue("error", files.scan.name, f"cannot be read: {error.strerror}"))
     if volume is None:
-        return None, findings
-    facts = None
+        return None, issues
+    summary = None
     if points:
         i, j, k = volume.voxels.shape
         digest = _digest(volume.voxels)
-        facts = Facts(name, scan, landmarks, (i, j, k), volume.affine, digest, points)
-    inside = facts is not None and not facts.outside
-    findings += [_remark(name, warning, inside) for warning in volume.warnings]
-    return facts, findings
+        summary = SpecimenSummary(files, (i, j, k), volume.affine, digest, points)
+    inside = summary is not None and not summary.outside
+    issues += [_issue_of(files.name, warning, inside) for warning in volume.warnings]
+    return summary, issues
 
 
-def _remark(name: str, warning: str, inside: bool) -> Finding:
-    """Pass on what the reader of a scan warns of.
+def _issue_of(name: str, warning: str, inside: bool) -> Issue:
+    """Turn a warning of ``read_volume`` into an issue.
 
-    Nothing can be learned from a constant one. Points in mm that lie inside show its unit.
+    Nothing can be learned from a constant scan. Points in mm that lie inside confirm its unit.
     """
     if warning == CONSTANT:
-        return Finding("error", name, warning)
-    assumed = inside and warning == UNIT_WARNINGS[0]
-    return Finding("note" if assumed else "warning", name, warning)
+        return Issue("error", name, warning)
+    confirmed = inside and warning == UNIT_WARNINGS[0]
+    return Issue("note" if confirmed else "warning", name, warning)
 
 
 def _digest(voxels: np.ndarray) -> str:
-    """Hash the values as numbers, so that another data type or header makes no difference."""
+    """Hash the values as float32, so that the stored data type and header make no difference."""
     values = np.ascontiguousarray(voxels, dtype=np.float32)
     return hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()

@@ -1,7 +1,7 @@
-"""mean shape -> partners: which landmark is which other one's mirror image.
+"""Which landmark is which other one's mirror image, and mirrored specimens.
 
-Most bodies are alike on both sides. A scan and its mirror image are then two subjects to learn
-from, if the landmarks of either side change their names.
+Most bodies are alike on both sides. A scan and its mirror image are then two subjects to train on,
+if left and right landmarks swap their names.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from app.training.data.specimens import Specimen
 from app.voting import Similarity, fit_similarity
 
 PLANES: Final = 48
-"""Planes of symmetry to start from; fitting turns them by some ten degrees."""
+"""Initial planes of symmetry; fitting turns them by some ten degrees."""
 
 ROUNDS: Final = 20
-"""Rounds of matching and fitting; they settle in a few."""
+"""Rounds of matching and fitting; they converge in a few."""
 
 TOLERANCE: Final = 0.03
-"""A mirror image lies this near to its partner, in diagonals of the shape; else there is none."""
+"""Largest distance of a mirror image from its partner, in diagonals of the shape."""
 
-LEAST_SHARE: Final = 0.5
-"""Of the landmarks, as many have a partner, or the shape is not symmetric."""
+MIN_SHARE: Final = 0.5
+"""Share of the landmarks that have a partner in a symmetric shape, at least."""
 
 
 def find_partners(mean: Points) -> Int64[np.ndarray, " landmarks"] | None:
     """Find each landmark's mirror image among the landmarks.
 
     Args:
-        mean: The mean shape, in any frame; NaN where a place is unknown.
+        mean: The mean shape, in any frame; NaN where unknown.
 
     Returns:
         The partner of each landmark: itself in the plane of symmetry, -1 where there is none. None
@@ -41,30 +41,32 @@ def find_partners(mean: Points) -> Int64[np.ndarray, " landmarks"] | None:
     """
     known = np.flatnonzero(np.isfinite(mean).all(axis=1))
     points = mean[known] - mean[known].mean(axis=0)
-    # Where the plane of symmetry lies is not known, so one is tried in every direction.
+    # The plane of symmetry is unknown, so planes of many directions are tried.
     normals = np.random.default_rng(0).standard_normal((PLANES, 3))
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-    tries = [_match(points @ (np.eye(3) - 2 * np.outer(n, n)), points) for n in normals]
-    far = TOLERANCE * float(np.linalg.norm(np.ptp(points, axis=0)))
-    best = min(tries, key=lambda found: float(np.minimum(_distances(found, points), far).mean()))
-    match, near = best[1], _distances(best, points) <= far
-    paired = near & near[match] & (match[match] == np.arange(len(match)))
-    if paired.mean() < LEAST_SHARE:
+    matches = [_match(points @ (np.eye(3) - 2 * np.outer(n, n)), points) for n in normals]
+    limit = TOLERANCE * float(np.linalg.norm(np.ptp(points, axis=0)))
+    best = min(
+        matches, key=lambda match: float(np.minimum(_distances(match, points), limit).mean())
+    )
+    partner, close = best[1], _distances(best, points) <= limit
+    paired = close & close[partner] & (partner[partner] == np.arange(len(partner)))
+    if paired.mean() < MIN_SHARE:
         return None
     partners = np.full(len(mean), -1)
-    partners[known[paired]] = known[match[paired]]
+    partners[known[paired]] = known[partner[paired]]
     return partners
 
 
 def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Specimen:
-    """Make the mirror image of a specimen; it shares the voxels.
+    """Return the mirror image of a specimen; it shares the voxels.
 
     Args:
         specimen: The scan and its landmarks.
-        partners: As ``find_partners`` gives them.
+        partners: As ``find_partners`` returns them.
 
     Returns:
-        The scan with the x axis of its world turned round; landmarks without a partner are NaN.
+        The scan with its world's x axis reversed; landmarks without a partner are NaN.
     """
     flip = np.diag([-1.0, 1.0, 1.0, 1.0])
     points = specimen.points[partners] * (-1.0, 1.0, 1.0)
@@ -85,14 +87,15 @@ def with_mirror_images(specimens: Sequence[Specimen], mean: Points) -> tuple[Spe
 
 
 Match = tuple[Similarity, Int64[np.ndarray, " n"], Points]
+"""The fit of a mirror image to the points, each point's match, and the image."""
 
 
 def _match(image: Points, points: Points) -> Match:
-    """Match the points of a mirror image with the points, moving it nearer to them every round."""
+    """Match a mirror image with the points by alternating assignment and robust rigid fit."""
     fit = Similarity(np.ones(()), np.eye(3), np.zeros(3))
     for _ in range(ROUNDS):
         square = ((fit.apply(image)[:, None] - points[None]) ** 2).sum(axis=2)
-        # Those without a partner are matched with anything, and shall neither displace nor pull.
+        # Points without a partner are matched with anything, and must have little influence.
         scale = np.median(square.min(axis=1)) + 1e-9
         _, match = linear_sum_assignment(square / (square + scale))
         weight = 1 / (1 + square[np.arange(len(match)), match] / scale) ** 2
@@ -100,7 +103,7 @@ def _match(image: Points, points: Points) -> Match:
     return fit, np.asarray(match), image
 
 
-def _distances(found: Match, points: Points) -> np.ndarray:
-    """Measure how far each mirror image lies from its match."""
-    fit, match, image = found
-    return np.asarray(np.linalg.norm(fit.apply(image) - points[match], axis=1))
+def _distances(match: Match, points: Points) -> np.ndarray:
+    """Measure the distance of each point of the mirror image from its match."""
+    fit, partner, image = match
+    return np.asarray(np.linalg.norm(fit.apply(image) - points[partner], axis=1))

@@ -1,4 +1,4 @@
-"""answers of the models of all folds -> tables, a report, and a section of the model's card."""
+"""Pooled outcomes of all folds -> tables, a report, and a section of the model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,94 +8,98 @@ from typing import Final
 
 from rich.console import Console
 
-from app.training.data.folds import FOLDS, Folds
+from app.training.data.folds import Folds
+from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
 from app.training.evaluate.model_card import write_section
-from app.training.evaluate.outcomes import Outcome, Pair
-from app.training.evaluate.report import About, write_report
-from app.training.evaluate.spread import Spread, measure_spread, say_spread
+from app.training.evaluate.outcomes import Outcome
+from app.training.evaluate.report import ReportHeader, write_report
+from app.training.evaluate.spread import Spread, describe_spread, measure_spread
 from app.training.evaluate.tables import (
     MEANINGS,
     UNKNOWN,
     WITHIN,
-    Figures,
+    Cells,
     print_tables,
     sections,
     write_csv,
     write_tables,
 )
+from app.training.files import FOLDS, REFINE
 
 SPREAD: Final = "spread.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
-    """What the models of all folds answered, each to scans that it never saw.
+class PooledOutcomes:
+    """Outcomes of the models of all folds, each on scans that it was not trained on.
 
     Attributes:
         model: Folder of the model whose folds they are.
-        folds: Who was left out together.
+        folds: Which scans were held out together.
         outcomes: One for each scan and landmark.
         failures: A line for each scan that could not be answered.
-        second: Whether both networks answered, not the first one alone.
+        is_refine: Whether both networks answered, not the first one alone.
     """
 
     model: Path
     folds: Folds
     outcomes: tuple[Outcome, ...]
     failures: tuple[str, ...]
-    second: bool
+    is_refine: bool
 
     @property
     def folder(self) -> Path:
-        """Where its tables are."""
-        return self.model / FOLDS / "refine" if self.second else self.model / FOLDS
+        """Folder of its tables."""
+        return self.model / FOLDS / REFINE if self.is_refine else self.model / FOLDS
 
     def spread(self) -> Spread | None:
         """Measure how much the mean error varies."""
-        return measure_spread(self.outcomes, self.folds.subjects, self.folds.of_scans())
+        return measure_spread(self.outcomes, self.folds.subjects, self.folds.by_scan())
 
-    def meaning(self) -> str:
-        """Say what the figures are of."""
-        count, scans = len(self.folds.members), len(self.folds.of_scans())
+    def explanation(self) -> str:
+        """Explain what the metrics are of."""
+        count, scans = len(self.folds.members), len(self.folds.by_scan())
         share, more = Fraction(count - 1, count), len(self.folds.digests) - scans
-        of = "pairs of networks" if self.second else "models of one network"
-        rest = f" and on {more} more that are never judged by" if more else ""
+        models = "pairs of networks" if self.is_refine else "models of one network"
+        rest = f" and on {more} more that are never held out" if more else ""
         return (
-            "These are figures of cross-validation: not of the model that is served but of "
-            f"{count} {of} that were trained alike, each on about {share} of the {scans} scans"
-            f"{rest}, and answered those that it never saw. The model that is served was trained "
-            "alike on all of them."
+            "These are metrics of cross-validation: not of the model that is served but of "
+            f"{count} {models} that were trained alike, each on about {share} of the {scans} scans"
+            f"{rest}, and answered those that it was not trained on. The model that is served was "
+            "trained alike on all of them."
         )
 
 
-def conclude(pooled: Pooled, pairs: Sequence[Pair], console: Console) -> None:
-    """Print and write what all folds say: tables, CSV files, and a report if it can be drawn.
+def report_pooled(
+    pooled: PooledOutcomes, specimens: Sequence[SpecimenFiles], console: Console
+) -> None:
+    """Print and write the metrics of a cross-validation: tables, CSV files and a report.
 
     Args:
-        pooled: The answers.
-        pairs: Name, scan and landmark file of each specimen.
-        console: What to report to.
+        pooled: The outcomes.
+        specimens: The scans, for the report.
+        console: Where to print.
     """
-    folder, folds = pooled.folder, pooled.folds.of_scans()
+    folder, folds = pooled.folder, pooled.folds.by_scan()
     folder.mkdir(parents=True, exist_ok=True)
     spread = pooled.spread()
     print_tables(pooled.outcomes, console, folds)
-    console.print(say_spread(spread), highlight=False)
+    console.print(describe_spread(spread), highlight=False)
     for failure in pooled.failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
     write_tables(pooled.outcomes, folder, folds)
     write_csv(folder / SPREAD, spread_lines(spread))
     if pooled.outcomes:
         failed = f" Not answered: {'; '.join(pooled.failures)}." if pooled.failures else ""
-        text = f"{pooled.meaning()} {say_spread(spread)}{failed}"
-        title = f"{pooled.model.name}, cross-validation"
-        write_report(pooled.outcomes, About(title, text, folds), pairs, folder / "report.html")
+        text = f"{pooled.explanation()} {describe_spread(spread)}{failed}"
+        header = ReportHeader(f"{pooled.model.name}, cross-validation", text, folds)
+        write_report(pooled.outcomes, header, specimens, folder / "report.html")
         console.print(f"wrote {folder / 'report.html'}, errors.csv, summary.csv and {SPREAD}")
 
 
 def spread_lines(spread: Spread | None) -> list[list[object]]:
-    """List how much the mean error varies, a line for each figure."""
+    """List how much the mean error varies as lines of ``spread.csv``."""
     lines: list[list[object]] = [["figure", "value"]]
     if spread is not None:
         lines += [
@@ -110,16 +114,16 @@ def spread_lines(spread: Spread | None) -> list[list[object]]:
     return lines
 
 
-def describe(pooled: Pooled) -> None:
-    """Write a section of the model's card: the figures, and what they are of."""
-    key = "crossvalidation of both networks" if pooled.second else "crossvalidation"
-    title = "Cross-validation of both networks" if pooled.second else "Cross-validation"
+def write_card_section(pooled: PooledOutcomes) -> None:
+    """Write the metrics, and what they are of, into the model card."""
+    key = "crossvalidation of both networks" if pooled.is_refine else "crossvalidation"
+    title = "Cross-validation of both networks" if pooled.is_refine else "Cross-validation"
     parts = [
         f"## {title}",
-        f"{pooled.meaning()} What the options left open was chosen once, of all scans.",
-        figure_table(dict(sections(pooled.outcomes, pooled.folds.of_scans()))),
+        f"{pooled.explanation()} What the options left open was chosen once, from all scans.",
+        metrics_table(dict(sections(pooled.outcomes, pooled.folds.by_scan()))),
         f"{MEANINGS}.",
-        say_spread(pooled.spread()),
+        describe_spread(pooled.spread()),
     ]
     unknown = measure_presence(pooled.outcomes).unknown
     if unknown:
@@ -129,8 +133,8 @@ def describe(pooled: Pooled) -> None:
     write_section(pooled.model, key, "\n\n".join(parts))
 
 
-def figure_table(lines: Mapping[str, Mapping[str, Figures]]) -> str:
-    """Lay out the figures of each fold and of all, in Markdown."""
+def metrics_table(by_section: Mapping[str, Mapping[str, Cells]]) -> str:
+    """Lay out the metrics of each fold and of all, in Markdown."""
     headings = {
         "mean mm": "mean_mm",
         "median": "median_mm",
@@ -138,14 +142,14 @@ def figure_table(lines: Mapping[str, Mapping[str, Figures]]) -> str:
         "largest": "largest_mm",
         **{f"≤ {mm:g} mm, %": key for mm, key in zip(WITHIN_MM, WITHIN, strict=True)},
     }
-    rows = [
+    lines = [
         f"| answers | {' | '.join(headings)} | missed | invented |",
         "|---" * (len(headings) + 3) + "|",
     ]
-    named = {f"fold {name}": cells for name, cells in lines.get("fold", {}).items()}
-    for name, cells in [*named.items(), *lines.get("all", {}).items()]:
+    folds = {f"fold {name}": cells for name, cells in by_section.get("fold", {}).items()}
+    for name, cells in [*folds.items(), *by_section.get("all", {}).items()]:
         values = [cells[key] for key in headings.values()]
         missed = f"{cells['missed']} of {cells['present']}"
         invented = f"{cells['invented']} of {cells['absent']}"
-        rows.append(f"| {' | '.join([name, *values, missed, invented])} |")
-    return "\n".join(rows)
+        lines.append(f"| {' | '.join([name, *values, missed, invented])} |")
+    return "\n".join(lines)

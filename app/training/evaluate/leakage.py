@@ -1,4 +1,4 @@
-"""model folder + scans -> which of them it has learned from, so that they cannot judge it."""
+"""Data leakage: which scans a model was trained on, so that they cannot measure it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,28 +6,28 @@ from typing import Final
 
 from app.errors import BadParameter
 from app.model import read_manifest
-from app.training.data.folds import digests_of, read_folds
-from app.training.data.issues import listed
-from app.training.data.summary import gather
-from app.training.evaluate.outcomes import Pair
-from app.training.fit.checkpoint import read_record
+from app.training.data.folds import content_digests, read_folds
+from app.training.data.issues import shorten
+from app.training.data.specimens import SpecimenFiles
+from app.training.data.summary import summarise
+from app.training.record import read_record
 
-NAMED: Final = 8
-"""Scans that a message names; of the others it gives the number."""
+MAX_NAMES: Final = 8
+"""Scans that a message lists; the others are counted."""
 
 
-def learned_from(folder: Path, pairs: Sequence[Pair]) -> list[str]:
-    """List the scans that a model has learned from, with either network, as far as it tells.
+def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
+    """List the scans that either network of a model was trained on, as far as its records say.
 
-    They are known by name, and by their content, too, if the model was trained with folds, which
-    keep that of each scan.
+    Scans are matched by name, and also by content if the model was trained with folds, whose file
+    keeps the hash of each scan.
 
     Args:
         folder: The model folder.
-        pairs: Name, scan and landmark file of each specimen.
+        specimens: The specimens.
 
     Returns:
-        Their names; none if nothing says what the model has learned from.
+        Their names; empty if nothing says what the model was trained on.
 
     Raises:
         ModelRefused: The folder is no model.
@@ -37,40 +37,42 @@ def learned_from(folder: Path, pairs: Sequence[Pair]) -> list[str]:
     records = [read_record(inner) or {} for inner in folders]
     names = {name for record in records for name in record.get("train", ())}
     folds = read_folds(folder)
-    contents = {} if folds is None else folds.digests
-    digests = {contents[name] for name in names if name in contents}
+    known = {} if folds is None else folds.digests
+    digests = {known[name] for name in names if name in known}
     return [
-        pair[0] for pair in pairs if pair[0] in names or (digests and _digest_of(pair) in digests)
+        files.name
+        for files in specimens
+        if files.name in names or (digests and _digest_of(files) in digests)
     ]
 
 
-def refuse_learned(folder: Path, pairs: Sequence[Pair]) -> None:
-    """Refuse scans that a model has learned from.
+def refuse_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> None:
+    """Refuse scans that a model was trained on.
 
     Raises:
         BadParameter: There are such scans; they are named.
         ModelRefused: The folder is no model.
     """
-    seen = learned_from(folder, pairs)
-    if seen:
+    leaked = find_leaked(folder, specimens)
+    if leaked:
         raise BadParameter(
-            f"--only: expected scans that no weight was trained on, {folder} has learned from "
-            f"{listed(seen, NAMED)}: leave them out, as errors of such scans promise nothing of "
-            "others; or use --folds, if the model has folds"
+            f"--only: expected scans that the model was not trained on, {folder} was trained on "
+            f"{shorten(leaked, MAX_NAMES)}: leave them out, as their errors say nothing about "
+            "other scans; or use --folds, if the model has folds"
         )
 
 
-def warning_of(seen: Sequence[str]) -> str:
-    """Say that a model has learned from scans that it is measured on; nothing if there are none."""
-    if not seen:
+def describe_leaked(leaked: Sequence[str]) -> str:
+    """Warn that a model is measured on scans that it was trained on; empty if there are none."""
+    if not leaked:
         return ""
     return (
-        f"the model has learned from {listed(seen, NAMED)}: the error of such scans is not that "
-        "of unseen ones"
+        f"the model was trained on {shorten(leaked, MAX_NAMES)}: its error on such scans is not "
+        "that on unseen ones"
     )
 
 
-def _digest_of(pair: Pair) -> str | None:
+def _digest_of(files: SpecimenFiles) -> str | None:
     """Hash a scan with its landmarks as folds do; None if it cannot be read."""
-    facts, _ = gather(pair)
-    return None if facts is None else digests_of([facts])[pair[0]]
+    specimen, _ = summarise(files)
+    return None if specimen is None else content_digests([specimen])[files.name]

@@ -1,4 +1,4 @@
-"""Outcomes -> the figures that say how good a model is."""
+"""Outcomes -> metrics: accuracy, presence, and coverage of 95 % regions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ WITHIN_MM: Final = (0.25, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far off the landmarks are that were placed and are there.
+    """Errors of landmarks that are present and have a position in the answer.
 
     Attributes:
-        count: How many there are.
-        mean_mm: Mean radial error, as are those that follow its quantiles and its largest.
-        median_mm: Half of the errors are below.
-        p95_mm: 95 % of the errors are below.
-        largest_mm: The largest.
-        mean_voxels: Mean in voxels of each scan.
-        within: Success detection rates: share of all *present* landmarks that were placed within
-            each of ``WITHIN_MM``, so what was missed counts as a failure.
+        count: Their number.
+        mean_mm: Mean radial error.
+        median_mm: Its median.
+        p95_mm: Its 95th percentile.
+        largest_mm: Its maximum.
+        mean_voxels: Its mean in voxels of each scan.
+        within: Success detection rates: share of all *present* landmarks within each of
+            ``WITHIN_MM``, so that a missed one counts as a failure.
     """
 
     count: int
@@ -39,15 +39,15 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """How well a model tells whether a landmark is there.
+    """How well a model detects whether a landmark is present.
 
     Attributes:
-        present: Landmarks that are there.
-        missed: Those of them that are not called detected: false absent.
-        absent: Landmarks that are not there.
-        invented: Those of them that are called detected: false present.
-        unknown: Landmarks of which nobody knows whether they are there; they count in no other.
-        statuses: How many that are present, and how many that are absent, got each status.
+        present: Landmarks that are present.
+        missed: Those of them that are not detected: false negatives.
+        absent: Landmarks that are absent.
+        invented: Those of them that are detected: false positives.
+        unknown: Landmarks of unknown presence, which count in none of the others.
+        statuses: Numbers of present and of absent landmarks, by status.
     """
 
     present: int
@@ -59,7 +59,7 @@ class Presence:
 
 
 def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
-    """Measure how far off landmarks are; None if none was placed that is there."""
+    """Measure the errors; None if no present landmark has a position in the answer."""
     mm = errors_mm(outcomes)
     if not mm.size:
         return None
@@ -77,34 +77,34 @@ def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
 
 
 def measure_presence(outcomes: Sequence[Outcome]) -> Presence:
-    """Count what was missed and what was invented."""
-    there = Counter(outcome.status for outcome in outcomes if outcome.present)
-    gone = Counter(outcome.status for outcome in outcomes if outcome.known and not outcome.present)
+    """Count false negatives and false positives."""
+    present = Counter(outcome.status for outcome in outcomes if outcome.present)
+    absent = Counter(one.status for one in outcomes if one.known and not one.present)
     return Presence(
-        present=there.total(),
-        missed=there.total() - there["detected"],
-        absent=gone.total(),
-        invented=gone["detected"],
+        present=present.total(),
+        missed=present.total() - present["detected"],
+        absent=absent.total(),
+        invented=absent["detected"],
         unknown=sum(not outcome.known for outcome in outcomes),
         statuses={
-            status: (there[status], gone[status])
+            status: (present[status], absent[status])
             for status in ("detected", "low_confidence", "not_found", "out_of_field")
         },
     )
 
 
 def measure_coverage(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """Count the errors that stay within the region they were told with, and all such errors."""
-    told = [
+    """Count the errors within their 95 % region, and all errors that have one."""
+    within = [
         outcome.error_mm <= outcome.region95_mm
         for outcome in outcomes
         if outcome.region95_mm is not None and np.isfinite(outcome.error_mm)
     ]
-    return sum(told), len(told)
+    return sum(within), len(within)
 
 
 def errors_mm(outcomes: Sequence[Outcome]) -> np.ndarray:
-    """List the errors of landmarks that were placed and are there, in mm."""
+    """List the errors of present landmarks that have a position in the answer, in mm."""
     mm = np.array([outcome.error_mm for outcome in outcomes], dtype=np.float64)
     return np.asarray(mm[np.isfinite(mm)])
 
@@ -112,7 +112,7 @@ def errors_mm(outcomes: Sequence[Outcome]) -> np.ndarray:
 def group(
     outcomes: Sequence[Outcome], key: Callable[[Outcome], str]
 ) -> dict[str, tuple[Outcome, ...]]:
-    """Split outcomes by scan or landmark, in order of first appearance."""
+    """Group outcomes by a key such as the scan or landmark, in order of first appearance."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(key(outcome), []).append(outcome)

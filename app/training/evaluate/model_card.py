@@ -1,7 +1,7 @@
-"""text -> a section of a model's card: what a command found out, in its ``README.md``.
+"""Sections of a model's ``README.md`` that commands write.
 
-A section lies between two marks, which a page does not show, and is replaced when its command runs
-again. All else in the file is people's, and stays.
+A section lies between two HTML comments, and is replaced when its command runs again. The rest of
+the file belongs to people and is kept.
 """
 
 import re
@@ -12,20 +12,20 @@ CARD: Final = "README.md"
 
 
 def write_section(folder: Path, key: str, text: str) -> None:
-    """Write a section of a model's card, in place of what its command wrote before, or at the end.
+    """Write a section of a model card, in place of the previous one, or at the end.
 
     Args:
         folder: The model folder.
-        key: Tells the section from those of other commands.
+        key: Identifies the section among those of other commands.
         text: In Markdown.
     """
     path = folder / CARD
     card = path.read_text(encoding="utf-8") if path.exists() else f"# {folder.name}\n"
     first, last = f"<!-- landmarkd: {key} -->", f"<!-- landmarkd: end of {key} -->"
     section = f"{first}\n{text.strip()}\n{last}"
-    before = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
-    if before.search(card):
-        card = before.sub(lambda _: section, card, count=1)
+    previous = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
+    if previous.search(card):
+        card = previous.sub(lambda _: section, card, count=1)
     else:
         card = f"{card.rstrip()}\n\n{section}\n"
     path.write_text(card, encoding="utf-8")

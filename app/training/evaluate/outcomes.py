@@ -1,9 +1,11 @@
-"""model + held-out scans -> Outcomes, through the very pipeline that serves."""
+"""Model + held-out scans -> Outcomes, computed by the same pipeline that serves."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,27 +16,27 @@ from app.errors import LandmarkdError
 from app.geometry import transform
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_volume
-from app.training.data.specimens import pair_files
+from app.training.data.specimens import SpecimenFiles, pair_files
+from app.training.files import OUTCOMES
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status
 
-Pair = tuple[str, Path, Path]
-"""Name, scan and landmark file of a specimen."""
+POSITIONS: Final = ("true_mm", "found_mm")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One landmark of one scan: what is true, and what was found.
+    """One landmark of one scan: the truth and the answer; field names are keys of outcomes.json.
 
     Attributes:
         scan: Name of the scan.
         landmark: Name of the landmark.
         present: Whether the scan shows it: its file has a point, which lies in the volume.
-        known: Whether that is known. A landmark without a point may be there all the same; one
+        known: Whether that is known. A landmark without a point may be present all the same; one
             whose point lies outside the volume is absent for certain.
         status: As answered.
         true_mm: In mm, RAS; None if it is not present.
-        found_mm: In mm, RAS; None if the answer has no place.
+        found_mm: In mm, RAS; None if the answer has no position.
         error_mm: Distance between the two; NaN unless there are both.
         error_voxels: The same in voxels of the scan.
         confidence: As answered.
@@ -60,14 +62,30 @@ class Outcome:
     known: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Outcomes of a model on several scans.
+
+    Attributes:
+        outcomes: One for each scan and landmark.
+        failures: A line for each scan that could not be read or answered.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    failures: tuple[str, ...]
+
+
 def validate(
-    folder: Path, pairs: Sequence[Pair], device: torch.device, missing: Missing = "unknown"
+    folder: Path,
+    specimens: Sequence[SpecimenFiles],
+    device: torch.device,
+    missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
     """Detect the landmarks of scans and compare them with the landmark files.
 
     Args:
         folder: The model folder.
-        pairs: The specimens; none that the model was trained on.
+        specimens: None that the model was trained on.
         device: Where to run.
         missing: As in ``compare``.
 
@@ -75,17 +93,17 @@ def validate(
         One outcome for each scan and landmark of the model.
     """
     detector = Detector(load_checked(folder, device))
-    return tuple(outcome for pair in pairs for outcome in validate_scan(detector, pair, missing))
+    return tuple(one for files in specimens for one in validate_scan(detector, files, missing))
 
 
 def validate_scan(
-    detector: Detector, pair: Pair, missing: Missing = "unknown"
+    detector: Detector, files: SpecimenFiles, missing: Missing = "unknown"
 ) -> tuple[Outcome, ...]:
     """Detect the landmarks of one scan and compare them with its landmark file.
 
     Args:
         detector: Of the model.
-        pair: Name, scan and landmark file.
+        files: The specimen.
         missing: As in ``compare``.
 
     Returns:
@@ -95,43 +113,43 @@ def validate_scan(
         LandmarkdError: The scan cannot be read or answered.
         ValueError: The landmark file cannot be read.
     """
-    name, scan, landmarks = pair
-    volume = read_volume(scan.read_bytes())
-    truth = read_truth(landmarks)
-    return compare(name, volume, truth, detector.detect(volume).landmarks, missing)
+    volume = read_volume(files.scan.read_bytes())
+    truth = read_landmarks(files.landmarks)
+    return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing)
 
 
 def measure(
     detector: Detector,
-    pairs: Sequence[Pair],
+    specimens: Sequence[SpecimenFiles],
     console: Console,
     missing: Missing = "unknown",
-) -> tuple[tuple[Outcome, ...], list[str]]:
-    """Run a model over scans; those that cannot be read are told of, and do not stop the others.
+) -> Measurement:
+    """Run a model over scans; one that fails does not stop the others.
 
     Args:
-        detector: The model.
-        pairs: Name, scan and landmark file of each specimen.
-        console: Shows the progress, and a warning of landmarks that the model does not know.
-        missing: What a landmark is that a file does not have.
+        detector: Of the model.
+        specimens: The specimens.
+        console: Shows the progress, and a warning about landmarks that the model does not know.
+        missing: As in ``compare``.
 
     Returns:
         The outcomes, and a line for each scan that failed.
     """
-    names = [landmark.name for landmark in detector.model.manifest.landmarks]
+    names = {landmark.name for landmark in detector.model.manifest.landmarks}
     outcomes: list[Outcome] = []
     failures: list[str] = []
-    strange: dict[str, None] = {}
-    for pair in track(pairs, "Detecting", console=console):
+    unknown: dict[str, None] = {}
+    for files in track(specimens, "Detecting", console=console):
         try:
-            strange.update(dict.fromkeys(strange_names(pair, names)))
-            outcomes.extend(validate_scan(detector, pair, missing))
+            labels = read_landmarks(files.landmarks)
+            unknown.update(dict.fromkeys(label for label in labels if label not in names))
+            outcomes.extend(validate_scan(detector, files, missing))
         except (LandmarkdError, OSError, ValueError) as error:
-            failures.append(f"{pair[0]}: {error}")
-    if strange:
-        told = f"the model does not know these landmarks of the files: {', '.join(strange)}"
-        console.print(f"[yellow]{told}[/yellow]", highlight=False, soft_wrap=True)
-    return tuple(outcomes), failures
+            failures.append(f"{files.name}: {error}")
+    if unknown:
+        message = f"the model does not know these landmarks of the files: {', '.join(unknown)}"
+        console.print(f"[yellow]{message}[/yellow]", highlight=False, soft_wrap=True)
+    return Measurement(tuple(outcomes), tuple(failures))
 
 
 def compare(
@@ -146,38 +164,37 @@ def compare(
     Args:
         name: Of the scan.
         volume: The scan.
-        truth: Places of the landmarks in mm, RAS, by name; one that lies outside the volume is
-            absent.
+        truth: Positions of the landmarks in mm, RAS, by name; one outside the volume is absent.
         found: One for each landmark of the model.
-        missing: What a landmark is that the truth does not have: absent, or not known to be there
-            or not, which says nothing of presence.
+        missing: How a landmark counts that the truth does not have: as absent, or as of unknown
+            presence.
 
     Returns:
         One outcome for each of them.
     """
     to_voxels = np.linalg.inv(volume.affine[:3, :3])
-    unknown = np.full(3, np.nan)
+    nowhere = np.full(3, np.nan)
     outcomes = []
-    for mark in found:
-        true = truth.get(mark.name)
+    for landmark in found:
+        true = truth.get(landmark.name)
         beyond = math.inf if true is None else _distance_beyond(true, volume)
         known = true is not None or missing == "absent"
         true = true if beyond == 0 else None
-        off = unknown if true is None or mark.ras_mm is None else mark.ras_mm - true
+        off = nowhere if true is None or landmark.ras_mm is None else landmark.ras_mm - true
         outcomes.append(
             Outcome(
                 scan=name,
-                landmark=mark.name,
+                landmark=landmark.name,
                 present=true is not None,
-                status=mark.status,
+                status=landmark.status,
                 true_mm=true,
-                found_mm=mark.ras_mm,
+                found_mm=landmark.ras_mm,
                 error_mm=float(np.linalg.norm(off)),
                 error_voxels=float(np.linalg.norm(to_voxels @ off)),
-                confidence=mark.confidence,
-                mass=mark.mass,
-                coherence=mark.coherence,
-                region95_mm=mark.region95_mm,
+                confidence=landmark.confidence,
+                mass=landmark.mass,
+                coherence=landmark.coherence,
+                region95_mm=landmark.region95_mm,
                 beyond_mm=beyond,
                 known=known,
             )
@@ -186,14 +203,14 @@ def compare(
 
 
 def _distance_beyond(point: Point, volume: Volume) -> float:
-    """Measure how far a point lies outside a volume, in mm; 0 inside, up to its outer faces."""
+    """Measure how far outside a volume a point lies, in mm; 0 inside, up to its outer faces."""
     index = transform(np.linalg.inv(volume.affine), point)
     nearest = np.clip(index, -0.5, np.array(volume.voxels.shape) - 0.5)
     return float(np.linalg.norm(volume.affine[:3, :3] @ (index - nearest)))
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """Say the mean, median, 95th percentile and the share beyond 1 mm, and what was missed."""
+def summarise_errors(outcomes: Sequence[Outcome]) -> str:
+    """Describe the errors in one line: mean, percentiles, the share above 1 mm, presence."""
     errors = np.array([outcome.error_mm for outcome in outcomes])
     known = errors[np.isfinite(errors)]
     present = sum(outcome.present for outcome in outcomes)
@@ -209,7 +226,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def choose_pairs(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[Pair]:
+def choose_specimens(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[SpecimenFiles]:
     """Pair scans and landmark files by name, all or the named ones.
 
     Raises:
@@ -218,25 +235,33 @@ def choose_pairs(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list
     for folder in (scans, landmarks):
         if not folder.is_dir():
             raise ValueError(f"expected a folder, got {folder}")
-    pairs = pair_files(scans, landmarks)
-    unknown = set(only) - {pair[0] for pair in pairs}
+    specimens = pair_files(scans, landmarks)
+    unknown = set(only) - {files.name for files in specimens}
     if unknown:
         raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
-    return [pair for pair in pairs if not only or pair[0] in only]
+    return [files for files in specimens if not only or files.name in only]
 
 
-def read_truth(path: Path) -> dict[str, Point]:
-    """Read a landmark file; see ``read_landmarks``.
+def write_outcomes(folder: Path, measured: Measurement) -> None:
+    """Write ``outcomes.json``, atomically and without any rounding."""
+    table = {
+        "failures": measured.failures,
+        "outcomes": [asdict(outcome) for outcome in measured.outcomes],
+    }
+    partial = folder / f"{OUTCOMES}.partial"
+    # Python writes floats with as many digits as distinguish them, and also NaN and Infinity.
+    partial.write_text(json.dumps(table, default=np.ndarray.tolist) + "\n", encoding="utf-8")
+    partial.replace(folder / OUTCOMES)
 
-    Raises:
-        ValueError: It cannot be read, whatever is wrong with it.
-    """
-    try:
-        return read_landmarks(path)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected a landmark file, but {path.name} lacks {error}") from error
 
-
-def strange_names(pair: Pair, names: Sequence[str]) -> list[str]:
-    """List the landmarks of a file that are none of a model's."""
-    return [name for name in read_truth(pair[2]) if name not in names]
+def read_outcomes(folder: Path) -> Measurement | None:
+    """Read ``outcomes.json``; None if there is none."""
+    path = folder / OUTCOMES
+    if not path.exists():
+        return None
+    table = json.loads(path.read_text(encoding="utf-8"))
+    outcomes = []
+    for row in table["outcomes"]:
+        points = {name: None if row[name] is None else np.array(row[name]) for name in POSITIONS}
+        outcomes.append(Outcome(**(row | points)))
+    return Measurement(tuple(outcomes), tuple(table["failures"]))

@@ -1,12 +1,11 @@
-"""Outcomes -> plots, as SVG that needs no other file.
+"""Outcomes -> plots, as self-contained SVG.
 
-Blue and orange are told apart by people who are colour-blind, and every mark has its own form too.
-The grounds are transparent and the text mid-grey, so that a light and a dark page both serve.
+Blue and orange are distinguishable for the colour-blind, and every marker has its own form, too.
+Backgrounds are transparent and text is mid-grey, to suit light and dark pages.
 """
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -25,7 +24,7 @@ GREY: Final = "#808080"
 """Has a contrast of about 4:1 both to white and to black."""
 
 STYLE: Final[Any] = {
-    "svg.hashsalt": "landmarkd",  # the same figures make the same file
+    "svg.hashsalt": "landmarkd",  # reproducible files
     "font.size": 9,
     "text.color": GREY,
     "axes.labelcolor": GREY,
@@ -38,35 +37,22 @@ STYLE: Final[Any] = {
 }
 
 VIEW_VOXELS: Final = 24
-"""Half the edge of a view of a worst case, unless the error is larger."""
+"""Half the edge of a view of a large error, unless the error is larger."""
 
-LABELLED: Final = 60
-"""More landmarks than this are not all named along an axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A landmark to be shown in its scan.
-
-    Attributes:
-        outcome: With a true and a found place.
-        volume: The scan.
-    """
-
-    outcome: Outcome
-    volume: Volume
+MAX_LABELS: Final = 60
+"""With more landmarks than this, they are not named along the axis."""
 
 
 def plot_errors(outcomes: Sequence[Outcome]) -> str:
-    """Draw the errors of each landmark as dots, with a bar at the median."""
+    """Plot the errors of each landmark as dots, with a bar at the median."""
     groups = group(outcomes, lambda outcome: outcome.landmark)
     figure, axes = _figure(max(6.0, min(14.0, 0.22 * len(groups) + 1)), 3.2)
-    for place, members in enumerate(groups.values()):
+    for x, members in enumerate(groups.values()):
         mm = errors_mm(members)
-        axes.plot(np.full(len(mm), place), mm, "o", ms=3, mfc="none", color=BLUE, alpha=0.8)
+        axes.plot(np.full(len(mm), x), mm, "o", ms=3, mfc="none", color=BLUE, alpha=0.8)
         if mm.size:
-            axes.plot([place - 0.35, place + 0.35], [np.median(mm)] * 2, "-", lw=2, color=ORANGE)
-    if len(groups) <= LABELLED:
+            axes.plot([x - 0.35, x + 0.35], [np.median(mm)] * 2, "-", lw=2, color=ORANGE)
+    if len(groups) <= MAX_LABELS:
         axes.set_xticks(range(len(groups)), list(groups), rotation=90)
     axes.set_xlabel("landmark (orange bar: median)")
     axes.set_ylabel("error in mm")
@@ -75,7 +61,7 @@ def plot_errors(outcomes: Sequence[Outcome]) -> str:
 
 
 def plot_success(outcomes: Sequence[Outcome]) -> str:
-    """Draw which share of present landmarks was placed within each distance."""
+    """Plot which share of present landmarks was placed within each distance."""
     mm = np.sort(errors_mm(outcomes))
     present = max(1, sum(outcome.present for outcome in outcomes))
     figure, axes = _figure(5.0, 3.2)
@@ -89,7 +75,7 @@ def plot_success(outcomes: Sequence[Outcome]) -> str:
 
 
 def plot_confidence(outcomes: Sequence[Outcome]) -> str:
-    """Draw confidence against error; landmarks that are absent stand on a line of their own."""
+    """Plot confidence against error; absent landmarks have a line of their own."""
     figure, axes = _figure(5.0, 3.2)
     for detected, form, colour in ((True, "o", BLUE), (False, "^", ORANGE)):
         some = [
@@ -97,14 +83,15 @@ def plot_confidence(outcomes: Sequence[Outcome]) -> str:
             for outcome in outcomes
             if np.isfinite(outcome.error_mm) and (outcome.status == "detected") == detected
         ]
-        label = "detected" if detected else "not so sure"
+        label = "detected" if detected else "other status"
         x, y = [outcome.confidence for outcome in some], [outcome.error_mm for outcome in some]
         axes.plot(x, y, form, ms=4, mfc="none", color=colour, label=f"{label} ({len(some)})")
-    gone = [outcome.confidence for outcome in outcomes if not outcome.present]
-    if gone:
-        place = axes.get_xaxis_transform()
-        label = f"absent ({len(gone)})"
-        axes.plot(gone, np.full(len(gone), 1.03), "|", color=GREY, transform=place, clip_on=False)
+    absent = [outcome.confidence for outcome in outcomes if not outcome.present]
+    if absent:
+        along_top = axes.get_xaxis_transform()
+        label = f"absent ({len(absent)})"
+        above = np.full(len(absent), 1.03)
+        axes.plot(absent, above, "|", color=GREY, transform=along_top, clip_on=False)
         axes.plot([], [], "|", color=GREY, label=label)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(bottom=0)
@@ -114,16 +101,15 @@ def plot_confidence(outcomes: Sequence[Outcome]) -> str:
     return _svg(figure)
 
 
-def plot_case(case: Case) -> str:
-    """Draw a scan in three planes through the true place, with the true and the found one."""
-    outcome, volume = case.outcome, case.volume
+def plot_in_scan(outcome: Outcome, volume: Volume) -> str:
+    """Plot a scan in three planes through the true position, with the true and the found one."""
     to_voxels = np.linalg.inv(volume.affine)
     true, found = (
         transform(to_voxels, np.full(3, np.nan) if point is None else point)
         for point in (outcome.true_mm, outcome.found_mm)
     )
     spacing = spacing_of(volume.affine)
-    # As far in mm along every axis, and at least that many voxels along the coarsest.
+    # The same length in mm along every axis, and at least that many voxels along the coarsest.
     reach_mm = max(VIEW_VOXELS * float(spacing.min()), 1.3 * outcome.error_mm)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.6, 2.5), layout="constrained")
@@ -153,7 +139,7 @@ def plot_case(case: Case) -> str:
 
 
 def _extent(first: np.ndarray, shape: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Say where an image's outer edges lie: half a voxel beyond the centres."""
+    """Return the outer edges of an image: half a voxel beyond the centres."""
     left, bottom = (float(n) - 0.5 for n in first)
     return left, left + shape[0], bottom, bottom + shape[1]
 
@@ -165,7 +151,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure) -> str:
-    """Write a figure as SVG; images in it are written into it."""
+    """Render a figure as SVG, with its images inside."""
     file = io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Outcomes -> one page, which needs no other file and nothing from the network."""
+"""Outcomes -> one self-contained HTML page."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,15 @@ import numpy as np
 from app.errors import LandmarkdError
 from app.io import read_volume
 from app.model import LoadedModel
-from app.training.evaluate.leakage import warning_of
+from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.leakage import describe_leaked
 from app.training.evaluate.metrics import measure_coverage, measure_presence
-from app.training.evaluate.outcomes import Outcome, Pair
-from app.training.evaluate.plots import Case, plot_case, plot_confidence, plot_errors, plot_success
+from app.training.evaluate.outcomes import Outcome
+from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
 from app.training.evaluate.tables import HEADINGS, MEANINGS, UNKNOWN, sections
 
-WORST: Final = 6
-"""How many of the largest errors are shown."""
+SHOWN_ERRORS: Final = 6
+"""How many of the largest errors are shown in their scans."""
 
 STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -35,78 +36,82 @@ figcaption { font-size: 0.85rem; }
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a report is of.
+class ReportHeader:
+    """What a report is about.
 
     Attributes:
         title: Name and version of the model.
-        text: What it is, and what the figures are, in plain text.
+        text: Description of the model and the metrics, in plain text.
         folds: The fold of each scan, if there are folds.
-        seen: Scans that the model has learned from; they are marked.
+        leaked: Scans that the model was trained on; they are marked.
     """
 
     title: str
     text: str
     folds: Mapping[str, str] = field(default_factory=dict)
-    seen: Sequence[str] = ()
+    leaked: Sequence[str] = ()
 
 
-def about(model: LoadedModel, seen: Sequence[str] = ()) -> About:
-    """Say what a report of one model is of, and which of the scans it has learned from."""
+def model_header(model: LoadedModel, leaked: Sequence[str] = ()) -> ReportHeader:
+    """Return the header of a report about one model."""
     manifest = model.manifest
     text = f"{manifest.description}. Digest {model.digest[:12]}."
-    return About(f"{manifest.name} {manifest.version}", text, seen=seen)
+    return ReportHeader(f"{manifest.name} {manifest.version}", text, leaked=leaked)
 
 
 def write_report(
-    outcomes: Sequence[Outcome], what: About, pairs: Sequence[Pair], path: Path
+    outcomes: Sequence[Outcome],
+    header: ReportHeader,
+    specimens: Sequence[SpecimenFiles],
+    path: Path,
 ) -> None:
     """Write the report of a model.
 
     Args:
         outcomes: At least one.
-        what: Whose they are.
-        pairs: Where the scans are, for the pictures of the worst cases.
+        header: What they are of.
+        specimens: The scans, for the plots of the largest errors.
         path: The HTML file.
     """
+    warning = describe_leaked(header.leaked)
     parts = [
-        f"<h1>{escape(what.title)}</h1>",
-        f"<p>{escape(what.text)} {len({outcome.scan for outcome in outcomes})} scans.</p>",
-        *([f"<p><strong>{escape(warning_of(what.seen))}</strong></p>"] if what.seen else []),
-        _tables(outcomes, what),
+        f"<h1>{escape(header.title)}</h1>",
+        f"<p>{escape(header.text)} {len({outcome.scan for outcome in outcomes})} scans.</p>",
+        *([f"<p><strong>{escape(warning)}</strong></p>"] if warning else []),
+        _tables(outcomes, header),
         "<h2>Errors</h2>",
         _picture(plot_errors(outcomes), "Error of each landmark"),
         '<div class="row">',
         _picture(plot_success(outcomes), "Share placed within a distance"),
         _picture(plot_confidence(outcomes), "Confidence against error"),
         "</div>",
-        *_worst(outcomes, pairs),
+        *_largest_errors(outcomes, specimens),
     ]
-    title = f"{escape(what.title)}: how good is it?"
+    title = f"{escape(header.title)}: evaluation"
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
     path.write_text(page, encoding="utf-8")
 
 
-def _tables(outcomes: Sequence[Outcome], what: About) -> str:
-    """Write the figures of all and each fold, and the others' out of sight until asked for."""
-    marks = {("scan", name): f"{name} (learned from)" for name in what.seen}
+def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:
+    """Write the metrics of all and of each fold, and the others' folded away."""
+    labels = {("scan", name): f"{name} (trained on)" for name in header.leaked}
     tables = {
         title: _table(
             (title, *(heading.replace("_", " ") for heading in HEADINGS)),
-            [(marks.get((title, name), name), *cells.values()) for name, cells in lines.items()],
+            [(labels.get((title, name), name), *cells.values()) for name, cells in rows.items()],
         )
-        for title, lines in sections(outcomes, what.folds)
+        for title, rows in sections(outcomes, header.folds)
     }
     counts = measure_presence(outcomes)
     unknown = f"<p>{UNKNOWN.format(counts.unknown)}.</p>" if counts.unknown else ""
     presence = _table(
         ("status", "of present", "of absent"),
-        [(name, str(there), str(gone)) for name, (there, gone) in counts.statuses.items()],
+        [(name, str(present), str(absent)) for name, (present, absent) in counts.statuses.items()],
     )
-    inside, told = measure_coverage(outcomes)
-    share = f"{100 * inside / told:.1f} %" if told else "none"
-    region = f"<p>{share} of {told} errors lie within the 95 % region that they were told with.</p>"
+    within, regions = measure_coverage(outcomes)
+    share = f"{100 * within / regions:.1f} %" if regions else "none"
+    region = f"<p>{share} of {regions} errors lie within their 95 % region.</p>"
     return (
         f"{tables['all']}{tables.get('fold', '')}<p>{MEANINGS}.</p>{presence}{unknown}{region}"
         f"<details><summary>By scan</summary>{tables['scan']}</details>"
@@ -122,19 +127,21 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _worst(outcomes: Sequence[Outcome], pairs: Sequence[Pair]) -> list[str]:
+def _largest_errors(outcomes: Sequence[Outcome], specimens: Sequence[SpecimenFiles]) -> list[str]:
     """Show the largest errors, each in its scan."""
     placed = [outcome for outcome in outcomes if np.isfinite(outcome.error_mm)]
-    worst = sorted(placed, key=lambda outcome: -outcome.error_mm)[:WORST]
-    scans = {name: scan for name, scan, _ in pairs}
+    worst = sorted(placed, key=lambda outcome: -outcome.error_mm)[:SHOWN_ERRORS]
+    scans = {files.name: files.scan for files in specimens}
     parts = ["<h2>The largest errors</h2>", '<div class="row">']
     for outcome in worst:
-        told = f"{outcome.landmark} of {outcome.scan}: {outcome.error_mm:.3f} mm, {outcome.status}"
+        caption = (
+            f"{outcome.landmark} of {outcome.scan}: {outcome.error_mm:.3f} mm, {outcome.status}"
+        )
         try:
             volume = read_volume(scans[outcome.scan].read_bytes())
-        except (LandmarkdError, OSError):  # It was there when it was measured.
+        except (LandmarkdError, OSError):  # It has been removed since it was measured.
             continue
-        parts.append(_picture(plot_case(Case(outcome, volume)), told))
+        parts.append(_picture(plot_in_scan(outcome, volume), caption))
     return [*parts, "</div>"]
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of several models -> how much the mean error varies, over specimens and over folds."""
+"""Outcomes of cross-validation -> how much the mean error varies over specimens and over folds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Spread:
     """How much the mean error varies.
 
     Attributes:
-        specimens: How many there are that any landmark was placed of.
+        specimens: Number of specimens with errors.
         mean_mm: Mean of the specimens' mean errors.
         specimens_mm: Standard deviation of these.
         low_mm: Lower bound of the 95 % interval of the mean: bootstrap over specimens, percentiles
             (Efron, Tibshirani: An Introduction to the Bootstrap, 1993).
         high_mm: Its upper bound.
-        folds: How many there are.
+        folds: Number of folds.
         folds_mm: Standard deviation of the folds' mean errors; NaN of a single one.
     """
 
@@ -46,18 +46,18 @@ def measure_spread(
 
     Args:
         outcomes: Of all folds.
-        subjects: The specimen that each scan shows: scans of one are no independent draws.
+        subjects: The subject that each scan shows: scans of one are no independent draws.
         folds: The fold of each scan.
 
     Returns:
-        The spread; None if landmarks were placed in fewer than two specimens.
+        The spread; None if there are errors of fewer than two subjects.
     """
-    means = means_by(outcomes, subjects)
+    means = mean_errors(outcomes, subjects)
     if len(means) < 2:
         return None
     draws = np.random.default_rng(SEED).integers(len(means), size=(RESAMPLES, len(means)))
     low, high = np.percentile(means[draws].mean(axis=1), [2.5, 97.5])
-    by_fold = means_by(outcomes, folds)
+    by_fold = mean_errors(outcomes, folds)
     return Spread(
         specimens=len(means),
         mean_mm=float(means.mean()),
@@ -69,25 +69,25 @@ def measure_spread(
     )
 
 
-def means_by(outcomes: Sequence[Outcome], names: Mapping[str, str]) -> np.ndarray:
-    """Average the errors of scans of one name, in mm; names of which none was placed are left out.
+def mean_errors(outcomes: Sequence[Outcome], groups: Mapping[str, str]) -> np.ndarray:
+    """Average the errors of each group of scans, in mm; groups without errors are left out.
 
     Args:
         outcomes: Of several scans.
-        names: Of each scan, such as its fold.
+        groups: The group of each scan, such as its fold.
 
     Returns:
         The mean errors.
     """
-    groups = group(outcomes, lambda outcome: names[outcome.scan])
-    errors = [errors_mm(members) for members in groups.values()]
+    grouped = group(outcomes, lambda outcome: groups[outcome.scan])
+    errors = [errors_mm(members) for members in grouped.values()]
     return np.array([mm.mean() for mm in errors if mm.size], dtype=np.float64)
 
 
-def say_spread(spread: Spread | None) -> str:
-    """Say how much the mean error varies, in a sentence."""
+def describe_spread(spread: Spread | None) -> str:
+    """Describe in a sentence how much the mean error varies."""
     if spread is None:
-        return "Landmarks were placed in too few specimens to say how much the error varies."
+        return "Too few specimens have errors to say how much the mean error varies."
     folds = "" if np.isnan(spread.folds_mm) else f", {spread.folds_mm:.3f} mm over folds"
     return (
         f"Mean of {spread.specimens} specimens' mean errors: {spread.mean_mm:.3f} mm, 95 % "

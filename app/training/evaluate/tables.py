@@ -1,4 +1,4 @@
-"""Outcomes -> tables: for the terminal, and as CSV files."""
+"""Outcomes -> tables of metrics, for the terminal and as CSV files."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +24,8 @@ LENGTHS: Final = ("mean_mm", "median_mm", "p95_mm", "largest_mm", "mean_voxels")
 HEADINGS: Final = (
     "present", *LENGTHS, *WITHIN, "missed", "absent", "invented", "unknown", "in_region", "regions",
 )  # fmt: skip
-"""Of a line of figures. Missed: present, but not detected. Invented: absent, but detected.
-Unknown: nobody knows which. In_region: how many errors lie within the region that they were told
-with, of all such regions."""
+"""Columns of ``summary.csv``. Missed: present, but not detected. Invented: absent, but detected.
+Unknown: of unknown presence. In_region: errors within their 95 % region, of all ``regions``."""
 
 COUNTS: Final = ("present", "missed", "absent", "invented", "unknown")
 
@@ -37,27 +36,27 @@ MEANINGS: Final = (
     "are of all present landmarks"
 )
 UNKNOWN: Final = (
-    "Landmarks without a place in their files: {}. Nobody knows whether they are there, so they "
-    "count as neither missed nor invented; with --missing absent, they are absent"
+    "Landmarks without a position in their files: {}. Nobody knows whether they are present, so "
+    "they count as neither missed nor invented; with --missing absent, they count as absent"
 )
 
 NO_FOLDS: Final[Mapping[str, str]] = MappingProxyType({})
 
-Figures = dict[str, str]
-"""Written figures by heading; empty where unknown."""
+Cells = dict[str, str]
+"""Formatted metrics by heading; empty where unknown."""
 
 
 def sections(
     outcomes: Sequence[Outcome], folds: Mapping[str, str] = NO_FOLDS
-) -> tuple[tuple[str, dict[str, Figures]], ...]:
-    """Take the figures of all outcomes, and of those of each fold, each landmark and each scan.
+) -> tuple[tuple[str, dict[str, Cells]], ...]:
+    """Compute the metrics of all outcomes, and of each fold, landmark and scan.
 
     Args:
-        outcomes: Of one model, or of those of folds.
-        folds: The fold of each scan; none: there are no folds.
+        outcomes: Of one model, or of the models of all folds.
+        folds: The fold of each scan; empty: there are no folds.
 
     Returns:
-        A section for each, with the figures by name.
+        Title and rows of each section.
     """
     keys: dict[str, Callable[[Outcome], str]] = {
         "all": lambda _: "all",
@@ -68,42 +67,42 @@ def sections(
     if not folds:
         del keys["fold"]
     return tuple(
-        (title, {name: figures(members) for name, members in group(outcomes, key).items()})
+        (title, {name: format_metrics(members) for name, members in group(outcomes, key).items()})
         for title, key in keys.items()
     )
 
 
-def figures(outcomes: Sequence[Outcome]) -> Figures:
-    """Write the figures of some outcomes."""
+def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
+    """Compute and format the metrics of some outcomes."""
     accuracy, presence = measure_accuracy(outcomes), measure_presence(outcomes)
-    inside, told = measure_coverage(outcomes)
+    within, regions = measure_coverage(outcomes)
     cells = dict.fromkeys(HEADINGS, "")
     if accuracy is not None:
         cells |= {name: f"{getattr(accuracy, name):.3f}" for name in LENGTHS}
         rates = zip(WITHIN, accuracy.within, strict=True)
         cells |= {name: f"{100 * share:.1f}" for name, share in rates}
     cells |= {name: str(getattr(presence, name)) for name in COUNTS}
-    return cells | {"in_region": str(inside), "regions": str(told)}
+    return cells | {"in_region": str(within), "regions": str(regions)}
 
 
 def print_tables(
     outcomes: Sequence[Outcome], console: Console, folds: Mapping[str, str] = NO_FOLDS
 ) -> None:
-    """Print the figures of all, of each landmark and of each scan, and what was told of presence.
+    """Print the metrics of all outcomes, of each landmark and of each scan, and presence.
 
     Args:
-        outcomes: Of one model, or of those of folds.
+        outcomes: Of one model, or of the models of all folds.
         console: Where to.
-        folds: The fold of each scan; none: there are no folds.
+        folds: The fold of each scan; empty: there are no folds.
     """
     if not outcomes:
         return
     console.print("errors in mm, and the share of present landmarks placed within so many mm, in %")
-    for title, lines in sections(outcomes, folds):
+    for title, rows in sections(outcomes, folds):
         table = Table(Column(title, overflow="fold"), box=None, padding=(0, 1, 0, 0))
         for heading in (*SHORT, "missed", "invented"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for name, cells in lines.items():
+        for name, cells in rows.items():
             missed = f"{cells['missed']}/{cells['present']}"
             invented = f"{cells['invented']}/{cells['absent']}"
             rates = (cells[key].partition(".")[0] for key in WITHIN)
@@ -112,14 +111,15 @@ def print_tables(
     console.print("missed: present, but not detected; invented: absent, but detected\n")
     table = Table("status", "of present", "of absent", box=None)
     presence = measure_presence(outcomes)
-    for status, (there, gone) in presence.statuses.items():
-        table.add_row(status, str(there), str(gone))
+    for status, (present, absent) in presence.statuses.items():
+        table.add_row(status, str(present), str(absent))
     console.print(table)
     if presence.unknown:
         console.print(UNKNOWN.format(presence.unknown))
-    inside, told = measure_coverage(outcomes)
-    if told:
-        console.print(f"{100 * inside / told:.1f} % of {told} errors lie within their 95 % region")
+    within, regions = measure_coverage(outcomes)
+    if regions:
+        share = 100 * within / regions
+        console.print(f"{share:.1f} % of {regions} errors lie within their 95 % region")
 
 
 def write_tables(
@@ -128,16 +128,16 @@ def write_tables(
     """Write ``errors.csv``, a line per scan and landmark, and ``summary.csv``.
 
     Args:
-        outcomes: Of one model, or of those of folds.
+        outcomes: Of one model, or of the models of all folds.
         folder: Where to.
-        folds: The fold of each scan; none: there are no folds.
+        folds: The fold of each scan; empty: there are no folds.
     """
     plain = [
         "scan", "landmark", "present", "status", "error_mm", "error_voxels",
         "confidence", "mass", "coherence", "region95_mm",
     ]  # fmt: skip
-    places = [f"{which}_{axis}" for which in ("true", "found") for axis in "xyz"]
-    lines: list[list[object]] = [[*plain, *places, *(["fold"] if folds else [])]]
+    coordinates = [f"{which}_{axis}" for which in ("true", "found") for axis in "xyz"]
+    lines: list[list[object]] = [[*plain, *coordinates, *(["fold"] if folds else [])]]
     for outcome in outcomes:
         values = [_cell(getattr(outcome, name)) for name in plain]
         values[plain.index("present")] = outcome.present if outcome.known else ""

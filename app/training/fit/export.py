@@ -1,4 +1,4 @@
-"""trained network -> model folder that the service loads."""
+"""Trained network -> the model folder that the service loads."""
 
 import copy
 from collections.abc import Sequence
@@ -9,13 +9,15 @@ import tomlkit
 import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.geometry import Points
 from app.model import hash_file, write_selfcheck
-from app.training.recipe import ARCHITECTURE, Recipe, network_arguments
+from app.training.fit.network import ARCHITECTURE, network_arguments
+from app.training.recipe import Recipe
 
 SHAPE_TOLERANCE_RADII: Final = 0.6
-"""A mode may be this far from where the constellation expects it, in voting radii."""
+"""Largest distance of a mode from where the constellation expects it, in voting radii."""
 
 MODES: Final = 4
 """Candidates per landmark; look-alikes come in twos and threes."""
@@ -28,12 +30,13 @@ def write_model_folder(
     names: Sequence[str],
     mean: Points | None,
 ) -> None:
-    """Write a servable model folder, or bring an existing one up to date.
+    """Write a model folder, or update an existing one.
 
-    What people write into ``model.toml`` (description, licence, thresholds, comments) is kept.
+    Whatever people have written into ``model.toml`` (description, licence, thresholds, comments) is
+    kept.
 
     Args:
-        folder: Where to; its name becomes the model's name.
+        folder: The folder; its name becomes the model's name.
         network: The trained network; its weights are stored in half precision.
         recipe: What it was trained with.
         names: Landmark names in channel order.
@@ -41,7 +44,7 @@ def write_model_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     plain = copy.deepcopy(network).half().cpu()
-    plain = plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    convert_conv3d_weight_memory_format(plain, torch.contiguous_format)
     # save_model stores a tensor once that a network registers under several names.
     save_model(plain, str(folder / "weights.safetensors"))
     if mean is not None:
@@ -57,7 +60,7 @@ def write_model_folder(
 
 
 def attach_refine(folder: Path) -> Path:
-    """Name a folder in the ``model.toml`` of the one around it as its second model.
+    """Enter a folder as the second network in the ``model.toml`` of the folder around it.
 
     Returns:
         The folder around it.
@@ -112,11 +115,11 @@ def _update(
         }
     for name, keys in sections.items():
         document.setdefault(name, tomlkit.table()).update(keys)
-    kept = {item["name"]: item for item in document.get("landmarks", [])}
+    existing = {item["name"]: item for item in document.get("landmarks", [])}
     landmarks = tomlkit.aot()
     for name in names:
         table = tomlkit.table()
-        table.update(kept.get(name, {"name": name}))
+        table.update(existing.get(name, {"name": name}))
         landmarks.append(table)
     document["landmarks"] = landmarks
     document.setdefault(

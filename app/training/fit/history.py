@@ -1,4 +1,4 @@
-"""training -> history.csv and curves.png: how the losses and the error on held-out scans went."""
+"""``history.csv`` and ``curves.png``: losses and held-out errors over the steps of a training."""
 
 import csv
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final
 
-# Without pyplot, which would look for a screen.
+# Without pyplot, which would look for a display.
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,17 +17,17 @@ DPI: Final = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """How a training stood at some step.
+class HistoryRow:
+    """The state of a training at some step; field names are the columns of the table.
 
     Attributes:
         step: Steps done.
-        score_loss: Mean loss of the scores since the last moment or so.
-        offset_loss: Likewise of the offsets.
-        seconds: Spent on training until then, breaks left out.
-        mean_mm: Mean error on the scans held out; None if it was not measured, or nothing found.
+        score_loss: Running mean of the score loss.
+        offset_loss: Running mean of the offset loss.
+        seconds: Training time so far, without interruptions.
+        mean_mm: Mean error on the held-out scans; None if not measured, or nothing was found.
         p95_mm: 95th percentile of it.
-        missed: Landmarks of these scans that were not found; None if it was not measured.
+        missed: Landmarks of these scans that were not found; None if not measured.
     """
 
     step: int
@@ -39,45 +39,38 @@ class Moment:
     missed: int | None = None
 
 
-def read_history(folder: Path, steps: int) -> list[Moment]:
-    """Read what a folder's history says up to a step; nothing if it has none."""
+def read_history(folder: Path, steps: int) -> list[HistoryRow]:
+    """Read the history of a folder up to a step; empty if it has none."""
     path = folder / HISTORY
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as lines:
-        moments = [_moment(row) for row in csv.DictReader(lines)]
-    return [moment for moment in moments if moment.step <= steps]
+        rows = [_parse(cells) for cells in csv.DictReader(lines)]
+    return [row for row in rows if row.step <= steps]
 
 
-def write_history(folder: Path, moments: Sequence[Moment]) -> None:
-    """Write the history as a table, one row per moment; what was not measured is empty."""
+def write_history(folder: Path, rows: Sequence[HistoryRow]) -> None:
+    """Write the history as a table; what was not measured is empty."""
     partial = folder / f"{HISTORY}.partial"
     with partial.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Moment)])
-        writer.writerows(["" if x is None else x for x in astuple(moment)] for moment in moments)
+        writer.writerow([field.name for field in fields(HistoryRow)])
+        writer.writerows(["" if x is None else x for x in astuple(row)] for row in rows)
     partial.replace(folder / HISTORY)
 
 
-def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> None:
-    """Draw the history as a picture.
-
-    Args:
-        folder: Where to.
-        moments: The history.
-        title: Of the picture.
-    """
+def draw_curves(folder: Path, rows: Sequence[HistoryRow], title: str) -> None:
+    """Plot the history."""
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     figure.suptitle(title)
     losses, errors = figure.subplots(2, 1, sharex=True)
-    steps = [moment.step for moment in moments]
+    steps = [row.step for row in rows]
     for name, label in (("score_loss", "scores"), ("offset_loss", "offsets")):
-        values = [getattr(moment, name) for moment in moments]
-        losses.plot(steps, values, marker=".", label=label)
+        losses.plot(steps, [getattr(row, name) for row in rows], marker=".", label=label)
     losses.set_yscale("log")
     losses.set_ylabel("loss")
     losses.legend()
-    _draw_errors(errors, moments)
+    _draw_errors(errors, rows)
     errors.set_xlabel("step")
     errors.set_xlim(left=0)
     partial = folder / f"{CURVES}.partial"
@@ -85,14 +78,14 @@ def draw_curves(folder: Path, moments: Sequence[Moment], title: str) -> None:
     partial.replace(folder / CURVES)
 
 
-def _draw_errors(axes: Axes, moments: Sequence[Moment]) -> None:
-    """Draw the errors on scans held out, or say that there are none."""
+def _draw_errors(axes: Axes, rows: Sequence[HistoryRow]) -> None:
+    """Plot the errors on held-out scans, or say that there are none."""
     measured = [
-        (moment.step, moment.mean_mm, moment.p95_mm)
-        for moment in moments
-        if moment.mean_mm is not None and moment.p95_mm is not None
+        (row.step, row.mean_mm, row.p95_mm)
+        for row in rows
+        if row.mean_mm is not None and row.p95_mm is not None
     ]
-    axes.set_ylabel("error on scans held out, mm")
+    axes.set_ylabel("error on held-out scans, mm")
     if not measured:
         axes.text(0.5, 0.5, "none measured", transform=axes.transAxes, ha="center", va="center")
         return
@@ -104,16 +97,16 @@ def _draw_errors(axes: Axes, moments: Sequence[Moment]) -> None:
     axes.legend()
 
 
-def _moment(row: dict[str, str]) -> Moment:
+def _parse(cells: dict[str, str]) -> HistoryRow:
     def number(name: str) -> float | None:
-        return float(row[name]) if row[name] else None
+        return float(cells[name]) if cells[name] else None
 
-    return Moment(
-        step=int(row["step"]),
-        score_loss=float(row["score_loss"]),
-        offset_loss=float(row["offset_loss"]),
-        seconds=float(row["seconds"]),
+    return HistoryRow(
+        step=int(cells["step"]),
+        score_loss=float(cells["score_loss"]),
+        offset_loss=float(cells["offset_loss"]),
+        seconds=float(cells["seconds"]),
         mean_mm=number("mean_mm"),
         p95_mm=number("p95_mm"),
-        missed=int(row["missed"]) if row["missed"] else None,
+        missed=int(cells["missed"]) if cells["missed"] else None,
     )

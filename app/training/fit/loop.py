@@ -1,7 +1,7 @@
-"""Recipe + specimens -> a network that is trained, in a model folder that serves all along.
+"""The training loop: writes a model folder that can be served at any time from the first export on.
 
-A training can be interrupted at any step and goes on there. Whatever is random depends on the seed
-and the step alone, so where it was interrupted makes no difference.
+A training can be interrupted at any step and resumed there. Everything random depends on the seed
+and the step alone, so that an interruption makes no difference.
 """
 
 import signal
@@ -19,51 +19,56 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
+from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.geometry import Points
-from app.training.data.specimens import Specimen
+from app.training.data.specimens import Specimen, SpecimenFiles
 from app.training.evaluate.outcomes import Outcome, validate
 from app.training.files import EXPORT_EVERY
-from app.training.fit.augment import Sample, pose
-from app.training.fit.checkpoint import Record, Stateful, begin, resume, save
+from app.training.fit.augment import Sample, draw_sample
+from app.training.fit.checkpoint import Stateful, resume, save, start
 from app.training.fit.export import attach_refine, write_model_folder
 from app.training.fit.losses import make_targets, vote_loss
-from app.training.fit.progress import Diary
-from app.training.fit.truncation import cut_sample, draw_normal, trim
+from app.training.fit.progress import TrainingProgress
+from app.training.fit.truncation import draw_normal, trim, truncate
 from app.training.recipe import Recipe
+from app.training.record import Record
 
 OFFSET_WEIGHT: Final = 15.0
-"""Scores are learned soon and offsets slowly, and these decide the last tenths of a millimetre. At
-2, scores rule the gradients: offsets stay at 0.24 radii and errors on training scans at 0.8 mm."""
+"""Scores are learned quickly and offsets slowly, and these decide the last tenths of a millimetre.
+At 2, scores dominate the gradients: offsets stay at 0.24 radii, errors on training scans at 0.8 mm.
+"""
+
+LOADER_THREADS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """What a run learns from, and what it is judged by.
+class TrainingData:
+    """Specimens to train on and to validate on.
 
     Attributes:
         names: Of the landmarks.
         mean: Their mean shape; None for a network that sees parts of scans, in which landmarks may
             be anywhere.
-        train: What is learned from.
-        held_out: Name, scan and landmark file of what it is judged by.
+        train: Specimens to train on.
+        held_out: Specimens to validate on.
     """
 
     names: tuple[str, ...]
     mean: Points | None
     train: tuple[Specimen, ...]
-    held_out: tuple[tuple[str, Path, Path], ...]
+    held_out: tuple[SpecimenFiles, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a training happens.
+class TrainingRun:
+    """Where a training runs and reports.
 
     Attributes:
         folder: The model folder.
-        device: What computes. Training is in fp32 on a CPU, where bf16 gave non-finite gradients,
-            and in bf16 on CUDA.
-        console: What to report to.
+        device: Where it is computed: in float32 on a CPU, where bfloat16 gave non-finite gradients,
+            and in bfloat16 on CUDA.
+        console: Where to print.
     """
 
     folder: Path
@@ -71,60 +76,61 @@ class Place:
     console: Console
 
 
-def train(network: nn.Module, data: Data, record: Record, place: Place) -> bool:
-    """Train, writing a servable folder at every validation; goes on from a checkpoint.
+def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingRun) -> bool:
+    """Train a network, from a checkpoint if there is one; export and validate it regularly.
 
     Args:
-        network: What to train.
-        data: Specimens to learn from and scans to be judged by.
+        network: The network.
+        data: Specimens to train on and to validate on.
         record: All choices, which must be those of the checkpoint, if there is one.
-        place: Where.
+        run: Where it runs.
 
     Returns:
-        Whether it is trained; False if somebody interrupted it.
+        Whether it is trained; False if it was interrupted.
 
     Raises:
         StartupError: The checkpoint is that of another training.
     """
-    begin(place.folder, record)
+    start(run.folder, record)
     recipe = record.recipe
-    network = network.to(place.device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    network = network.to(run.device)
+    convert_conv3d_weight_memory_format(network, torch.channels_last_3d)
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    first = resume(place.folder, parts)
-    if first == recipe.steps:
-        place.console.print(f"all {first} steps are done; {place.folder} is trained")
-    elif first:
-        place.console.print(f"going on from step {first} of {recipe.steps}")
-    diary = Diary(place.folder, place.console, recipe.steps, first)
-    with stoppable() as stop, diary.progress:
-        for step, samples in batches(recipe, data.train, first):
-            diary.note(step + 1, one_step(network, samples, recipe, place.device))
-            take_step(network, optimiser, schedule)
+    done = resume(run.folder, parts)
+    if done == recipe.steps:
+        run.console.print(f"all {done} steps are done; {run.folder} is trained")
+    elif done:
+        run.console.print(f"resuming at step {done} of {recipe.steps}")
+    progress = TrainingProgress(run.folder, run.console, recipe.steps, done)
+    with graceful_interrupt() as stop, progress.bar:
+        for step, samples in draw_batches(recipe, data.train, done):
+            progress.record_step(step + 1, backward(network, samples, recipe, run.device))
+            optimiser_step(network, optimiser, schedule)
             if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
-                save(place.folder, parts, step + 1)
-                diary.judge(step + 1, report(network, recipe, data, place))
+                save(run.folder, parts, step + 1)
+                progress.record_validation(step + 1, export(network, recipe, data, run))
             elif stop.is_set():
-                save(place.folder, parts, step + 1)
+                save(run.folder, parts, step + 1)
             if stop.is_set() and step + 1 < recipe.steps:
-                diary.interrupted(step + 1)
+                progress.record_interruption(step + 1)
                 return False
     return True
 
 
 @contextmanager
-def stoppable() -> Iterator[threading.Event]:
-    """Let an interrupt (Ctrl-C, or a polite kill) wait for a step to end; a second one does not.
+def graceful_interrupt() -> Iterator[threading.Event]:
+    """Let the first SIGINT or SIGTERM only set an event; the second one acts as usual.
 
     Yields:
-        Set once somebody wants to stop.
+        Set by the first signal.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # Only the main thread is told of signals.
+        yield stop  # Only the main thread receives signals.
         return
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
@@ -145,17 +151,17 @@ def stoppable() -> Iterator[threading.Event]:
         restore()
 
 
-def batches(
+def draw_batches(
     recipe: Recipe, specimens: Sequence[Specimen], first: int
 ) -> Iterator[tuple[int, list[Sample]]]:
-    """Draw a run's batches, a few ahead in threads; each depends on seed and step alone."""
+    """Draw batches, a few ahead in threads; each depends on the seed and the step alone."""
 
     def draw(step: int) -> list[Sample]:
         rng = np.random.default_rng([recipe.seed, step])
         shapes = recipe.image_shapes()
         shape = shapes[int(rng.integers(len(shapes)))]
         samples = [
-            pose(
+            draw_sample(
                 specimens[int(rng.integers(len(specimens)))],
                 shape,
                 recipe.spacing_mm,
@@ -164,32 +170,33 @@ def batches(
             )
             for _ in range(recipe.batch)
         ]
-        return cut_batch(samples, recipe, rng) if rng.random() < recipe.cuts else samples
+        return truncate_batch(samples, recipe, rng) if rng.random() < recipe.cuts else samples
 
-    threads = 2
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(LOADER_THREADS) as pool:
         ahead: deque[Future[list[Sample]]] = deque()
         for step in range(first, recipe.steps):
-            while len(ahead) < threads and step + len(ahead) < recipe.steps:
+            while len(ahead) < LOADER_THREADS and step + len(ahead) < recipe.steps:
                 ahead.append(pool.submit(draw, step + len(ahead)))
             yield step, ahead.popleft().result()
 
 
-def cut_batch(samples: Sequence[Sample], recipe: Recipe, rng: np.random.Generator) -> list[Sample]:
-    """Cut all samples of a batch one way, as scans that end amid the landmarks.
+def truncate_batch(
+    samples: Sequence[Sample], recipe: Recipe, rng: np.random.Generator
+) -> list[Sample]:
+    """Truncate all samples of a batch along one direction.
 
-    A network that sees scans whole then gets an image without what is cut away, as in service.
+    A network that sees scans whole then gets a smaller image, as it does in service.
     """
     whole = recipe.sees == "whole"
     normal = draw_normal(whole, rng)
-    cut = [cut_sample(sample, normal, rng) for sample in samples]
-    return trim(cut, recipe.divisor) if whole else cut
+    truncated = [truncate(sample, normal, rng) for sample in samples]
+    return trim(truncated, recipe.divisor) if whole else truncated
 
 
-def one_step(
+def backward(
     network: nn.Module, samples: Sequence[Sample], recipe: Recipe, device: torch.device
 ) -> tuple[float, float]:
-    """Run a batch forward and back; returns its score loss and offset loss."""
+    """Run a batch forward and backward; returns its score loss and offset loss."""
     targets = make_targets(
         samples,
         recipe.spacing_mm,
@@ -199,34 +206,36 @@ def one_step(
     )
     images = torch.stack([sample.image for sample in samples]).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        field = network(images.contiguous(memory_format=torch.channels_last_3d))
+        output = network(images.contiguous(memory_format=torch.channels_last_3d))
     score, offset = vote_loss(
-        field.float(), targets.to(device), recipe.radius_mm / recipe.spacing_mm
+        output.float(), targets.to(device), recipe.radius_mm / recipe.spacing_mm
     )
     torch.autograd.backward([score + OFFSET_WEIGHT * offset])
     return score.item(), offset.item()
 
 
-def take_step(
+def optimiser_step(
     network: nn.Module,
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """Move the weights along the gradients that the batch has left."""
+    """Update the weights with the clipped gradients, and clear these."""
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     optimiser.step()
     schedule.step()
     optimiser.zero_grad(set_to_none=True)
 
 
-def report(network: nn.Module, recipe: Recipe, data: Data, place: Place) -> tuple[Outcome, ...]:
-    """Write the model folder, and measure its errors on the scans held out, if there are any."""
+def export(
+    network: nn.Module, recipe: Recipe, data: TrainingData, run: TrainingRun
+) -> tuple[Outcome, ...]:
+    """Write the model folder, and validate it on the held-out scans, if there are any."""
     network.eval()
-    folder = place.folder
+    folder = run.folder
     write_model_folder(folder, network, recipe, data.names, data.mean)
     if recipe.sees == "posed":
         folder = attach_refine(folder)
     network.train()
     if not data.held_out:
         return ()
-    return validate(folder, data.held_out, place.device, recipe.missing)
+    return validate(folder, data.held_out, run.device, recipe.missing)

@@ -1,4 +1,4 @@
-"""Samples + Field -> loss: what a network should say at every voxel, and how far off it is."""
+"""Samples + output of the network -> loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from app.training.fit.augment import Sample
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the network should answer for a batch; only the few voxels that should vote are listed.
+    """Targets of a batch; only the few voxels that should vote are listed.
 
     Attributes:
-        index: Of every (image, landmark, field voxel) that should vote: positions in the scores of
+        index: Of every (image, landmark, output voxel) that should vote: positions in the scores of
             shape (n c i j k), flattened.
         owner: Its image and landmark: position in (n c), flattened.
         offsets: From its centre to the landmark, in image voxels.
-        known: Whether a landmark's truth is known at all; others carry no loss.
+        known: Whether it is known where, or that, a landmark is; others carry no loss.
     """
 
     index: Int64[Tensor, " votes"]
@@ -30,7 +30,7 @@ class Targets:
     known: Bool[Tensor, "n c"]
 
     def to(self, device: torch.device) -> "Targets":
-        """Bring the targets to a device."""
+        """Copy the targets to a device."""
         return Targets(
             self.index.to(device),
             self.owner.to(device),
@@ -39,8 +39,8 @@ class Targets:
         )
 
 
-def field_axis(size: int, stride: int) -> Float[Tensor, " u"]:
-    """List field voxel centres along an axis, in image voxels: (u + 1/2) stride - 1/2."""
+def output_axis(size: int, stride: int) -> Float[Tensor, " u"]:
+    """List the centres of output voxels along an axis, in image voxels: (u + 1/2) stride - 1/2."""
     return (torch.arange(size // stride) + 0.5) * stride - 0.5
 
 
@@ -51,14 +51,14 @@ def make_targets(
     radius_mm: float,
     missing_is_absent: bool,
 ) -> Targets:
-    """Make the targets of a batch.
+    """Compute the targets of a batch.
 
     Args:
         samples: Images with landmarks, all of one shape.
         spacing_mm: Spacing of the images, isotropic.
-        stride: Image voxels per field voxel.
+        stride: Image voxels per output voxel.
         radius_mm: Distance up to which a voxel votes.
-        missing_is_absent: Whether a landmark without a position is absent (its score shall be low
+        missing_is_absent: Whether a landmark without a position is absent (its score should be low
             everywhere) rather than unknown.
 
     Returns:
@@ -66,36 +66,36 @@ def make_targets(
     """
     shape = samples[0].image.shape[1:]
     points = torch.from_numpy(np.stack([sample.points for sample in samples])).float()
-    offsets = [points[:, :, axis, None] - field_axis(shape[axis], stride) for axis in range(3)]
+    offsets = [points[:, :, axis, None] - output_axis(shape[axis], stride) for axis in range(3)]
     square = [(offset * spacing_mm).square() for offset in offsets]
     distance = (
         square[0][..., :, None, None]
         + square[1][..., None, :, None]
         + square[2][..., None, None, :]
     )
-    middle = slice(stride // 2, None, stride)
-    visible = torch.stack([sample.visible[middle, middle, middle] for sample in samples])
+    centre = slice(stride // 2, None, stride)
+    visible = torch.stack([sample.visible[centre, centre, centre] for sample in samples])
     votes = torch.nonzero((distance <= radius_mm**2) & visible[:, None])
-    image, landmark, *place = votes.T
+    image, landmark, *voxel = votes.T
     size = distance[0, 0].shape
-    flat = (image * points.shape[1] + landmark) * size[0]
-    index = ((flat + place[0]) * size[1] + place[1]) * size[2] + place[2]
+    owner = image * points.shape[1] + landmark
+    index = ((owner * size[0] + voxel[0]) * size[1] + voxel[1]) * size[2] + voxel[2]
     return Targets(
         index=index,
-        owner=image * points.shape[1] + landmark,
+        owner=owner,
         offsets=torch.stack(
-            [offset[image, landmark, at] for offset, at in zip(offsets, place, strict=True)], dim=1
+            [offset[image, landmark, at] for offset, at in zip(offsets, voxel, strict=True)], dim=1
         ),
         known=torch.isfinite(points).all(dim=2) | missing_is_absent,
     )
 
 
 def vote_loss(
-    field: Float[Tensor, "n channels i j k"],
+    output: Float[Tensor, "n channels i j k"],
     targets: Targets,
     radius_voxels: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Measure the two losses of a field of sigmoid scores and axis-major voxel offsets.
+    """Compute the two losses of sigmoid scores and axis-major voxel offsets.
 
     Returns:
         The score loss (cross entropy summed over voxels per voxel that should vote, plus one minus
@@ -103,24 +103,22 @@ def vote_loss(
         voxels that should vote).
     """
     images, landmarks = targets.known.shape
-    scores = field[:, :landmarks].contiguous()
-    known = targets.known.to(field.dtype)
+    scores = output[:, :landmarks].contiguous()
+    known = targets.known.to(output.dtype)
     votes = max(len(targets.index), 1)
     score = scores.flatten()[targets.index]
     entropy = (functional.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
-    zeros = torch.zeros(images * landmarks, dtype=field.dtype, device=field.device)
+    zeros = torch.zeros(images * landmarks, dtype=output.dtype, device=output.device)
     overlap = zeros.index_add(0, targets.owner, score.sigmoid())
     truth = zeros.index_add(0, targets.owner, torch.ones_like(score))
     size = scores.sigmoid().sum((2, 3, 4)).flatten() + truth
-    present = (truth > 0).to(field.dtype)
+    present = (truth > 0).to(output.dtype)
     dice = 1 - ((2 * overlap + 1) / (size + 1) * present).sum() / present.sum().clamp_min(1.0)
-    voxels = scores[0, 0].numel()
-    image = targets.owner // landmarks
-    landmark = targets.owner % landmarks
-    place = targets.index % voxels
-    given = torch.stack(
-        [field.flatten(2)[image, landmarks * (1 + axis) + landmark, place] for axis in range(3)],
+    image, landmark = targets.owner // landmarks, targets.owner % landmarks
+    voxel = targets.index % scores[0, 0].numel()
+    predicted = torch.stack(
+        [output.flatten(2)[image, landmarks * (1 + axis) + landmark, voxel] for axis in range(3)],
         dim=1,
     )
-    error = (given - targets.offsets).abs().sum()
+    error = (predicted - targets.offsets).abs().sum()
     return entropy / votes + dice, error / (3 * votes * radius_voxels)

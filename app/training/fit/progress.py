@@ -1,4 +1,4 @@
-"""steps and validations -> what a training tells of itself: a bar, lines, a table and a picture."""
+"""Progress of a training: a bar, log lines, and the history with its plot."""
 
 import time
 from collections import deque
@@ -11,72 +11,78 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from app.training.evaluate.outcomes import Outcome, summary
-from app.training.fit.history import Moment, draw_curves, read_history, write_history
+from app.training.evaluate.outcomes import Outcome, summarise_errors
+from app.training.fit.history import HistoryRow, draw_curves, read_history, write_history
 
 REPORT_EVERY: Final = 50
 
 
-class Diary:
-    """What a training tells of itself: a bar, lines, a table and a picture."""
+class TrainingProgress:
+    """Reports the progress of a training to a console and to the model folder."""
 
-    def __init__(self, folder: Path, console: Console, steps: int, first: int) -> None:
-        """Args: the model folder, what to report to, all steps, and those done before."""
+    def __init__(self, folder: Path, console: Console, steps: int, done: int) -> None:
+        """Start to report.
+
+        Args:
+            folder: The model folder.
+            console: Where to print.
+            steps: Total number of steps.
+            done: Steps done before, in a training that is resumed.
+        """
         self._folder, self._console, self._steps = folder, console, steps
-        self._moments = read_history(folder, first)
-        spent = self._moments[-1].seconds if self._moments else 0.0
+        self._history = read_history(folder, done)
+        spent = self._history[-1].seconds if self._history else 0.0
         self._start = time.monotonic() - spent
         self._losses: deque[tuple[float, float]] = deque(maxlen=REPORT_EVERY)
-        self.progress = Progress(
+        self.bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=console,
         )
-        self._task = self.progress.add_task("", total=steps, completed=first)
+        self._task = self.bar.add_task("", total=steps, completed=done)
 
-    def note(self, step: int, losses: tuple[float, float]) -> None:
-        """Take down the losses of a step, and tell their mean now and then."""
+    def record_step(self, step: int, losses: tuple[float, float]) -> None:
+        """Record the losses of a step; print and save their mean now and then."""
         self._losses.append(losses)
-        self.progress.update(self._task, completed=step)
+        self.bar.update(self._task, completed=step)
         if step % REPORT_EVERY == 0:
-            now = self._now(step)
-            told = f"score {now.score_loss:.3f} offset {now.offset_loss:.3f}"
-            self.progress.update(self._task, description=told)
+            row = self._current(step)
+            text = f"score {row.score_loss:.3f} offset {row.offset_loss:.3f}"
+            self.bar.update(self._task, description=text)
             if not self._console.is_terminal:
-                self._console.print(f"step {step} of {self._steps}: {told}")
-            self._keep(now)
+                self._console.print(f"step {step} of {self._steps}: {text}")
+            self._save(row)
 
-    def judge(self, step: int, outcomes: Sequence[Outcome]) -> None:
-        """Take down how a network does on the scans held out, and draw it all."""
-        now = self._now(step)
-        told = "saved (no scans held out, so no error)"
+    def record_validation(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Record the outcomes on the held-out scans, and plot the history."""
+        row = self._current(step)
+        text = "saved (no scans held out, so no error)"
         if outcomes:
-            told = summary(outcomes)
-            missed = sum(mark.present and mark.found_mm is None for mark in outcomes)
-            now = replace(now, missed=missed)
-        errors = np.array([mark.error_mm for mark in outcomes if np.isfinite(mark.error_mm)])
+            text = summarise_errors(outcomes)
+            missed = sum(one.present and one.found_mm is None for one in outcomes)
+            row = replace(row, missed=missed)
+        errors = np.array([one.error_mm for one in outcomes if np.isfinite(one.error_mm)])
         if errors.size:
             p95 = float(np.percentile(errors, 95))
-            now = replace(now, mean_mm=float(errors.mean()), p95_mm=p95)
-        self._console.print(f"step {step}: {told}", highlight=False)
-        self._keep(now)
-        draw_curves(self._folder, self._moments, self._folder.name)
+            row = replace(row, mean_mm=float(errors.mean()), p95_mm=p95)
+        self._console.print(f"step {step}: {text}", highlight=False)
+        self._save(row)
+        draw_curves(self._folder, self._history, self._folder.name)
 
-    def interrupted(self, step: int) -> None:
-        """Say how to go on."""
-        self._keep(self._now(step))
+    def record_interruption(self, step: int) -> None:
+        """Save the history, and print how to resume."""
+        self._save(self._current(step))
         self._console.print(
-            f"stopped after step {step} of {self._steps}, and saved: "
-            "the same command goes on from here"
+            f"interrupted after step {step} of {self._steps}, and saved: "
+            "the same command resumes from here"
         )
 
-    def _now(self, step: int) -> Moment:
+    def _current(self, step: int) -> HistoryRow:
         score, offset = np.mean(self._losses, axis=0)
-        return Moment(step, float(score), float(offset), time.monotonic() - self._start)
+        return HistoryRow(step, float(score), float(offset), time.monotonic() - self._start)
 
-    def _keep(self, now: Moment) -> None:
-        kept = [moment for moment in self._moments if moment.step < now.step]
-        self._moments = [*kept, now]
-        write_history(self._folder, self._moments)
+    def _save(self, row: HistoryRow) -> None:
+        self._history = [*(one for one in self._history if one.step < row.step), row]
+        write_history(self._folder, self._history)

@@ -9,47 +9,53 @@ from rich.table import Table
 
 from app.compute import MEMORY_SHARE, choose_device, total_memory
 from app.errors import BadParameter
-from app.geometry import spacing_of
-from app.model import InputSpec
-from app.training.data.check_data import Checked
-from app.training.data.summary import Facts
-from app.training.fit.augment import Augmentation
+from app.geometry import Points, spacing_of
+from app.model import InputSpec, Manifest
+from app.training.data.check_data import CheckedData
+from app.training.data.summary import SpecimenSummary
+from app.training.fit.network import MIN_LEVELS, NORM_GROUPS, training_bytes
 from app.training.options import WHOLE, Options
-from app.training.recipe import (
-    LEAST_LEVELS,
-    NORM_GROUPS,
-    PERCENTILES,
-    WHOLE_EDGE,
-    Recipe,
-    network_bytes,
-    suggest_spacing,
-)
+from app.training.recipe import PERCENTILES, WHOLE_EDGE, Augmentation, Recipe
 
 RADIUS_VOXELS: Final = 5.0
 """Default voting radius in voxels of the grid."""
 
-LARGER: Final = 2.0
-"""Scans this many times as long as a training image show much that a whole-grid network, which has
-seen only the surroundings of the landmarks, would meet for the first time in service."""
+VIEW_MARGIN: Final = 1.03
+"""A training image is this much longer than the diagonal of the landmarks' bounding box."""
 
-LONE_VIEW: Final = 128
+MAX_WHOLE_LENGTH: Final = 2.0
+"""Scans that are longer than so many training images show much that a whole-grid network, which is
+trained on the surroundings of the landmarks, would meet for the first time in service."""
+
+MAX_WHOLE_SHARE: Final = 0.6
+"""Of the voxels that the service allows for a whole scan: other scans will be larger than these."""
+
+SINGLE_LANDMARK_EDGE: Final = 128
 """Voxels along a scan's longest edge, if a single landmark says nothing about a good spacing."""
 
 BATCH: Final = 2
 
-FULL: Final = 0.6
-"""Share of the voxels that a service lets a whole scan have, up to which the scans known are fine:
-others will be larger."""
+REFINE_SPACING: Final = 0.6
+"""Default spacing of a second network, in spacings of the first; the mouse skull's two are 0.42 and
+0.25 mm."""
+
+REFINE_MARGIN: Final = 0.065
+"""Around the mean shape, as a share of its diagonal: subjects differ, and context helps."""
+
+POSE_ERRORS: Final = Augmentation(
+    rotation_deg=8.0, scale=0.04, stretch=0.03, shift_mm=0.4, elastic_mm=0.15, crop=0.03
+)
+"""A first network is off by a degree or two and a few tenths of a millimetre; these are more."""
 
 GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One number of a recipe.
+    """One choice, for the table of choices.
 
     Attributes:
-        name: What it is, as its option is called.
+        name: Its option.
         value: What was chosen.
         reason: Why.
     """
@@ -59,11 +65,11 @@ class Choice:
     reason: str
 
 
-def suggest_recipe(options: Options, checked: Checked) -> tuple[Recipe, list[Choice]]:
-    """Fill in what the options leave open.
+def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list[Choice]]:
+    """Choose whatever the options leave open for a first network.
 
     Args:
-        options: What was asked for.
+        options: The options.
         checked: The data.
 
     Returns:
@@ -72,14 +78,12 @@ def suggest_recipe(options: Options, checked: Checked) -> tuple[Recipe, list[Cho
     Raises:
         BadParameter: The options make no network.
     """
-    spacing, spacing_choice = _spacing(options, checked)
-    tile, tile_choice = _tile(options, checked, spacing)
+    spacing, spacing_choice = _choose_spacing(options, checked)
+    tile, tile_choice = _choose_tile(options, checked, spacing)
     whole = tile == WHOLE
-    radius = options.radius_mm or RADIUS_VOXELS * spacing
-    edge = WHOLE_EDGE if tile == WHOLE else int(tile)
-    recipe = base_recipe(options, spacing, radius)
+    edge = WHOLE_EDGE if whole else int(tile)
     recipe = replace(
-        recipe,
+        _base_recipe(options, spacing),
         tile_shape=(edge, edge, edge),
         sees="whole" if whole else "tiles",
         augmentation=Augmentation(
@@ -88,25 +92,90 @@ def suggest_recipe(options: Options, checked: Checked) -> tuple[Recipe, list[Cho
     )
     if not whole and edge % recipe.divisor:
         raise BadParameter(f"--tile: expected a multiple of {recipe.divisor} voxels, got {edge}")
-    recipe, batch_choice = fit_memory(options, recipe, checked)
-    return recipe, [spacing_choice, radius_choice(options, recipe), tile_choice, batch_choice]
+    recipe, batch_choice = _fit_memory(options, recipe, checked)
+    return recipe, [spacing_choice, _radius_choice(options, recipe), tile_choice, batch_choice]
 
 
-def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe:
-    """Make the part of a recipe that the options alone decide.
+def suggest_refine_recipe(
+    options: Options, checked: CheckedData, first: Manifest, mean: Points
+) -> tuple[Recipe, list[Choice]]:
+    """Choose whatever the options leave open for a second network.
+
+    Args:
+        options: The options.
+        checked: The data.
+        first: Manifest of the first network.
+        mean: The upright mean shape, in mm.
+
+    Returns:
+        The recipe, and the reason for each choice.
 
     Raises:
-        BadParameter: No network has such filters.
+        BadParameter: The options make no network.
     """
+    spacing, reason = options.spacing_mm, "given"
+    if spacing is None:
+        finest = _two_digits(_finest_mm(checked.specimens))
+        finer = _two_digits(REFINE_SPACING * min(first.input.spacing_mm))
+        spacing = max(finest, finer)
+        reason = (
+            "that of the scans"
+            if spacing > finer
+            else f"{REFINE_SPACING:g} times that of the first network"
+        )
+    recipe = _base_recipe(options, spacing)
+    diagonal = float(np.linalg.norm(np.nanmax(mean, axis=0) - np.nanmin(mean, axis=0)))
+    half = np.nanmax(np.abs(mean), axis=0) + REFINE_MARGIN * diagonal
+    edges = -(-2 * half / spacing // recipe.divisor).astype(int) * recipe.divisor
+    i, j, k = edges.tolist()
+    recipe = replace(
+        recipe,
+        sees="posed",
+        tile_shape=(i, j, k),
+        augmentation=POSE_ERRORS,
+        intensity=first.input.intensity,
+    )
+    recipe, batch_choice = _fit_memory(options, recipe, checked)
+    spacing_choice = Choice("--spacing", f"{spacing:g} mm", reason)
+    return recipe, [spacing_choice, _radius_choice(options, recipe), batch_choice]
+
+
+def suggest_spacing(point_sets: Sequence[Points]) -> float:
+    """Choose a spacing at which the landmarks of a typical specimen fit an image in any pose.
+
+    Args:
+        point_sets: Landmarks of every specimen, in mm, NaN where missing.
+
+    Returns:
+        The median diagonal of the landmarks' bounding boxes over the edge of a training image, in
+        mm, rounded to two significant digits.
+    """
+    diagonals = [
+        np.linalg.norm(np.nanmax(points, axis=0) - np.nanmin(points, axis=0))
+        for points in point_sets
+    ]
+    return _two_digits(VIEW_MARGIN * float(np.median(diagonals)) / WHOLE_EDGE)
+
+
+def choice_table(choices: Sequence[Choice]) -> Table:
+    """Lay out choices with their reasons."""
+    table = Table("option", "chosen", "why")
+    for choice in choices:
+        table.add_row(choice.name, choice.value, choice.reason)
+    return table
+
+
+def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
+    """Fill in the fields that the options alone decide."""
     filters = options.filters
-    if len(filters) < LEAST_LEVELS or any(width % NORM_GROUPS or not width for width in filters):
+    if len(filters) < MIN_LEVELS or any(width % NORM_GROUPS or not width for width in filters):
         raise BadParameter(
-            f"--filters: expected at least {LEAST_LEVELS} multiples of {NORM_GROUPS}, "
+            f"--filters: expected at least {MIN_LEVELS} multiples of {NORM_GROUPS}, "
             f"got {', '.join(map(str, filters))}"
         )
     return Recipe(
         spacing_mm=spacing_mm,
-        radius_mm=radius_mm,
+        radius_mm=options.radius_mm or RADIUS_VOXELS * spacing_mm,
         stride=options.stride,
         filters=filters,
         steps=options.schedule.steps,
@@ -119,51 +188,36 @@ def base_recipe(options: Options, spacing_mm: float, radius_mm: float) -> Recipe
     )
 
 
-def radius_choice(options: Options, recipe: Recipe) -> Choice:
-    """Say why a radius was chosen."""
+def _radius_choice(options: Options, recipe: Recipe) -> Choice:
     reason = "given" if options.radius_mm else f"{RADIUS_VOXELS:g} voxels of the grid"
     return Choice("--radius", f"{recipe.radius_mm:.3g} mm", reason)
 
 
-def finest_mm(specimens: Sequence[Facts]) -> float:
-    """Find the finest spacing of a typical scan, in mm."""
-    return float(np.median([spacing_of(facts.affine).min() for facts in specimens]))
-
-
-def fit_memory(options: Options, recipe: Recipe, checked: Checked) -> tuple[Recipe, Choice]:
-    """Choose how many images a step has, and say what that takes."""
+def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple[Recipe, Choice]:
+    """Choose the batch size by the memory that it takes."""
     device = choose_device(options.device)
     memory = total_memory(device)
-    scans = 4 * sum(float(np.prod(facts.shape)) for facts in checked.specimens)
-    room = MEMORY_SHARE * memory - (scans if device.type == "cpu" else 0.0)
+    scans = 4 * sum(float(np.prod(specimen.shape)) for specimen in checked.specimens)
+    available = MEMORY_SHARE * memory - (scans if device.type == "cpu" else 0.0)
 
-    def need(batch: int) -> float:
-        return network_bytes(replace(recipe, batch=batch), len(checked.names))
+    def required(batch: int) -> float:
+        return training_bytes(replace(recipe, batch=batch), len(checked.names))
 
     reason = "given"
     if options.schedule.batch is None:
-        recipe = replace(recipe, batch=BATCH if need(BATCH) <= room else 1)
-        reason = "as recipes here were tried with" if recipe.batch == BATCH else "more do not fit"
-    told = (
-        f"{reason}; about {need(recipe.batch) / GIB:.1f} GiB, and {scans / GIB:.1f} for the scans"
-    )
-    if need(recipe.batch) > room:
-        told += (
+        recipe = replace(recipe, batch=BATCH if required(BATCH) <= available else 1)
+        reason = "the default" if recipe.batch == BATCH else "more do not fit"
+    need = required(recipe.batch)
+    reason += f"; about {need / GIB:.1f} GiB, and {scans / GIB:.1f} for the scans"
+    if need > available:
+        reason += (
             f": more than {MEMORY_SHARE:.0%} of the {memory / GIB:.0f} GiB of {device}; "
             "take a coarser --spacing, a smaller --tile, or --filters 16,32,64"
         )
-    return recipe, Choice("--batch", str(recipe.batch), told)
+    return recipe, Choice("--batch", str(recipe.batch), reason)
 
 
-def table_of(choices: Sequence[Choice]) -> Table:
-    """Lay choices out with their reasons."""
-    table = Table("option", "chosen", "why")
-    for choice in choices:
-        table.add_row(choice.name, choice.value, choice.reason)
-    return table
-
-
-def _spacing(options: Options, checked: Checked) -> tuple[float, Choice]:
+def _choose_spacing(options: Options, checked: CheckedData) -> tuple[float, Choice]:
     """Choose the spacing of the grid."""
 
     def chosen(spacing: float, reason: str) -> tuple[float, Choice]:
@@ -171,12 +225,13 @@ def _spacing(options: Options, checked: Checked) -> tuple[float, Choice]:
 
     if options.spacing_mm is not None:
         return chosen(options.spacing_mm, "given")
-    point_sets = [facts.placed for facts in checked.specimens if len(facts.points) > 1]
-    finest = float(f"{finest_mm(checked.specimens):.2g}")
+    point_sets = [one.positions for one in checked.specimens if len(one.points) > 1]
+    finest = _two_digits(_finest_mm(checked.specimens))
     if not point_sets:
-        longest = max(float(facts.extent_mm.max()) for facts in checked.specimens)
-        spacing = max(finest, float(f"{longest / LONE_VIEW:.2g}"))
-        return chosen(spacing, f"a scan is then at most {LONE_VIEW} voxels long")
+        longest = max(float(specimen.extent_mm.max()) for specimen in checked.specimens)
+        spacing = max(finest, _two_digits(longest / SINGLE_LANDMARK_EDGE))
+        reason = f"a scan is then at most {SINGLE_LANDMARK_EDGE} voxels long"
+        return chosen(spacing, reason)
     spacing = suggest_spacing(point_sets)
     if spacing < finest:
         return chosen(finest, "that of the scans: the landmarks lie close together")
@@ -186,26 +241,36 @@ def _spacing(options: Options, checked: Checked) -> tuple[float, Choice]:
     )
 
 
-def _tile(options: Options, checked: Checked, spacing: float) -> tuple[int | str, Choice]:
-    """Choose whether the network sees scans whole."""
+def _choose_tile(
+    options: Options, checked: CheckedData, spacing: float
+) -> tuple[int | str, Choice]:
+    """Choose whether the network sees scans whole, or the edge of its tiles."""
 
     def chosen(tile: int | str, reason: str) -> tuple[int | str, Choice]:
         return tile, Choice("--tile", str(tile), reason)
 
     if options.tile is not None:
         return chosen(options.tile, "given")
-    if checked.typical is not None and checked.typical.loose:
+    if checked.robust_shape is not None and not checked.robust_shape.consistent:
         return chosen(
             WHOLE_EDGE, "the landmarks keep no constellation, so each is looked for alone"
         )
-    extents = np.stack([facts.extent_mm for facts in checked.specimens])
-    longer = float(np.median(extents.max(axis=1))) / (spacing * WHOLE_EDGE)
-    if longer > LARGER:
-        reason = f"the scans are {longer:.2g} times as long as what the landmarks take up"
+    extents = np.stack([specimen.extent_mm for specimen in checked.specimens])
+    length = float(np.median(extents.max(axis=1))) / (spacing * WHOLE_EDGE)
+    if length > MAX_WHOLE_LENGTH:
+        reason = f"the scans are {length:.2g} times as long as what the landmarks take up"
         return chosen(WHOLE_EDGE, reason)
     voxels = float((extents / spacing).prod(axis=1).max())
-    most = int(InputSpec.model_fields["max_voxels"].default)
-    if voxels > FULL * most:
+    if voxels > MAX_WHOLE_SHARE * int(InputSpec.model_fields["max_voxels"].default):
         return chosen(WHOLE_EDGE, f"a scan has {voxels / 1e6:.0f} million voxels of the grid")
-    apart = "" if checked.typical is None else ", and their constellation tells them apart"
-    return chosen(WHOLE, f"a training image shows most of a scan{apart}")
+    distinct = "" if checked.robust_shape is None else ", and their constellation tells them apart"
+    return chosen(WHOLE, f"a training image shows most of a scan{distinct}")
+
+
+def _finest_mm(specimens: Sequence[SpecimenSummary]) -> float:
+    """Return the finest spacing of a typical scan, in mm."""
+    return float(np.median([spacing_of(specimen.affine).min() for specimen in specimens]))
+
+
+def _two_digits(number: float) -> float:
+    return float(f"{number:.2g}")

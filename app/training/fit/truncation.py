@@ -1,7 +1,7 @@
-"""Sample -> the same sample of a scan that ends amid the landmarks, as scans of a part do.
+"""Sample -> the same sample of a scan that ends among the landmarks, as partial scans do.
 
-Scans end at planes. A network that sees a grid whole gets one that ends there, too, and whose voxel
-values are set by what is left; a network that sees a fixed frame gets nothing beyond the plane.
+Scans end at planes. A network that sees whole grids gets a smaller grid that ends at the plane, and
+voxel values normalised by what is left. A network that sees a fixed frame gets 0 beyond the plane.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from torch.nn import functional
 from app.geometry import Points
 from app.training.fit.augment import Sample
 
-KEPT: Final = (0.35, 0.8)
-"""Least and greatest share of the landmarks that stay: with fewer, hardly a pose is left to see."""
+KEPT_SHARE: Final = (0.35, 0.8)
+"""Bounds of the share of the landmarks that is kept: with fewer, hardly a pose can be seen."""
 
-BRIGHTER: Final = (-0.2, 0.35)
-"""Bounds of the natural logarithm of a cut scan's values over the whole one's. The percentiles that
+LOG_BRIGHTNESS: Final = (-0.2, 0.35)
+"""Bounds of the logarithm of a truncated scan's values over the whole one's. The percentiles that
 become 0 and 1 are those of what is left: half a mouse's head made them up to 38 % brighter, where
 most of the bone is cut away, and 17 % darker, where most of it stays."""
 
@@ -29,7 +29,7 @@ Normal = Float64[np.ndarray, " 3"]
 
 
 def draw_normal(along_axes: bool, rng: np.random.Generator) -> Normal:
-    """Draw which way a cut faces.
+    """Draw the direction of a plane.
 
     Args:
         along_axes: Whether it is along an axis of the image, as a scan's own border is.
@@ -44,47 +44,47 @@ def draw_normal(along_axes: bool, rng: np.random.Generator) -> Normal:
     return np.asarray(normal / np.linalg.norm(normal))
 
 
-def cut_sample(sample: Sample, normal: Normal, rng: np.random.Generator) -> Sample:
-    """Cut a sample at a plane that leaves some of its landmarks.
+def truncate(sample: Sample, normal: Normal, rng: np.random.Generator) -> Sample:
+    """Truncate a sample at a plane that keeps some of its landmarks.
 
     Args:
-        sample: As posed.
-        normal: Of the plane, in the image's axes; either side of it may stay.
+        sample: As augmented.
+        normal: Of the plane, in the image's axes; either side of it may be kept.
         rng: Source of the randomness.
 
     Returns:
-        The sample, beyond the plane 0 and not visible; the same one if it has no landmark.
+        The sample, 0 and not visible beyond the plane; unchanged if it has no landmark.
     """
     along = sample.points[np.isfinite(sample.points).all(axis=1)] @ normal
     if not len(along):
         return sample
     side = 1.0 if rng.random() < 0.5 else -1.0
-    where = float(np.quantile(side * along, rng.uniform(*KEPT)))
-    brighter = float(np.exp(rng.uniform(*BRIGHTER)))
-    visible = sample.visible & (_along(sample.visible.shape, side * normal) <= where)
-    image = (sample.image * brighter).clamp_max(1.0) * visible
+    end = float(np.quantile(side * along, rng.uniform(*KEPT_SHARE)))
+    brightness = float(np.exp(rng.uniform(*LOG_BRIGHTNESS)))
+    visible = sample.visible & (_along(sample.visible.shape, side * normal) <= end)
+    image = (sample.image * brightness).clamp_max(1.0) * visible
     return replace(sample, image=image, visible=visible)
 
 
 def trim(samples: Sequence[Sample], divisor: int) -> list[Sample]:
-    """Leave out what no sample of a batch shows, as the grid of a cut scan does.
+    """Crop a batch to what is visible, as the grid of a truncated scan is smaller.
 
     Args:
-        samples: Of one shape, cut along axes of the image.
+        samples: Of one shape, truncated along axes of the image.
         divisor: Edges are multiples of this many voxels.
 
     Returns:
-        The samples, of one shape: each begins where it begins to show something, and is padded with
-        0 at its end, as a grid is.
+        The samples, of one shape: each starts at its first visible voxel, and is padded with 0 at
+        its end, as a grid is.
     """
-    boxes = [_box(sample.visible) for sample in samples]
+    boxes = [_visible_box(sample.visible) for sample in samples]
     longest = np.max([last - first for first, last in boxes], axis=0)
     edges = (-(-longest // divisor) * divisor).astype(int)
-    return [_slice(sample, first, edges) for sample, (first, _) in zip(samples, boxes, strict=True)]
+    return [_crop(sample, first, edges) for sample, (first, _) in zip(samples, boxes, strict=True)]
 
 
 def _along(shape: Sequence[int], normal: Normal) -> Float[Tensor, "i j k"]:
-    """Say how far along a direction each voxel lies, in voxels."""
+    """Compute the coordinate of each voxel along a direction, in voxels."""
     i, j, k = (
         torch.arange(size, dtype=torch.float32) * float(part)
         for size, part in zip(shape, normal, strict=True)
@@ -92,18 +92,18 @@ def _along(shape: Sequence[int], normal: Normal) -> Float[Tensor, "i j k"]:
     return i[:, None, None] + j[:, None] + k
 
 
-def _box(visible: Bool[Tensor, "i j k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the first voxel that is visible along each axis, and the one behind the last."""
-    lines = [visible.any(dim=2).any(dim=1), visible.any(dim=2).any(dim=0)]
-    lines.append(visible.any(dim=1).any(dim=0))
-    seen = [np.flatnonzero(line.numpy()) for line in lines]
-    if not all(len(line) for line in seen):
+def _visible_box(visible: Bool[Tensor, "i j k"]) -> tuple[np.ndarray, np.ndarray]:
+    """Find the first visible voxel along each axis, and the one after the last."""
+    profiles = [visible.any(dim=2).any(dim=1), visible.any(dim=2).any(dim=0)]
+    profiles.append(visible.any(dim=1).any(dim=0))
+    indices = [np.flatnonzero(profile.numpy()) for profile in profiles]
+    if not all(len(index) for index in indices):
         return np.zeros(3, dtype=int), np.array(visible.shape)
-    return np.array([line[0] for line in seen]), np.array([line[-1] + 1 for line in seen])
+    return np.array([index[0] for index in indices]), np.array([index[-1] + 1 for index in indices])
 
 
-def _slice(sample: Sample, first: np.ndarray, edges: np.ndarray) -> Sample:
-    """Cut a box out of a sample, with 0 where it reaches past the end."""
+def _crop(sample: Sample, first: np.ndarray, edges: np.ndarray) -> Sample:
+    """Crop a box out of a sample, with 0 where it reaches past the end."""
     part = tuple(slice(int(a), int(a + n)) for a, n in zip(first, edges, strict=True))
     i, j, k = np.maximum(first + edges - np.array(sample.visible.shape), 0).tolist()
     pad = (0, k, 0, j, 0, i)

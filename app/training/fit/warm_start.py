@@ -1,6 +1,7 @@
-"""model to start from -> its weights in a new network, each landmark's channels where they belong.
+"""Weights of another model for a new network, with each landmark's channels where they belong.
 
-Landmarks go by their names: a model may have them in another order, lack some or have others.
+Landmarks are matched by name: the other model may have them in another order, lack some or have
+others.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,18 @@ from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
 from app.model import Manifest, load_module, read_manifest
-from app.training.data.issues import listed
-from app.training.recipe import head_of
+from app.training.data.issues import shorten
+from app.training.fit.network import find_head
 
-NAMED: Final = 8
-"""Landmarks that a message names; of the others it gives the number."""
+MAX_NAMES: Final = 8
+"""Landmarks that a message lists; the others are counted."""
 
 
-def take_over(network: nn.Module, names: Sequence[str], start: Path) -> str:
-    """Give a new network the weights of a model.
+def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
+    """Load the weights of a model into a new network.
 
     Args:
-        network: As ``build_network`` makes it; is changed.
+        network: As ``build_network`` returns it; is changed.
         names: Its landmarks, in the order of its channels.
         start: Folder of the model to start from.
 
@@ -31,81 +32,81 @@ def take_over(network: nn.Module, names: Sequence[str], start: Path) -> str:
         Which landmarks are taken over and which are not; empty if both have the same.
 
     Raises:
-        BadParameter: There is no such model, its network is another, or it has other landmarks.
+        BadParameter: There is no such model, or its network or its landmarks do not fit.
     """
     try:
         manifest = read_manifest(start)
-        theirs = load_module(start, manifest)
+        other = load_module(start, manifest)
     except ModelRefused as error:
         raise BadParameter(f"--start: expected weights that fit, got: {error}") from None
-    if type(theirs) is not type(network):
-        wanted, got = type(network).__name__, type(theirs).__name__
-        raise BadParameter(f"--start: expected weights that fit, of a {wanted}, got a {got}")
+    if type(other) is not type(network):
+        expected, got = type(network).__name__, type(other).__name__
+        raise BadParameter(f"--start: expected weights that fit, of a {expected}, got a {got}")
     known = [landmark.name for landmark in manifest.landmarks]
-    both = [name for name in names if name in known]
-    if not both:
+    common = [name for name in names if name in known]
+    if not common:
         raise BadParameter(
             f"--start: expected a model of the same landmarks, or of some of "
-            f"{listed(names, NAMED)}; got one of {listed(known, NAMED)}"
+            f"{shorten(names, MAX_NAMES)}; got one of {shorten(known, MAX_NAMES)}"
         )
-    places = [names.index(name) for name in both], [known.index(name) for name in both]
-    _arrange(network, theirs, manifest, places)
+    rows = [names.index(name) for name in common], [known.index(name) for name in common]
+    _rearrange_head(network, other, manifest, rows)
     try:
-        network.load_state_dict(theirs.state_dict())
+        network.load_state_dict(other.state_dict())
     except RuntimeError as error:
         raise BadParameter(f"--start: expected weights that fit, got: {error}") from None
     new = [name for name in names if name not in known]
-    gone = [name for name in known if name not in names]
-    told = [
-        f"{what} {listed(some, NAMED)}"
-        for what, some in (("takes over", both), ("learns anew", new), ("leaves out", gone))
+    unused = [name for name in known if name not in names]
+    parts = [
+        f"{verb} {shorten(some, MAX_NAMES)}"
+        for verb, some in (("takes over", common), ("learns anew", new), ("leaves out", unused))
         if some
     ]
-    return f"--start {start}: {'; '.join(told)}" if new or gone else ""
+    return f"--start {start}: {'; '.join(parts)}" if new or unused else ""
 
 
-def _arrange(
-    network: nn.Module, theirs: nn.Module, manifest: Manifest, places: tuple[list[int], list[int]]
+def _rearrange_head(
+    network: nn.Module, other: nn.Module, manifest: Manifest, rows: tuple[list[int], list[int]]
 ) -> None:
-    """Bring the last layer of a model into the order of a new network's.
+    """Bring the last layer of the other network into the layout of the new one.
 
     Rows of landmarks that only the new network has are its own, fresh ones.
     """
-    mine, head = head_of(network), head_of(theirs)
+    head, other_head = find_head(network), find_head(other)
     expected = sum(manifest.channels)
-    got = "none" if head is None else f"one of {head.out_channels} channels"
-    if mine is None or head is None or head.out_channels != expected:
+    got = "none" if other_head is None else f"one of {other_head.out_channels} channels"
+    if head is None or other_head is None or other_head.out_channels != expected:
         raise BadParameter(
             f"--start: expected a network that ends in a convolution of {expected} channels, as "
             f"{len(manifest.landmarks)} landmarks have, got {got}"
         )
     for name in ("weight", "bias"):
-        new, old = getattr(mine, name), getattr(head, name)
+        new, old = getattr(head, name), getattr(other_head, name)
         if new is None or old is None:
-            continue  # Where only one has a bias, the weights do not fit, which is told later.
-        rows = new.detach().clone().unflatten(0, (4, -1))
+            continue  # If only one has a bias, load_state_dict will say so.
+        arranged = new.detach().clone().unflatten(0, (4, -1))
         old = by_landmark(old.detach(), manifest)
-        if rows.shape[2:] == old.shape[2:]:
-            rows[:, places[0]] = old[:, places[1]]
-        setattr(head, name, nn.Parameter(rows.flatten(0, 1)))
+        if arranged.shape[2:] == old.shape[2:]:
+            arranged[:, rows[0]] = old[:, rows[1]]
+        setattr(other_head, name, nn.Parameter(arranged.flatten(0, 1)))
 
 
 def by_landmark(rows: Tensor, manifest: Manifest) -> Tensor:
-    """Read a model's output channels as those of a network that is trained here.
+    """Convert a model's output channels to the layout of networks that are trained here.
 
-    These are scores for a sigmoid and offsets in voxels, by axis. All it takes is linear, so it
-    does for the last layer's weights what it does for the output.
+    These have scores for a sigmoid, and offsets in voxels, by axis. All operations are linear, so
+    this applies to the last layer's weights as well as to the output.
 
     Args:
-        rows: Channels first; whatever follows is kept.
-        manifest: What they mean.
+        rows: Channels first; the other dimensions are kept.
+        manifest: The meaning of the channels.
 
     Returns:
         Scores and offsets along i, j, k of each landmark, (4, landmarks, ...).
     """
     scores, offsets = rows.split(manifest.channels)
     if manifest.network.activation == "softmax":
-        # Sigmoid of the difference is the softmax between a landmark and the background.
+        # The sigmoid of the difference is the softmax of a landmark against the background.
         scores = scores[1:] - scores[:1]
     if manifest.network.offset_order == "axis":
         offsets = offsets.unflatten(0, (3, -1))

@@ -1,10 +1,10 @@
-"""Landmark files in a frame of their own -> the same points in the frame of their scan.
+"""Brings landmark files that are in a frame of their own into the frame of their scan.
 
     python -m app.training.tools.find_poses SCANS LANDMARKS --model models/NAME -o OUT
 
 Points that were placed in an atlas, or stored without their scan's frame, are right up to a rigid
-motion. A first model finds them roughly; the motion that brings the given points nearest to what it
-finds, over many random poses of the scan, is far better than any single point. Use the outcome for
+motion. A first model finds them roughly. The motion that fits the given points to what it finds,
+over many random poses of the scan, is far more accurate than any single point. Use the result for
 training only: its error is the model's.
 """
 
@@ -35,19 +35,19 @@ FIRST_POSES: Final = 4
 """Poses of the whole scan, to find out where the points are."""
 
 VIEW: Final = 1.05
-"""Edge of what is looked at then, in diagonals of the points' bounding box."""
+"""Edge of the view around the points, in diagonals of their bounding box."""
 
 SIGMA_MM: Final = 0.5
-"""Distance from which a found point loses its say."""
+"""Scale of the robust weight: the influence of points further off decreases."""
 
 ROUNDS: Final = 30
 
-Known = Float64[np.ndarray, "points 3"]
+KnownPoints = Float64[np.ndarray, "points 3"]
 PosedPoints = Float64[np.ndarray, "poses points 3"]
 
 
 @dataclass(frozen=True, slots=True)
-class Motion:
+class FoundPose:
     """Where a specimen's points lie in its scan.
 
     Attributes:
@@ -61,14 +61,14 @@ class Motion:
     found: float
 
 
-def find_motion(detector: Detector, volume: Volume, points: Points, poses: int) -> Motion:
+def find_pose(detector: Detector, volume: Volume, points: Points, poses: int) -> FoundPose:
     """Find the rigid motion that brings points into a scan.
 
     Args:
         detector: Of a model with the same landmarks, in the same order.
         volume: The scan.
         points: Its landmarks, in mm, in a frame that is right up to a rotation and a shift.
-        poses: How many random poses of the scan to look at.
+        poses: Number of random poses of the scan.
 
     Returns:
         The moved points, and how well they fit.
@@ -78,44 +78,44 @@ def find_motion(detector: Detector, volume: Volume, points: Points, poses: int) 
     """
     rng = np.random.default_rng(0)
     extent = voxel_extent(volume)
-    middle = transform(volume.affine, (np.asarray(volume.voxels.shape) - 1) / 2)
-    first = _fit(points, _detect_posed(detector, volume, (middle, extent.max()), FIRST_POSES, rng))
-    # Close by, the image is as full as those that the model was trained on.
+    centre = transform(volume.affine, (np.asarray(volume.voxels.shape) - 1) / 2)
+    first = _fit(points, _detect_posed(detector, volume, (centre, extent.max()), FIRST_POSES, rng))
+    # Close up, the subject fills the image as in those that the model was trained on.
     known = points[np.isfinite(points).all(axis=1)]
-    view = VIEW * float(np.linalg.norm(np.ptp(known, axis=0)))
-    middle = first.apply(known).mean(axis=0)
-    found = _detect_posed(detector, volume, (middle, view), poses, rng)
+    edge = VIEW * float(np.linalg.norm(np.ptp(known, axis=0)))
+    centre = first.apply(known).mean(axis=0)
+    found = _detect_posed(detector, volume, (centre, edge), poses, rng)
     motion = _fit(points, found)
     residual = np.linalg.norm(motion.apply(points) - found, axis=2)
-    return Motion(
+    return FoundPose(
         motion.apply(points), float(np.nanmedian(residual)), float(np.isfinite(residual).mean())
     )
 
 
 def voxel_extent(volume: Volume) -> Float64[np.ndarray, " 3"]:
-    """Measure the edges of a volume, in mm."""
+    """Return the edges of a volume, in mm."""
     return np.asarray(volume.voxels.shape * spacing_of(volume.affine))
 
 
 def _fit(points: Points, found: PosedPoints) -> Similarity:
-    """Fit points to where they were found, in every pose."""
+    """Fit points to where they were found in all poses."""
     known = np.isfinite(found).all(axis=2) & np.isfinite(points).all(axis=1)
     if known.any(axis=0).sum() < MIN_LANDMARKS:
         raise ValueError("expected a model that finds at least four landmarks, found fewer")
     return fit_rigid(np.broadcast_to(points, found.shape)[known], found[known], SIGMA_MM)
 
 
-def fit_rigid(source: Known, target: Known, sigma_mm: float) -> Similarity:
-    """Fit rotation and translation robustly: least squares reweighted by Geman and McClure.
+def fit_rigid(source: KnownPoints, target: KnownPoints, sigma_mm: float) -> Similarity:
+    """Fit rotation and translation by iteratively reweighted least squares (Geman and McClure).
 
-    The width of the weight starts at the spread of the errors and shrinks to ``sigma_mm``.
+    The scale of the weight starts at the spread of the errors and shrinks to ``sigma_mm``.
     """
     weight = np.ones(len(source))
     for step in range(ROUNDS):
         fit = fit_similarity(source, target, weight, scale_bounds=(1.0, 1.0))
         square = ((fit.apply(source) - target) ** 2).sum(axis=1)
-        width = max(sigma_mm, float(np.sqrt(np.median(square))) * (2.0 - step / ROUNDS))
-        weight = 1 / (1 + square / width**2) ** 2
+        scale = max(sigma_mm, float(np.sqrt(np.median(square))) * (2.0 - step / ROUNDS))
+        weight = 1 / (1 + square / scale**2) ** 2
     return fit
 
 
@@ -126,27 +126,27 @@ def _detect_posed(
     poses: int,
     rng: np.random.Generator,
 ) -> PosedPoints:
-    """Turn a scan at random, find its landmarks, and turn them back.
+    """Rotate a scan at random, find its landmarks, and rotate them back.
 
     Args:
-        detector: What finds them.
+        detector: The detector.
         volume: The scan.
-        view: Middle of what is looked at, in mm, RAS, and its edge, in mm.
-        poses: How often.
+        view: Centre of the view, in mm, RAS, and its edge, in mm.
+        poses: Number of random poses.
         rng: Source of the randomness.
 
     Returns:
         Positions in mm, RAS; NaN where one was not found.
     """
     voxels = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
-    middle, extent = view
+    centre, extent = view
     spacing = float(spacing_of(volume.affine).min())
     edge = round(extent / spacing)
     posed_affine = scaling([spacing] * 3)
     found = np.full((poses, len(detector.model.manifest.landmarks), 3), np.nan)
     for pose in range(poses):
-        turned_middle = transform(posed_affine, (edge - 1) / 2 + rng.uniform(-1, 1, 3))
-        to_world = translation(middle) @ random_rotation(180.0, rng) @ translation(-turned_middle)
+        posed_centre = transform(posed_affine, (edge - 1) / 2 + rng.uniform(-1, 1, 3))
+        to_world = translation(centre) @ random_rotation(180.0, rng) @ translation(-posed_centre)
         index = np.linalg.inv(volume.affine) @ to_world @ posed_affine
         image = sample_at(voxels, index_grid((edge, edge, edge), index))
         answer = detector.detect(Volume(image.numpy(), posed_affine, 0, "", ()))
@@ -168,21 +168,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--poses", type=int, default=POSES, help="random poses per scan")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     options = parser.parse_args(arguments)
-    pairs = pair_files(options.scans, options.landmarks)
+    specimens = pair_files(options.scans, options.landmarks)
     detector = Detector(load_checked(options.model, choose_device(options.device)))
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
-    unknown = set(landmark_names(pairs)) - set(names)
+    unknown = set(landmark_names(specimens)) - set(names)
     if unknown:
         raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
     console = Console()
     options.output.mkdir(parents=True, exist_ok=True)
-    for pair in pairs:
-        volume = read_volume(pair[1].read_bytes())
-        motion = find_motion(detector, volume, read_points(pair, names), options.poses)
-        moved = options.output / f"{pair[0]}.mrk.json"
-        moved.write_text(markups_json(names, motion.points), encoding="utf-8")
+    for files in specimens:
+        volume = read_volume(files.scan.read_bytes())
+        pose = find_pose(detector, volume, read_points(files, names), options.poses)
+        moved = options.output / f"{files.name}.mrk.json"
+        moved.write_text(markups_json(names, pose.points), encoding="utf-8")
         console.print(
-            f"{pair[0]}: {motion.residual_mm:.3f} mm median, {100 * motion.found:.0f} % found"
+            f"{files.name}: {pose.residual_mm:.3f} mm median, {100 * pose.found:.0f} % found"
         )
 
 

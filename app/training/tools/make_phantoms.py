@@ -1,4 +1,4 @@
-"""seeds -> folders of scans and landmark files, to train and to measure the phantom model on.
+"""Writes generated scans and landmark files, to train and measure the phantom model on.
 
     python -m app.training.tools.make_phantoms OUT --count 40 --seed 1000
 
@@ -15,9 +15,9 @@ def make_phantoms(folder: Path, count: int, seed: int) -> None:
     """Write phantoms of consecutive seeds.
 
     Args:
-        folder: Gets the folders ``scans`` and ``landmarks``.
-        count: How many.
-        seed: The first one's.
+        folder: Where the folders ``scans`` and ``landmarks`` are made.
+        count: Number of phantoms.
+        seed: Of the first one.
     """
     scans, landmarks = folder / "scans", folder / "landmarks"
     scans.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def make_phantoms(folder: Path, count: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Write phantoms: scans and landmark files.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=40)

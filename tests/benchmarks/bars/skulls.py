@@ -11,7 +11,8 @@ from app.compute.device import choose_device
 from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
-from app.training.calibrate.calibration_runs import Trial, try_scan
+from app.training.calibrate.calibration_runs import CalibrationRun, run_scan
+from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import errors_mm, group, measure_coverage, measure_presence
 from app.training.evaluate.outcomes import Outcome, compare
 from tests.benchmarks.harness import Limit, Row, Run
@@ -143,11 +144,11 @@ def _names(run: Run) -> Sequence[str]:
 
 
 @cache
-def _trials(name: str) -> Sequence[Trial]:
+def _trials(name: str) -> Sequence[CalibrationRun]:
     data = real_scans()
     assert data is not None
-    pair = (name, scan_path(data, name), landmarks_path(data, name))
-    return try_scan(_detector().model, pair)
+    files = SpecimenFiles(name, scan_path(data, name), landmarks_path(data, name))
+    return run_scan(_detector().model, files)
 
 
 def _outcomes(run: Run, kind: str) -> list[Outcome]:

@@ -1,17 +1,14 @@
 """The second-stage network: how its landmarks are merged, and how it is trained and loaded."""
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from scipy.spatial.transform import Rotation
 
-from app.errors import BadParameter, ModelRefused
+from app.errors import ModelRefused
 from app.geometry import Points, transform, translation
 from app.inference.detector import Detector
 from app.inference.load import load_checked
@@ -26,13 +23,10 @@ from app.inference.refinement import (
 from app.io.volume import read_volume
 from app.model.files import update_hashes
 from app.preprocessing.posed_grid import Pose
-from app.training import refine as train_refine
-from app.training.refine import turned_as, upright
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, Status
-from tests.support.training_data import landmarkd
+from tests.support.training_data import BLOBS, landmarkd, write_specimens
 from tests.unit.preprocessing.test_posed_grid import make_pose
-from tests.unit.training.test_train import NAMES, write_specimen
 
 HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.0])
 SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
@@ -138,23 +132,9 @@ def test_too_few_landmarks_show_no_pose() -> None:
     assert find_pose(found, Shape(mean, tolerance_mm=1.0)) is None
 
 
-def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
-    """Its longest extent comes first; distances and handedness stay."""
-    mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
-    mean -= mean.mean(axis=0)
-    turned = upright(mean)
-    spread = turned.std(axis=0)
-    assert spread[0] > spread[1] > spread[2]
-    np.testing.assert_allclose(turned @ turned.T, mean @ mean.T, atol=1e-9)
-    assert np.linalg.det(turned[:3]) == pytest.approx(np.linalg.det(mean[:3]))
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for seed, name in enumerate(("one", "two", "three")):
-        write_specimen(folder, name, seed)
-    return folder
+    return write_specimens(tmp_path_factory.mktemp("data"), "one", "two", "three")
 
 
 @pytest.fixture(scope="module")
@@ -171,43 +151,13 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: 
     """Weights of two steps find nothing, but everything is there."""
     model = load_checked(folder, torch.device("cpu"))
     assert model.refine is not None
-    assert [mark.name for mark in model.refine.manifest.landmarks] == list(NAMES)
+    assert [mark.name for mark in model.refine.manifest.landmarks] == list(BLOBS)
     assert model.refine.manifest.input.tile_shape != "whole"
     mean = model.refine.shape
     assert mean is not None
     np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
     scan = next((data / "scans").glob("one*")).read_bytes()
-    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
-
-
-def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
-    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Principal axes may come out the other way round for other specimens."""
-    turned = np.diag([-1.0, -1.0, 1.0])
-    monkeypatch.setattr(train_refine, "upright", lambda mean: upright(mean) @ turned)
-    shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
-    words = (data / "scans", data / "landmarks", "--spacing", "1.0", *SMALL, "--validate", "two")
-    landmarkd("refine", tmp_path / "mine", *words, "--start", folder / "refine")
-    before, after = (
-        load_file(model / "refine" / "shape.safetensors")["mean"]
-        for model in (folder, tmp_path / "mine")
-    )
-    np.testing.assert_allclose(after, before, atol=1e-6)
-
-
-def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> None:
-    mean = load_file(folder / "refine" / "shape.safetensors")["mean"].astype(np.float64)
-    other = Rotation.from_rotvec([0.4, -2.0, 0.9]).apply(mean)
-    names = (*NAMES[1:], NAMES[0])
-    moved = np.roll(other, -1, axis=0)
-    np.testing.assert_allclose(
-        turned_as(moved, names, folder / "refine"), np.roll(mean, -1, axis=0), atol=1e-6
-    )
-    assert turned_as(other, NAMES, folder) is other
-    assert turned_as(other, [f"another {name}" for name in NAMES], folder / "refine") is other
-    with pytest.raises(BadParameter, match="--start: expected a model, got: "):
-        turned_as(other, NAMES, folder / "nothing")
+    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
 
 
 def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: Path) -> None:
@@ -225,7 +175,7 @@ def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: 
         assert (improved is not None) == again
         if improved is not None:
             np.testing.assert_allclose(improved.to_world, moved, atol=1e-6)
-    assert refiner.improve_pose([landmark(None, "not_found", 0.0)] * len(NAMES), pose) is None
+    assert refiner.improve_pose([landmark(None, "not_found", 0.0)] * len(BLOBS), pose) is None
 
 
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(

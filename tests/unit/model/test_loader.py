@@ -1,4 +1,4 @@
-"""Modules: allow-listed architectures with exactly their weights, or nothing."""
+"""Modules: allow-shorten architectures with exactly their weights, or nothing."""
 
 import re
 import warnings

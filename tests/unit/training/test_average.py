@@ -24,8 +24,7 @@ from tests.support.model_folders import (
     make_program_folder,
     manifest_table,
 )
-from tests.support.training_data import landmarkd
-from tests.unit.training.test_train import SMALL, write_specimen
+from tests.support.training_data import SMALL, landmarkd, write_specimens
 
 BATCH_NORM: Mapping[str, object] = {
     "spatial_dims": 3, "in_channels": 1, "out_channels": 12, "channels": [4, 8], "strides": [2],
@@ -165,9 +164,7 @@ def test_other_tensors_are_refused(theirs: dict[str, torch.Tensor], message: str
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Train two models of two networks."""
-    root = tmp_path_factory.mktemp("pairs")
-    for seed, name in enumerate(("one", "two")):
-        write_specimen(root, name, seed)
+    root = write_specimens(tmp_path_factory.mktemp("pairs"), "one", "two")
     files, small = (root / "scans", root / "landmarks"), (*SMALL, "--validate", "none")
     first, again = root / "first", root / "again"
     for folder, seed in ((first, 1), (again, 2)):

@@ -10,7 +10,7 @@ import pytest
 
 from app.geometry import transform
 from app.io.slicer import read_landmarks
-from app.training.data.check_data import Checked, check_data
+from app.training.data.check_data import CheckedData, check_data
 from tests.support.training_data import (
     NAMES,
     SHAPE,
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data")
 
 
-def check(data: Path) -> Checked:
+def check(data: Path) -> CheckedData:
     return check_data(data / "scans", data / "landmarks")
 
 
@@ -44,7 +44,7 @@ def moved(data: Path, name: str, move: Callable[[np.ndarray], np.ndarray]) -> No
 
 def test_sound_data_have_nothing_to_be_said_of(data: Path) -> None:
     checked = check(data)
-    assert checked.findings == ()
+    assert checked.issues == ()
     assert checked.names == NAMES
     assert checked.may_train(strict=True)
     assert checked.summary() == "6 scans with 6 landmarks: 0 errors, 0 warnings"
@@ -170,7 +170,7 @@ def points_twice(data: Path) -> None:
         (metres, "s2", "they look like metres"),
         (one_outside, "s2", "1 of 6 points outside the scan: by up to"),
         (other_case, "s2", "'Tip_Left' is another spelling of 'tip left', which 5 files have"),
-        (at_the_origin, "s2", "nasion, base lie at one place, (0, 0, 0) mm"),
+        (at_the_origin, "s2", "nasion, base share one position, (0, 0, 0) mm"),
         (scan_twice, "again, s2", "one scan under several names"),
         (points_twice, "other, s2", "different scans hold the same coordinates"),
     ],
@@ -180,6 +180,6 @@ def test_fault_that_stops_a_training_is_named(
 ) -> None:
     spoil(data)
     checked = check(data)
-    errors = [finding for finding in checked.findings if finding.severity == "error"]
-    assert any(what in error.what and error.where == where for error in errors), errors
+    errors = [issue for issue in checked.issues if issue.severity == "error"]
+    assert any(what in error.message and error.where == where for error in errors), errors
     assert not checked.may_train(strict=False)

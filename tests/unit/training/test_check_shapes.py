@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from app.geometry import scaling
 from app.training.data.check_data import check_data
-from app.training.data.issues import Finding, listed, table_of
+from app.training.data.issues import Issue, issue_table, shorten
 from app.training.data.robust_shape import fit_to
 from tests.support.training_data import (
     NAMES,
@@ -95,7 +95,7 @@ def other_size(data: Path) -> None:
         (other_file, "not used"),
         (swapped, "landmarks lambda and base look swapped"),
         (sides_exchanged, "landmarks tip left and tip right look swapped"),
-        (misplaced, "let them be expected: lambda (3."),
+        (misplaced, "predict them: lambda (3."),
         (misspelt, "'nasoin' may be a misspelt 'nasion', which 5 files have"),
         (in_one_file, "landmark 'chin' is in 1 of 6 files"),
         (left_handed, "left-handed, those of the others are not"),
@@ -108,19 +108,19 @@ def test_doubt_is_a_warning_that_only_strictness_stops_at(
 ) -> None:
     spoil(data)
     checked = check(data)
-    assert [finding for finding in checked.findings if finding.severity == "error"] == []
-    warnings = [finding for finding in checked.findings if finding.severity == "warning"]
+    assert [issue for issue in checked.issues if issue.severity == "error"] == []
+    warnings = [issue for issue in checked.issues if issue.severity == "warning"]
     assert len(warnings) == 1, warnings
-    assert what in warnings[0].what
+    assert what in warnings[0].message
     assert checked.may_train(strict=False)
     assert not checked.may_train(strict=True)
 
 
 def test_unknown_unit_is_worth_a_note_where_points_in_mm_lie_inside(data: Path) -> None:
     no_unit(data)
-    (finding,) = check(data).findings
-    assert finding.severity == "note"
-    assert "does not name its unit of length" in finding.what
+    (issue,) = check(data).issues
+    assert issue.severity == "note"
+    assert "does not name its unit of length" in issue.message
 
 
 def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_poses(
@@ -138,9 +138,9 @@ def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_pos
         turn = (-1, -1, 1) if seed == 2 else (1, 1, 1)
         points = {label: (point - middle) * turn for label, point in points_of(seed).items()}
         write_points(data, f"s{seed}", points)
-    (finding,) = check(data).findings
-    assert (finding.severity, finding.where) == ("warning", "s2")
-    assert "LPS and RAS may be mixed up" in finding.what
+    (issue,) = check(data).issues
+    assert (issue.severity, issue.where) == ("warning", "s2")
+    assert "LPS and RAS may be mixed up" in issue.message
 
 
 def test_all_faults_of_all_files_are_told_at_once(data: Path) -> None:
@@ -150,14 +150,14 @@ def test_all_faults_of_all_files_are_told_at_once(data: Path) -> None:
     moved(data, "s4", lambda point: point * (-1, -1, 1))
     truncated = (data / "scans" / "s5.nii.gz").read_bytes()[:100]
     (data / "scans" / "s5.nii.gz").write_bytes(truncated)
-    found = {finding.where for finding in check(data).findings}
+    found = {issue.where for issue in check(data).issues}
     assert found >= {"s3", "s4", "s5.nii.gz", "again, s2", "s9.mrk.json"}
 
 
 def test_scans_and_landmarks_may_share_a_folder(data: Path) -> None:
     for path in (data / "landmarks").iterdir():
         path.rename(data / "scans" / path.name)
-    assert check_data(data / "scans", data / "scans").findings == ()
+    assert check_data(data / "scans", data / "scans").issues == ()
 
 
 def test_landmarks_that_lie_anyhow_are_not_judged_by_their_shape(tmp_path: Path) -> None:
@@ -168,24 +168,24 @@ def test_landmarks_that_lie_anyhow_are_not_judged_by_their_shape(tmp_path: Path)
         points = {label: middle + rng.uniform(-7, 7, 3) for label in NAMES}
         write_points(data, f"s{seed}", points)
     checked = check(data)
-    assert checked.typical is not None
-    assert checked.typical.loose
-    assert checked.findings == ()
+    assert checked.robust_shape is not None
+    assert not checked.robust_shape.consistent
+    assert checked.issues == ()
 
 
 def test_typical_constellation_is_not_moved_by_a_wrong_file(data: Path) -> None:
-    before = check(data).typical
+    before = check(data).robust_shape
     swapped(data)
-    after = check(data).typical
+    after = check(data).robust_shape
     assert before is not None
     assert after is not None
-    both = np.stack([before.shape, after.shape])
+    both = np.stack([before.points, after.points])
     (fit,) = fit_to(both[1:], both[0])[0].apply(both[1:])
     assert_allclose(fit, both[0], atol=0.5)
 
 
 def test_what_is_said_of_many_files_is_one_row() -> None:
-    same = [Finding("note", f"s{seed}", "is so") for seed in range(9)]
-    table = table_of([*same, Finding("error", "x", "is wrong [here]")])
+    same = [Issue("note", f"s{seed}", "is so") for seed in range(9)]
+    table = issue_table([*same, Issue("error", "x", "is wrong [here]")])
     assert table.row_count == 2
-    assert listed([finding.where for finding in same]) == "s0, s1, s2 and 6 more"
+    assert shorten([issue.where for issue in same]) == "s0, s1, s2 and 6 more"

@@ -1,141 +1,263 @@
-"""``--folds`` of ``landmarkd train`` and ``calibrate``: what is reported, of models that find."""
+"""Trainings of folds: what they are trained on, how they resume, and what is refused."""
 
-import csv
-import shutil
+import re
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.errors import BadParameter
+from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
-from app.model.manifest import read_manifest
+from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
-from app.training.evaluate.outcome_files import read_outcomes
-from app.training.fit.checkpoint import read_record
-from app.training.tools.make_phantoms import make_phantoms
-from tests.support.training_data import landmarkd
+from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
+from app.training.files import CHECKPOINT, OUTCOMES
+from app.training.fit import loop
+from tests.support.training_data import (
+    SMALL,
+    TILES,
+    interrupt_after,
+    landmarkd,
+    read_csv,
+    write_specimen,
+    write_specimens,
+)
 
-PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
-LIKE_PHANTOM = (
-    "--spacing", 2, "--radius", 8, "--tile", 48, "--filters", "16,32,64", "--batch", 1,
-    "--missing", "absent", "--intensity", "percentile:0.02,99.99", "--device", "cpu",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cross-validate a model that finds most, by starting from one that does."""
-    data = tmp_path_factory.mktemp("phantoms")
-    make_phantoms(data, count=4, seed=5003)
-    words = (*LIKE_PHANTOM, "--steps", 1, "--rate", 1e-6, "--start", PHANTOM, "--folds", 2)
-    told = landmarkd("train", data / "scans", data / "landmarks", "-o", data / "mine", *words)
-    (data / "told").write_text(told)
-    return data
+FOLDS = (*TILES, "--folds", 3)
+FINER = (*SMALL, "--spacing", 1.0, "--folds", 3)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_specimens(tmp_path, "one", "two", "three")
 
 
-def test_figures_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_path: Path) -> None:
-    model = phantoms / "mine"
-    folds = read_folds(model)
-    assert folds is not None
-    rows: list[dict[str, str]] = []
-    for number, names in enumerate(folds.members, start=1):
-        out = tmp_path / str(number)
-        only = [word for name in names for word in ("--only", name)]
-        landmarkd(
-            "evaluate", folds.folder(model, number), "--scans", phantoms / "scans",
-            "--landmarks", phantoms / "landmarks", "--missing", "absent", "--device", "cpu",
-            *only, "-o", out,
-        )  # fmt: skip
-        rows += [row | {"fold": str(number)} for row in read(out / "errors.csv")]
-        (alone,) = (row for row in read(out / "summary.csv") if row["of"] == "all")
-        (mine,) = (
-            row
-            for row in read(model / "folds" / "summary.csv")
-            if (row["of"], row["name"]) == ("fold", str(number))
-        )
-        assert {**mine, "of": "", "name": ""} == {**alone, "of": "", "name": ""}
-    assert read(model / "folds" / "errors.csv") == rows
-    errors = np.array([float(row["error_mm"]) for row in rows if row["error_mm"]])
-    assert len(errors) > 15
-    assert errors.mean() < 2
-    whole = read(model / "folds" / "summary.csv")[0]
-    assert float(whole["mean_mm"]) == pytest.approx(errors.mean(), abs=1e-3)
-    assert float(whole["p95_mm"]) == pytest.approx(np.percentile(errors, 95), abs=2e-3)
-    assert int(whole["present"]) + int(whole["absent"]) == len(rows) == 24
-    by_scan = [
-        np.mean([float(row["error_mm"]) for row in rows if row["scan"] == scan and row["error_mm"]])
-        for scan in folds.subjects
-    ]
-    spread = {row["figure"]: float(row["value"]) for row in read(model / "folds" / "spread.csv")}
-    assert spread["specimens"] == 4
-    assert spread["deviation_over_specimens_mm"] == pytest.approx(np.std(by_scan, ddof=1), abs=2e-4)
+def train(data: Path, *words: object) -> str:
+    return landmarkd(
+        "train", data / "scans", data / "landmarks", "-o", data / "mine", *FOLDS, *words
+    )
 
 
-def test_the_model_is_trained_on_all_scans_and_its_card_says_whose_figures_it_has(
-    phantoms: Path,
+def refine(data: Path, *words: object) -> str:
+    return landmarkd("refine", data / "mine", data / "scans", data / "landmarks", *FINER, *words)
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the scans that each training reads to train on, and an empty name as it starts."""
+    names: list[str] = []
+
+    def load(files: SpecimenFiles, *rest: Any) -> Specimen:
+        names.append(files.name)
+        return load_specimen(files, *rest)
+
+    def start(*rest: Any) -> bool:
+        names.append("")
+        return loop.train(*rest)
+
+    monkeypatch.setattr("app.training.pipeline.load_specimen", load)
+    monkeypatch.setattr("app.training.pipeline.train", start)
+    return names
+
+
+def trainings(learned: list[str]) -> list[set[str]]:
+    """Return the scans that each training was trained on."""
+    return [set(part.split()) for part in " ".join(learned).split("  ") if part.strip()]
+
+
+def test_no_fold_reads_its_own_scans_to_learn_from_nor_does_its_second_network(
+    data: Path, learned: list[str]
 ) -> None:
-    model = phantoms / "mine"
-    record = read_record(model)
-    assert record is not None
-    assert len(record["train"]) == 4
-    assert record["held_out"] == []
-    card = (model / "README.md").read_text()
-    assert "not of the model that is served but of 2 models of one network" in card
-    assert "each on about 1/2 of the 4 scans" in card
-    mean = read(model / "folds" / "summary.csv")[0]["mean_mm"]
-    assert f"| all | {mean} |" in card
-    page = (model / "folds" / "report.html").read_text()
-    assert "mine, cross-validation" in page
-    assert "<td>2</td>" in page
-    assert load_checked(model, torch.device("cpu")).manifest.name == "mine"
-    told = " ".join((phantoms / "told").read_text().split())
-    assert "nothing says what" in told  # the model whose weights it started from has seen
-
-
-def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: Path) -> None:
-    """The errors of two phantoms would be too few."""
-    model = tmp_path / "mine"
-    shutil.copytree(phantoms / "mine", model)
-    where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    told = landmarkd("calibrate", model, *where, "--folds", "--missing", "absent")
-    folds = read_folds(model)
+    train(data)
+    folds = read_folds(data / "mine")
     assert folds is not None
-    kept = [
-        mark.error_mm
-        for number in (1, 2)
-        for mark in (read_outcomes(folds.folder(model, number)) or pytest.fail("none")).outcomes
-        if mark.status == "detected" and np.isfinite(mark.error_mm)
-    ]
-    assert 19 <= len(kept) <= 24
-    (radius,) = {mark.region95_mm for mark in read_manifest(model).landmarks}
-    assert radius is not None
-    # With other thresholds a few more or fewer may be detected.
-    assert radius == pytest.approx(max(kept), abs=1)
-    for text in (told, (model / "README.md").read_text()):
-        words = " ".join(text.split())
-        assert "errors of 2 models on 4 specimens that they never saw (cross-conformal)" in words
-        assert "at least 73 % is proven for regions around the answers of these models" in words
+    everybody = {"one", "two", "three"}
+    expected = [everybody - set(fold) for fold in folds.members] + [everybody]
+    assert trainings(learned) == expected
+    learned.clear()
+    told = refine(data)
+    assert trainings(learned) == expected
+    assert "fold 3 of 3" in told
+    for number in (1, 2, 3):
+        model = load_checked(folds.folder(data / "mine", number), torch.device("cpu"))
+        assert model.refine is not None
+    assert load_checked(data / "mine", torch.device("cpu")).refine is not None
+    card = (data / "mine" / "README.md").read_text()
+    assert "of 3 models of one network" in card
+    assert "of 3 pairs of networks" in card
+    assert len(read_csv(data / "mine" / "folds" / "refine" / "errors.csv")) == 15
+    learned.clear()
+    assert "fold 3 of 3: is done" in refine(data)
+    assert trainings(learned) == [everybody]
+    words = ("--scans", data / "scans", "--landmarks", data / "landmarks", "--folds")
+    result = CliRunner().invoke(app, [str(word) for word in ("calibrate", data / "mine", *words)])
+    assert "expected at least 19 errors" in str(result.exception)
 
 
-@pytest.mark.parametrize("more", [[], ["--only", "phantom-5003", "--folds"]])
-def test_calibration_is_by_scans_held_out_or_by_folds(phantoms: Path, more: list[str]) -> None:
-    where = ["--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks"]
-    words = ["calibrate", phantoms / "mine", *where, *more]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 2
-    assert "expected either --only NAME" in result.output
+def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_path: Path) -> None:
+    """To the last bit; the others do."""
+    weights = []
+    for name, seed in (("plain", 2), ("other", 7)):
+        for number, scan in enumerate(("one", "two")):
+            write_specimen(tmp_path / name, scan, number)
+        write_specimen(tmp_path / name, "three", seed)
+        train(tmp_path / name, "--steps", 2)
+        folds = read_folds(tmp_path / name / "mine")
+        assert folds is not None
+        weights.append(
+            {
+                fold: load_file(
+                    folds.folder(tmp_path / name / "mine", number) / "weights.safetensors"
+                )
+                for number, (fold,) in enumerate(folds.members, start=1)
+            }
+        )
+    for fold, before in weights[0].items():
+        same = all(torch.equal(before[key], weights[1][fold][key]) for key in before)
+        assert same == (fold == "three")
 
 
-def test_a_model_without_folds_cannot_be_calibrated_by_them(phantoms: Path) -> None:
-    where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    with pytest.raises(BadParameter, match="expected a model that was trained with --folds"):
-        landmarkd("calibrate", PHANTOM, *where, "--folds")
+def test_an_interrupted_cross_validation_goes_on_in_its_fold(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done is not done again, and the outcome is that of one that was not interrupted."""
+    words = ("train", data / "scans", data / "landmarks", *FOLDS, "--steps", 3)
+    landmarkd(*words, "-o", data / "plain")
+    with monkeypatch.context() as patch:
+        interrupt_after(5, patch)
+        command = [str(word) for word in (*words, "-o", data / "mine")]
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == INTERRUPTED
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    first, second, third = (folds.folder(data / "mine", number) for number in (1, 2, 3))
+    assert (first / OUTCOMES).exists()
+    assert (second / CHECKPOINT).exists()
+    assert not (second / OUTCOMES).exists()
+    assert not third.exists()
+    assert not (data / "mine" / CHECKPOINT).exists()
+    changed = (first / "weights.safetensors").stat().st_mtime_ns
+    told = landmarkd(*command)
+    assert "fold 1 of 3: is done" in told
+    assert "resuming at step 2 of 3" in told
+    assert (first / "weights.safetensors").stat().st_mtime_ns == changed
+    for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
+        plain, mine = (
+            load_file(data / name / inner / "weights.safetensors") for name in ("plain", "mine")
+        )
+        assert all(torch.equal(plain[key], mine[key]) for key in plain)
+    for name in ("errors.csv", "summary.csv", "spread.csv"):
+        texts = [(data / model / "folds" / name).read_text() for model in ("plain", "mine")]
+        assert texts[0] == texts[1]
+
+
+def test_folds_of_another_training_are_refused_before_anything_is_trained(data: Path) -> None:
+    train(data)
+    with pytest.raises(StartupError, match="steps: expected 1, got 2"):
+        train(data, "--steps", 2)
+    (data / "mine" / CHECKPOINT).unlink()
+    with pytest.raises(StartupError, match=r"fold-1 holds .* or delete \S*/mine/folds$"):
+        train(data, "--steps", 2)
+    with pytest.raises(StartupError, match=r"than were asked for \(2 of seed 1\)"):
+        train(data, "--folds", 2)
+    with pytest.raises(BadParameter, match="--folds: expected 3, as the first network has, got 2"):
+        refine(data, "--folds", 2)
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    (folds.folder(data / "mine", 2) / OUTCOMES).unlink()
+    with pytest.raises(BadParameter, match="expected all folds of the first network to be done"):
+        refine(data)
+
+
+def test_scans_that_are_only_learned_from_are_so_in_every_fold(
+    data: Path, learned: list[str]
+) -> None:
+    """But for those of a subject that the fold leaves out."""
+    words = ("--subject", "^(o|t)", "--train-only", "two", "--folds", 2)
+    told = re.sub(r"[│\s]+", " ", train(data, *words))
+    assert "1 more is only trained on" in told
+    folds = read_folds(data / "mine")
+    assert folds is not None
+    left = {"one": {"two", "three"}, "three": {"one"}}
+    everybody = {"one", "two", "three"}
+    expected = [left[fold] for (fold,) in folds.members] + [everybody]
+    assert trainings(learned) == expected
+    assert {row["scan"] for row in read_csv(data / "mine" / "folds" / "errors.csv")} == {
+        "one",
+        "three",
+    }
+    card = " ".join((data / "mine" / "README.md").read_text().split())
+    assert "1/2 of the 2 scans and on 1 more that are never held out" in card
+    learned.clear()
+    refine(data, "--folds", 2)
+    assert trainings(learned) == expected
+
+
+def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
+    words = (data / "scans", data / "landmarks", *SMALL, "--spacing", 1.5)
+    landmarkd("train", *words, "-o", data / "mine", "--validate", "none")
+    with pytest.raises(BadParameter, match="expected a first network with folds, found none"):
+        refine(data)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--folds", 1), "expected 2 to 3, as there are 3 subjects, got 1"),
+        (("--folds", 4), "expected 2 to 3, as there are 3 subjects, got 4"),
+        (("--fold", 4), "--fold: expected one of 1 to 3, got 4"),
+        (("--validate", "one"), "holds out every scan in turn: expected no --validate"),
+        (("--subject", "x"), "--subject: expected x in the name of every scan, got one"),
+        (("--train-only", "x"), "--train-only: expected names of scans, found none named x"),
+        (("--train-only", "one"), "expected 2 to 2, as there are 2 subjects, got 3"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(
+    data: Path, words: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(BadParameter, match=message):
+        train(data, *words)
+    assert not (data / "mine").exists()
+
+
+def test_a_check_says_the_folds_and_trains_none(data: Path) -> None:
+    told = " ".join(train(data, "--check").split())
+    assert "│ --folds │ 3 │ each held out once" in told
+    assert not (data / "mine").exists()
+
+
+def test_folds_do_not_start_from_weights_that_have_seen_their_scans(data: Path) -> None:
+    """But each from the same fold of a model that has the same folds."""
+    words = (data / "scans", data / "landmarks", *TILES)
+    landmarkd("train", *words, "-o", data / "seen", "--validate", "none")
+    with pytest.raises(BadParameter, match="was trained on one, three, two"):
+        train(data, "--start", data / "seen")
+    train(data)
+    start = ("--folds", 3, "--start", data / "mine", "--rate", 0)
+    landmarkd("train", *words, "-o", data / "more", *start)
+    for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
+        before, after = (
+            load_file(data / name / inner / "weights.safetensors") for name in ("mine", "more")
+        )
+        assert all(torch.equal(before[key], after[key]) for key in before)
+    (data / "mine" / "folds" / "fold-2" / OUTCOMES).unlink()
+    with pytest.raises(BadParameter, match=r"expected folds that are done, \S*fold-2 are not"):
+        landmarkd("train", *words, "-o", data / "third", *start)
+
+
+def test_folds_can_be_done_one_by_one(data: Path) -> None:
+    """Perhaps by several processes; the command without --fold puts them together."""
+    for number in (2, 3):
+        train(data, "--fold", number)
+        assert not (data / "mine" / CHECKPOINT).exists()
+    train(data, "--fold", 1)
+    with pytest.raises(BadParameter, match="expected a first network of all scans, too"):
+        refine(data, "--fold", 1)
+    told = train(data)
+    for number in (1, 2, 3):
+        assert f"fold {number} of 3: is done" in told
+    assert len(read_csv(data / "mine" / "folds" / "errors.csv")) == 15

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
-from app.training.evaluate.plots import Case, plot_case, plot_confidence, plot_errors, plot_success
+from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
 from app.training.evaluate.tables import HEADINGS
 from app.training.tools.make_phantoms import make_phantoms
 from tests.support.outcomes import outcome
@@ -89,7 +89,7 @@ def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
     page = (report / "report" / "report.html").read_text()
     unknown = int(read(report / "report" / "summary.csv")[0]["unknown"])
     for text in (" ".join(told.split()), page):
-        assert f"Landmarks without a place in their files: {unknown}." in text
+        assert f"Landmarks without a position in their files: {unknown}." in text
     (ring,) = (
         row
         for row in read(report / "report" / "errors.csv")
@@ -98,7 +98,7 @@ def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
     assert (ring["present"], ring["status"]) == ("", "detected")
     words = ("--only", "phantom-5003", "--missing", "absent", "-o", tmp_path)
     result = evaluate(report, *words)
-    assert "a place in their files" not in result.stdout
+    assert "a position in their files" not in result.stdout
     (row,) = (row for row in read(tmp_path / "summary.csv") if row["name"] == "ring")
     assert (row["absent"], row["invented"], row["unknown"]) == ("1", "1", "0")
 
@@ -151,4 +151,4 @@ def test_plots_bear_scans_without_errors_and_points_at_the_border() -> None:
     for plot in (plot_errors, plot_success, plot_confidence):
         assert plot(missed).startswith("<?xml")
     volume = slope((5, 9, 7))
-    assert "<image" in plot_case(Case(outcome(30.0), volume))
+    assert "<image" in plot_in_scan(outcome(30.0), volume)

@@ -7,7 +7,7 @@ import pytest
 
 from app.training import describe_unfinished
 from app.training.files import RECORD
-from app.training.fit.history import Moment, write_history
+from app.training.fit.history import HistoryRow, write_history
 
 
 def begin(folder: Path, steps: int) -> None:
@@ -23,7 +23,7 @@ def test_the_step_and_when_the_model_is_written_are_said(
 ) -> None:
     begin(tmp_path, steps)
     if done:
-        write_history(tmp_path, [Moment(50, 2.0, 0.5, 9.0), Moment(done, 1.0, 0.5, 9.0)])
+        write_history(tmp_path, [HistoryRow(50, 2.0, 0.5, 9.0), HistoryRow(done, 1.0, 0.5, 9.0)])
     told = describe_unfinished(tmp_path) or ""
     assert f"stands at step {done} of {steps} and writes the model at step {written};" in told
 

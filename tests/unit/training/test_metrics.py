@@ -1,4 +1,4 @@
-"""Outcomes -> figures, by hand."""
+"""Metrics of outcomes that are made by hand."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from app.training.evaluate.metrics import (
     measure_coverage,
     measure_presence,
 )
-from app.training.evaluate.outcomes import summary
+from app.training.evaluate.outcomes import summarise_errors
 from tests.support.outcomes import outcome
 
 SOME = (
@@ -38,7 +38,7 @@ def test_accuracy_counts_placed_landmarks_and_rates_count_missed_ones_too() -> N
 
 def test_nothing_placed_has_no_accuracy() -> None:
     assert measure_accuracy([outcome(status="not_found")]) is None
-    assert summary([outcome(status="not_found")]) == "no landmark found of 1"
+    assert summarise_errors([outcome(status="not_found")]) == "no landmark found of 1"
 
 
 def test_missed_is_present_but_not_detected_and_invented_the_reverse() -> None:
@@ -58,7 +58,7 @@ def test_landmarks_of_unknown_presence_are_neither_missed_nor_invented() -> None
     presence = measure_presence([*SOME, *unsure])
     assert presence.unknown == 2
     assert replace(presence, unknown=0) == measure_presence(SOME)
-    assert summary([*SOME, *unsure]) == summary(SOME)
+    assert summarise_errors([*SOME, *unsure]) == summarise_errors(SOME)
 
 
 def test_coverage_counts_errors_that_were_told_with_a_region() -> None:

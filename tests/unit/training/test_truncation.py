@@ -1,15 +1,16 @@
-"""Samples of scans that end amid the landmarks."""
+"""Samples of scans that end among the landmarks."""
 
 import numpy as np
 import pytest
 import torch
 
 from app.training.fit.augment import Sample
-from app.training.fit.loop import batches, cut_batch
-from app.training.fit.truncation import KEPT, cut_sample, draw_normal, trim
+from app.training.fit.loop import draw_batches, truncate_batch
+from app.training.fit.truncation import KEPT_SHARE, draw_normal, trim, truncate
 from app.training.recipe import Recipe
-from tests.unit.training.test_training import SPACING, blob_specimen
+from tests.support.training_data import blob_specimen
 
+SPACING = 0.9
 SHAPE = (40, 32, 48)
 COUNT = 60
 
@@ -38,8 +39,8 @@ def test_a_cut_leaves_some_of_the_landmarks_and_nothing_beyond_the_plane(along_a
     for seed in range(20):
         sample, normal = make_sample(seed), draw_normal(along_axes, random)
         assert np.linalg.norm(normal) == pytest.approx(1.0)
-        cut = cut_sample(sample, normal, random)
-        assert KEPT[0] - 0.1 <= seen(cut).mean() <= KEPT[1] + 0.1
+        cut = truncate(sample, normal, random)
+        assert KEPT_SHARE[0] - 0.1 <= seen(cut).mean() <= KEPT_SHARE[1] + 0.1
         assert not cut.image[0][~cut.visible].any()
         assert bool((cut.image[0][cut.visible] > 0).all())
         assert float(cut.image.max()) <= 1.0
@@ -50,7 +51,7 @@ def test_a_cut_leaves_some_of_the_landmarks_and_nothing_beyond_the_plane(along_a
 
 def test_what_is_left_keeps_its_values_up_to_their_brightness() -> None:
     sample = make_sample(1)
-    cut = cut_sample(sample, np.array([0.0, 1.0, 0.0]), np.random.default_rng(3))
+    cut = truncate(sample, np.array([0.0, 1.0, 0.0]), np.random.default_rng(3))
     ratio = (cut.image / sample.image)[0][cut.visible & (cut.image[0] < 1)]
     assert float(ratio.std()) < 1e-5
     assert np.exp(-0.2) <= float(ratio.mean()) <= np.exp(0.35)
@@ -58,14 +59,14 @@ def test_what_is_left_keeps_its_values_up_to_their_brightness() -> None:
 
 def test_a_sample_without_landmarks_is_not_cut() -> None:
     empty = Sample(torch.ones(1, *SHAPE), np.full((3, 3), np.nan), torch.ones(SHAPE).bool())
-    assert cut_sample(empty, np.array([1.0, 0, 0]), np.random.default_rng(0)) is empty
+    assert truncate(empty, np.array([1.0, 0, 0]), np.random.default_rng(0)) is empty
 
 
 def test_trimmed_samples_have_one_shape_and_keep_all_that_is_visible_in_its_place() -> None:
     random = np.random.default_rng(5)
     for seed in range(10):
         normal = draw_normal(along_axes=True, rng=random)
-        cut = [cut_sample(make_sample(n), normal, random) for n in (seed, seed + 100)]
+        cut = [truncate(make_sample(n), normal, random) for n in (seed, seed + 100)]
         trimmed = trim(cut, 8)
         shapes = {tuple(sample.image.shape[1:]) for sample in trimmed}
         assert len(shapes) == 1
@@ -87,9 +88,9 @@ def test_a_network_that_sees_scans_whole_gets_smaller_images_of_cut_ones() -> No
     whole = Recipe(spacing_mm=1.0, radius_mm=5.0, filters=(8, 8, 8))
     posed = Recipe(spacing_mm=1.0, radius_mm=5.0, filters=(8, 8, 8), sees="posed")
     assert whole.divisor == 8
-    sizes = [np.prod(cut_batch(samples, whole, random)[0].visible.shape) for _ in range(6)]
+    sizes = [np.prod(truncate_batch(samples, whole, random)[0].visible.shape) for _ in range(6)]
     assert min(sizes) < np.prod(SHAPE)
-    assert cut_batch(samples, posed, random)[0].visible.shape == SHAPE
+    assert truncate_batch(samples, posed, random)[0].visible.shape == SHAPE
 
 
 def test_batches_are_cut_as_often_as_asked_and_depend_on_the_seed_alone() -> None:
@@ -97,7 +98,7 @@ def test_batches_are_cut_as_often_as_asked_and_depend_on_the_seed_alone() -> Non
         spacing_mm=SPACING, radius_mm=4.0, tile_shape=(32, 32, 48), steps=6, cuts=0.5, sees="posed"
     )
     specimens = [blob_specimen(1), blob_specimen(2)]
-    first, second = (list(batches(recipe, specimens, 0)) for _ in range(2))
+    first, second = (list(draw_batches(recipe, specimens, 0)) for _ in range(2))
     whole = [all(bool(sample.visible.all()) for sample in samples) for _, samples in first]
     assert 0 < sum(whole) < 6
     for (_, one), (_, other) in zip(first, second, strict=True):

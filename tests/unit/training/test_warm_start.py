@@ -18,8 +18,9 @@ from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.network import Network
 from app.phantom import make_phantom, scan_bytes
-from app.training.fit.warm_start import by_landmark, take_over
-from app.training.recipe import Recipe, build_network, head_of
+from app.training.fit.network import build_network, find_head
+from app.training.fit.warm_start import by_landmark, load_weights
+from app.training.recipe import Recipe
 from app.training.tools.make_phantoms import make_phantoms
 from app.voting.landmarks import Landmark
 from tests.support.model_folders import make_model_folder
@@ -82,7 +83,7 @@ def test_landmarks_in_another_order_are_found_where_the_model_finds_them(tmp_pat
 @pytest.mark.parametrize("names", [KNOWN, SHUFFLED])
 def test_weights_of_the_same_names_are_the_same_to_the_last_bit(names: Sequence[str]) -> None:
     network = build_network(LIKE_PHANTOM, len(names))
-    assert take_over(network, names, PHANTOM) == ""
+    assert load_weights(network, names, PHANTOM) == ""
     theirs = load_module(PHANTOM, read_manifest(PHANTOM))
     order = [KNOWN.index(name) for name in names]
     for (key, mine), (_, old) in zip(
@@ -98,10 +99,10 @@ def test_weights_of_the_same_names_are_the_same_to_the_last_bit(names: Sequence[
 def test_new_landmarks_are_learned_anew_and_others_taken_over(tmp_path: Path) -> None:
     names = ("chin", KNOWN[4], KNOWN[1])
     network = build_network(LIKE_PHANTOM, len(names))
-    head = head_of(network)
+    head = find_head(network)
     assert head is not None
     fresh = head.weight.detach().clone().unflatten(0, (4, -1))[:, 0]
-    told = take_over(network, names, PHANTOM)
+    told = load_weights(network, names, PHANTOM)
     gone = ", ".join(name for name in KNOWN if name not in names)
     assert told == (
         f"--start {PHANTOM}: takes over {KNOWN[4]}, {KNOWN[1]}; learns anew chin; leaves out {gone}"
@@ -124,10 +125,10 @@ def test_a_model_of_another_network_is_refused(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     network = build_network(LIKE_PHANTOM, 3)
     with pytest.raises(BadParameter, match="weights that fit, of a DynUNet, got a UNet"):
-        take_over(network, ["3", "1", "2"], folder)
+        load_weights(network, ["3", "1", "2"], folder)
     (folder / "weights.safetensors").unlink()
     with pytest.raises(BadParameter, match=r"weights that fit, got: toy: network\.weights"):
-        take_over(network, ["3", "1", "2"], folder)
+        load_weights(network, ["3", "1", "2"], folder)
 
 
 def test_a_network_whose_last_layer_has_other_channels_than_its_landmarks_is_refused(
@@ -140,7 +141,7 @@ def test_a_network_whose_last_layer_has_other_channels_than_its_landmarks_is_ref
     path.write_text(rest + "".join(last.partition("[selfcheck]")[1:]))
     network = build_network(LIKE_PHANTOM, 6)
     with pytest.raises(BadParameter, match="of 20 channels, as 5 landmarks have, got one of 24"):
-        take_over(network, KNOWN, folder)
+        load_weights(network, KNOWN, folder)
 
 
 @pytest.mark.parametrize("order", ["axis", "landmark"])

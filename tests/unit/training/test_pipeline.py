@@ -3,63 +3,46 @@
 import csv
 from pathlib import Path
 
-import nibabel as nib
-import numpy as np
 import pytest
 import torch
 
 from app.errors import BadParameter, LandmarkdError, StartupError
-from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
-from app.training.data.check_data import check_data
-from app.training.data.split import choose, split
 from app.training.files import CURVES, HISTORY
 from tests.support.training_data import (
+    BLOBS,
+    TILES,
     landmarkd,
     make_affine,
     middle_of,
     points_of,
     write_data,
     write_points,
+    write_specimen,
+    write_specimens,
 )
-from tests.unit.preprocessing.test_grid import oblique_affine
-
-NAMES = ("a", "b", "c", "d", "e")
-SHAPE = (38, 44, 34)
-SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
-TILES = (*SMALL, "--tile", 16, "--spacing", 1.5, "--validate", "none")
-
-
-def write_specimen(folder: Path, name: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    affine = oblique_affine(seed)
-    affine[:3, :3] /= np.abs(np.linalg.det(affine[:3, :3])) ** (1 / 3)
-    index = rng.uniform(8, 26, (len(NAMES), 3))
-    voxels = rng.normal(size=SHAPE).astype(np.float32)
-    for size, (i, j, k) in enumerate(index.astype(int), start=1):
-        voxels[i - 2 : i + 2, j - 2 : j + 2, k - 2 : k + 2] += 10 * size
-    (folder / "scans").mkdir(parents=True, exist_ok=True)
-    (folder / "landmarks").mkdir(exist_ok=True)
-    nib.Nifti1Image(voxels, affine).to_filename(folder / "scans" / f"{name}.nii.gz")
-    rows = ["name,x,y,z"]
-    for label, point in zip(NAMES, transform(affine, index), strict=True):
-        rows.append(f"{label},{','.join(str(mm) for mm in point)}")
-    (folder / "landmarks" / f"{name}.csv").write_text("\n".join(rows) + "\n")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for seed, name in enumerate(("one", "two", "three")):
-        write_specimen(folder, name, seed)
-    return folder
+    return write_specimens(tmp_path_factory.mktemp("data"), "one", "two", "three")
 
 
 def run(data: Path, output: Path, *words: object) -> str:
-    """Train; gives what was said."""
-    return landmarkd("train", data / "scans", data / "landmarks", "-o", output, *TILES, *words)
+    """Train without validation; returns the output."""
+    return landmarkd(
+        "train",
+        data / "scans",
+        data / "landmarks",
+        "-o",
+        output,
+        *TILES,
+        "--validate",
+        "none",
+        *words,
+    )
 
 
 @pytest.mark.parametrize("kind", [("--tile", "whole"), ("--tile", 16)])
@@ -69,10 +52,10 @@ def test_training_writes_a_folder_that_serves(
     folder = tmp_path / "mine"
     told = run(data, folder, "--steps", 2, "--validate", "two", *kind)
     model = load_checked(folder, torch.device("cpu"))
-    assert [mark.name for mark in model.manifest.landmarks] == list(NAMES)
+    assert [mark.name for mark in model.manifest.landmarks] == list(BLOBS)
     assert (model.shape is None) == (16 in kind)
     scan = (data / "scans" / "one.nii.gz").read_bytes()
-    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(NAMES)
+    assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
     assert "step 2:" in told
 
 
@@ -206,33 +189,3 @@ def test_data_decide_what_is_left_open(tmp_path: Path) -> None:
     finer = ("--spacing", "0.2", "--check")
     told = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
     assert "│ --tile │ 64 │ the scans are 2.7 times as long" in told
-
-
-def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data", count=11)
-    specimens = check_data(data / "scans", data / "landmarks").specimens
-    chosen = choose(specimens)
-    assert chosen == choose(specimens[::-1])
-    assert len(chosen) == 2
-    # A scan more changes at most one of them.
-    assert len({*chosen} - {*choose(specimens[:-1])}) <= 1
-    assert choose(specimens[:1]) == ()
-    assert len(choose(specimens[:2])) == 1
-
-
-def test_scans_to_learn_from_only_are_never_held_out(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data", count=5)
-    specimens = check_data(data / "scans", data / "landmarks").specimens
-    (first,) = choose(specimens)
-    (other,) = split(specimens, None, train_only=(first,)).held_out
-    assert other.name != first
-    everybody = [facts.name for facts in specimens]
-    assert split(specimens, None, train_only=everybody).held_out == ()
-
-
-def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data", count=2)
-    (before,) = choose(check_data(data / "scans", data / "landmarks").specimens)
-    seed = int(before[1:])
-    write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
-    assert choose(check_data(data / "scans", data / "landmarks").specimens) != (before,)

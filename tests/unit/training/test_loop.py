@@ -1,4 +1,4 @@
-"""A training that was interrupted goes on where it was, with what it was begun with."""
+"""An interrupted training resumes where it was, with what it was started with."""
 
 import os
 import signal
@@ -13,20 +13,22 @@ from app.cli.main import app
 from app.errors import StartupError
 from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
-from app.training.files import CHECKPOINT, CURVES
-from app.training.fit.checkpoint import read_record
-from app.training.fit.history import Moment, draw_curves, read_history, write_history
-from app.training.fit.loop import stoppable
-from tests.support.training_data import landmarkd
-from tests.unit.training.test_train import TILES, run, write_specimen
+from app.training.files import CHECKPOINT
+from app.training.fit.history import read_history
+from app.training.fit.loop import graceful_interrupt
+from app.training.record import read_record
+from tests.support.training_data import TILES, interrupt_after, landmarkd, write_specimens
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for seed, name in enumerate(("one", "two", "three")):
-        write_specimen(folder, name, seed)
-    return folder
+    return write_specimens(tmp_path_factory.mktemp("data"), "one", "two", "three")
+
+
+def run(data: Path, output: Path, *words: object) -> str:
+    """Train without validation; returns the output."""
+    where = (data / "scans", data / "landmarks", "-o", output)
+    return landmarkd("train", *where, *TILES, "--validate", "none", *words)
 
 
 def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
@@ -43,39 +45,23 @@ def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
     assert load_checked(folder, torch.device("cpu")).manifest.description == "bones"
 
 
-def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl-C during a step."""
-    done = []
-    from app.training.fit import loop as train  # noqa: PLC0415
-
-    real = train.take_step
-
-    def take_step(*arguments: object) -> None:
-        real(*arguments)  # type: ignore[arg-type]
-        done.append(1)
-        if len(done) == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(train, "take_step", take_step)
-
-
 def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the whole history in one table."""
     plain, broken = tmp_path / "plain", tmp_path / "broken"
     run(data, plain, "--steps", 5)
-    words = ("train", data / "scans", data / "landmarks", "-o", broken, *TILES, "--steps", 5)
-    command = [str(word) for word in words]
+    words = ("train", data / "scans", data / "landmarks", "-o", broken, *TILES)
+    command = [str(word) for word in (*words, "--validate", "none", "--steps", 5)]
     with monkeypatch.context() as patch:
         interrupt_after(2, patch)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == INTERRUPTED
-    assert "the same command goes on from here" in " ".join(result.output.split())
+    assert "the same command resumes from here" in " ".join(result.output.split())
     checked = CliRunner().invoke(app, ["check", str(broken)])
     assert checked.exit_code == 1
     assert "stands at step 2 of 5 and writes the model at step 5" in checked.output
-    assert "going on from step 2 of 5" in landmarkd(*command)
+    assert "resuming at step 2 of 5" in landmarkd(*command)
     assert [moment.step for moment in read_history(broken, 5)] == [2, 5]
     weights = [load_file(folder / "weights.safetensors") for folder in (plain, broken)]
     for name, tensor in weights[0].items():
@@ -127,25 +113,10 @@ def test_second_interrupt_does_not_wait() -> None:
     # What a shell starts in the background is born deaf to it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with stoppable() as stop:
+        with graceful_interrupt() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert stop.wait(timeout=10)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_history_of_steps_that_are_done_again_is_forgotten(tmp_path: Path) -> None:
-    moments = [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.5, 0.25, 18.5, 0.75, 1.5, 3)]
-    write_history(tmp_path, moments)
-    assert read_history(tmp_path, 100) == moments
-    assert read_history(tmp_path, 99) == moments[:1]
-    assert read_history(tmp_path / "other", 99) == []
-
-
-@pytest.mark.parametrize("measured", [False, True])
-def test_curves_need_no_screen(tmp_path: Path, measured: bool) -> None:
-    error = (0.75, 1.5, 3) if measured else (None, None, None)
-    draw_curves(tmp_path, [Moment(50, 2.0, 0.5, 9.0), Moment(100, 1.0, 0.5, 9.0, *error)], "")
-    assert (tmp_path / CURVES).stat().st_size > 5000

@@ -1,0 +1,71 @@
+"""The frame of a second network: the mean shape with its principal axes along i, j and k.
+
+Specimens are brought into it by their own landmarks; in service, by those of the first network. The
+augmentation then moves them by no more than a first network may be wrong about a pose. So what is
+left to learn is small, and is learned at a finer spacing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from app.errors import BadParameter, ModelRefused
+from app.geometry import Points, transform
+from app.inference import pose_of
+from app.model import load_shape, read_manifest
+from app.training.data.specimens import Specimen
+from app.voting import MIN_LANDMARKS, fit_similarity
+
+
+def upright(mean: Points) -> Points:
+    """Rotate a mean shape so that its principal axes are i, j, k and its bounding box is small."""
+    known = mean[np.isfinite(mean).all(axis=1)]
+    _, _, axes = np.linalg.svd(known - known.mean(axis=0), full_matrices=False)
+    return np.asarray(mean @ (axes * np.sign(np.linalg.det(axes))).T)
+
+
+def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
+    """Rotate a mean shape into the pose of the second network whose weights a training starts from.
+
+    Those weights know the subject in one pose only. Principal axes have two directions each, and
+    which of them ``upright`` takes depends on the specimens.
+
+    Args:
+        mean: The mean shape, around the origin.
+        names: Of its landmarks.
+        start: Folder of the network; for one without such a pose, nothing is rotated.
+
+    Returns:
+        The mean shape in that pose.
+
+    Raises:
+        BadParameter: There is no such model.
+    """
+    try:
+        manifest = read_manifest(start)
+        shape = load_shape(start, manifest)
+    except ModelRefused as error:
+        raise BadParameter(f"--start: expected a model, got: {error}") from None
+    if shape is None or manifest.input.tile_shape == "whole":
+        return mean
+    row = {landmark.name: index for index, landmark in enumerate(manifest.landmarks)}
+    target = np.array([shape[row[name]] if name in row else [np.nan] * 3 for name in names])
+    known = np.isfinite(mean).all(axis=1) & np.isfinite(target).all(axis=1)
+    if known.sum() < MIN_LANDMARKS:
+        return mean
+    fit = fit_similarity(mean[known], target[known], np.ones(int(known.sum())))
+    return np.asarray(mean @ fit.rotation.T)
+
+
+def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
+    """Bring a specimen into the frame of the mean shape, by its own landmarks."""
+    known = np.isfinite(specimen.points).all(axis=1) & np.isfinite(mean).all(axis=1)
+    fit = fit_similarity(mean[known], specimen.points[known], np.ones(int(known.sum())))
+    to_frame = np.linalg.inv(pose_of(fit).to_world)
+    return replace(
+        specimen,
+        to_world=to_frame @ specimen.to_world,
+        points=transform(to_frame, specimen.points),
+    )

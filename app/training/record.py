@@ -1,0 +1,97 @@
+"""``recipe.json``: what a training was started with, and whether it may be resumed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import StartupError
+from app.training.files import RECORD
+from app.training.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a training was started with; it can be resumed with the same only.
+
+    Attributes:
+        recipe: All its choices.
+        landmarks: Names, in the order of the network's channels.
+        train: Names of the training specimens.
+        held_out: Names of the held-out specimens.
+        mirror: Whether mirror images were trained on as well.
+    """
+
+    recipe: Recipe
+    landmarks: tuple[str, ...]
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+    mirror: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as it is after a round trip through JSON."""
+        values = asdict(self)
+        values["recipe"]["intensity"] = self.recipe.intensity.model_dump()
+        table: dict[str, Any] = json.loads(json.dumps(values))
+        return table
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Read the record of a folder; None if it has none."""
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write the record of a folder."""
+    text = json.dumps(record.to_json(), indent=1) + "\n"
+    (folder / RECORD).write_text(text, encoding="utf-8")
+
+
+def check_same(folder: Path, record: Record, delete: Path) -> None:
+    """Check that a folder's training was started with the same record.
+
+    Args:
+        folder: The model folder.
+        record: What the training would be started with now.
+        delete: What to delete to start again, for the message.
+
+    Raises:
+        StartupError: It was started with something else.
+    """
+    differences = find_differences(read_record(folder) or {}, record.to_json())
+    if differences:
+        raise StartupError(
+            f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
+            f"To resume, repeat the command that started it; to start again, choose another folder "
+            f"or delete {delete}"
+        )
+
+
+def find_differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List in words the values in which two records, as JSON has them, differ."""
+    differences = []
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(name), dict):
+            differences += find_differences(old[name], value, f"{prefix}{name}.")
+        elif old.get(name) != value:
+            differences.append(f"{prefix}{name}: {_describe_change(old.get(name), value)}")
+    return differences
+
+
+def _describe_change(old: object, new: object) -> str:
+    """Describe how a value differs; of lists, only what was added or removed."""
+    if isinstance(old, list) and isinstance(new, list) and set(map(str, old)) != set(map(str, new)):
+        removed = [str(item) for item in old if item not in new]
+        added = [str(item) for item in new if item not in old]
+        parts = [
+            f"{word} {', '.join(items)}"
+            for word, items in (("without", removed), ("with", added))
+            if items
+        ]
+        return f"expected the same, got it {' and '.join(parts)}"
+    return f"expected {'none' if old is None else old}, got {new}"

@@ -1,0 +1,67 @@
+"""Random samples: the image and its landmarks must stay together."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from app.preprocessing.posed_grid import index_grid
+from app.training.fit.augment import draw_sample, interpolate_at, interpolate_grid
+from app.training.recipe import Augmentation
+from tests.support.training_data import blob_specimen
+
+SHAPE = (40, 48, 32)
+SPACING = 0.9
+
+
+def centroid_near(image: torch.Tensor, point: np.ndarray, radius: float) -> np.ndarray:
+    index = np.stack(np.meshgrid(*[np.arange(n) for n in image.shape], indexing="ij"), axis=-1)
+    near = ((index - point) ** 2).sum(-1) <= radius**2
+    weights = image.numpy() * near
+    return np.asarray((index * weights[..., None]).sum((0, 1, 2)) / weights.sum())
+
+
+def test_landmarks_lie_where_the_image_shows_them() -> None:
+    plain = Augmentation(crop=0.0, elastic_mm=0.4, shift_mm=0.5)
+    rng = np.random.default_rng(1)
+    for seed in range(6):
+        sample = draw_sample(blob_specimen(seed), SHAPE, SPACING, plain, rng)
+        image = (sample.image[0] - sample.image.median()).clamp_min(0)
+        for point in sample.points:
+            if (point > 5).all() and (point < np.array(SHAPE) - 6).all():
+                for _ in range(3):
+                    found = centroid_near(image, point, 4.0)
+                np.testing.assert_allclose(found, point, atol=0.35)
+
+
+def test_deformation_of_all_voxels_is_that_of_each() -> None:
+    knots = np.random.default_rng(2).standard_normal((5, 4, 6, 3))
+    grid = index_grid(SHAPE, np.eye(4))
+    torch.testing.assert_close(
+        interpolate_grid(knots, SHAPE), interpolate_at(grid, knots, SHAPE), rtol=0, atol=1e-5
+    )
+
+
+def test_same_seed_gives_the_same_sample() -> None:
+    specimen = blob_specimen(3)
+    first, second = (
+        draw_sample(specimen, SHAPE, SPACING, Augmentation(), np.random.default_rng([4, 2]))
+        for _ in range(2)
+    )
+    assert torch.equal(first.image, second.image)
+    np.testing.assert_array_equal(first.points, second.points)
+
+
+def test_the_image_is_exactly_zero_outside_the_scan_and_where_it_is_blanked() -> None:
+    """As the service samples it; noise and brightness are only within the scan."""
+    specimen = replace(blob_specimen(3), voxels=torch.full((50, 60, 55), 0.5))
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        sample = draw_sample(specimen, (70, 64, 72), SPACING, Augmentation(crop=1.0), rng)
+        image = sample.image[0]
+        inside = image != 0
+        assert 0.05 < inside.float().mean() < 0.95
+        assert not image[~sample.visible].any()
+        assert image[inside].std() > 0
+        # A corner of the image is farther from the scan than any of its voxels.
+        assert not any(image[i, j, k] for i in (0, -1) for j in (0, -1) for k in (0, -1))

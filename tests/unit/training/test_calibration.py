@@ -1,0 +1,159 @@
+"""Regions and thresholds from held-out scans, as they are printed and written."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.errors import BadParameter
+from app.inference.load import load_checked
+from app.model.manifest import read_manifest
+from app.training.calibrate.calibration import Calibration, calibrate_model, write_calibration
+from app.training.calibrate.calibration_runs import CalibrationRun, run_scan
+from app.training.calibrate.regions import calibrate_regions
+from app.training.calibrate.thresholds import Masses, Thresholds
+from app.training.evaluate.outcomes import choose_specimens
+from app.training.options import Missing
+from tests.support.model_folders import make_model_folder
+from tests.support.outcomes import outcome
+from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
+
+
+def make_runs(scans: int, landmarks: int = 3) -> list[CalibrationRun]:
+    """Make runs of a model that finds all that is present, and answers little where nothing is."""
+    runs = []
+    for scan in range(scans):
+        name = f"scan_{scan}"
+        labels = [str(number) for number in range(1, landmarks + 1)]
+        present = tuple(
+            outcome(0.01 * (scan + 1), scan=name, landmark=label, mass=0.9) for label in labels
+        )
+        absent = tuple(
+            outcome(scan=name, landmark=label, mass=0.1, present=False, status="not_found")
+            for label in labels
+        )
+        runs += [
+            CalibrationRun(name, "whole", (present,), present),
+            CalibrationRun(name, "half", (absent,), absent),
+            CalibrationRun(name, "blank", (absent,), absent),
+        ]
+    return runs
+
+
+def calibrate(folder: Path, runs: Sequence[CalibrationRun]) -> str:
+    """Calibrate a model with runs; returns the output."""
+    text = io.StringIO()
+    model = load_checked(folder, torch.device("cpu"))
+    calibrate_model(folder, model, runs, runs, Console(file=text, width=400))
+    return text.getvalue()
+
+
+def test_regions_and_thresholds_are_printed_and_written(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    text = calibrate(folder, make_runs(10))
+    assert "0.300 to 0.300 (was 0.250 to 0.250), 0 of 3 landmarks by their own masses" in text
+    assert "3 landmarks share one of 0.100 mm, of 30 errors of all landmarks" in text
+    assert "a further error stays within with 96.8 %" in text
+    assert "half 0 30 0.0 % 0.0 %" in " ".join(text.split())
+    landmarks = read_manifest(folder).landmarks
+    assert {landmark.presence_threshold for landmark in landmarks} == {0.3}
+    assert {landmark.region95_mm for landmark in landmarks} == {0.1}
+    assert load_checked(folder, torch.device("cpu")).manifest.name == "toy"
+
+
+def test_landmarks_with_nineteen_scans_have_regions_of_their_own(tmp_path: Path) -> None:
+    text = calibrate(make_model_folder(tmp_path), make_runs(19))
+    assert "3 landmarks have a region of their own, 0.190 to 0.190 mm, of at least 19" in text
+    assert "3 of 3 landmarks by their own masses" in text
+
+
+def test_too_few_masses_leave_the_thresholds_as_they_are(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    runs = [run for run in make_runs(10) if run.kind != "half"]
+    assert "too few masses, so none is changed (was 0.250 to 0.250)" in calibrate(folder, runs)
+    landmarks = read_manifest(folder).landmarks
+    assert {landmark.presence_threshold for landmark in landmarks} == {0.25}
+
+
+def test_too_few_errors_are_refused_with_the_coverage_that_they_allow(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text()
+    message = r"at least 19 errors.*got 18.*allow 95 % at most"
+    with pytest.raises(BadParameter, match=message):
+        calibrate(folder, make_runs(6))
+    assert (folder / "model.toml").read_text() == text
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a model with a second network for one step on two specimens."""
+    folder = write_specimens(tmp_path_factory.mktemp("trained"), "one", "two")
+    files = (folder / "scans", folder / "landmarks")
+    landmarkd("train", *files, "-o", folder / "mine", *SMALL)
+    landmarkd("refine", folder / "mine", *files, "--spacing", "1.0", *SMALL)
+    return folder
+
+
+def test_a_model_is_run_on_the_scan_its_halves_and_blanks(trained: Path) -> None:
+    model = load_checked(trained / "mine", torch.device("cpu"))
+    (files,) = choose_specimens(trained / "scans", trained / "landmarks", ["one"])
+    runs = run_scan(model, files)
+    assert [run.kind for run in runs] == ["whole", *["half"] * 6, *["blank"] * 2]
+    for run in runs:
+        first, second = run.networks
+        assert [one.landmark for one in run.answer] == list(BLOBS)
+        assert len(first) == len(BLOBS)
+        assert second == ()  # After one step of training, no pose is found.
+        assert all(one.present for one in first) == (run.kind == "whole")
+    assert not any(one.present for run in runs[-2:] for one in run.answer)
+
+
+@pytest.mark.parametrize(("missing", "known"), [("unknown", False), ("absent", True)])
+def test_what_a_file_does_not_list_is_absent_for_certain_only_from_blanks(
+    trained: Path, tmp_path: Path, missing: Missing, known: bool
+) -> None:
+    model = load_checked(trained / "mine", torch.device("cpu"))
+    (files,) = choose_specimens(trained / "scans", trained / "landmarks", ["one"])
+    part = tmp_path / "one.csv"
+    part.write_text(files.landmarks.read_text().rpartition("e,")[0])
+    runs = run_scan(model, files._replace(landmarks=part), missing)
+    assert [run.answer[-1].known for run in runs] == [*[known] * 7, True, True]
+
+
+def test_the_command_refuses_a_model_that_finds_nothing(trained: Path) -> None:
+    data = ["--scans", trained / "scans", "--landmarks", trained / "landmarks"]
+    before = (trained / "mine" / "model.toml").read_text()
+    words = [trained / "mine", *data, "--only", "two", "--device", "cpu"]
+    result = CliRunner().invoke(app, ["calibrate", *map(str, words)])
+    assert isinstance(result.exception, BadParameter)
+    assert "expected at least 19 errors" in str(result.exception)
+    assert (trained / "mine" / "model.toml").read_text() == before
+
+
+def test_the_command_names_scans_that_are_not_there(trained: Path) -> None:
+    data = ["--scans", trained / "scans", "--landmarks", trained / "landmarks"]
+    words = [trained / "mine", *data, "--only", "three"]
+    result = CliRunner().invoke(app, ["calibrate", *map(str, words)])
+    assert result.exit_code == 2
+    assert "three" in result.stderr
+
+
+def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
+    """To the second network, whose hash is updated; thresholds to both."""
+    regions = calibrate_regions([outcome(0.4321, scan=str(i)) for i in range(30)], BLOBS)
+    assert regions is not None
+    masses = Masses(np.ones(3), np.zeros(3))
+    first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
+    write_calibration(trained / "mine", Calibration(regions, [first, second], None))
+    outer = read_manifest(trained / "mine").landmarks
+    inner = read_manifest(trained / "mine" / "refine").landmarks
+    assert {landmark.presence_threshold for landmark in outer} == {0.11}
+    assert {landmark.presence_threshold for landmark in inner} == {0.22}
+    assert {landmark.region95_mm for landmark in inner} == {0.433}
+    assert load_checked(trained / "mine", torch.device("cpu")).manifest.name == "mine"

@@ -1,0 +1,70 @@
+"""The frame of a second network."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy.spatial.transform import Rotation
+
+from app.errors import BadParameter
+from app.training import pipeline
+from app.training.fit.canonical_pose import rotate_like, upright
+from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
+
+
+def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
+    """Its longest extent comes first; distances and handedness stay."""
+    mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
+    mean -= mean.mean(axis=0)
+    turned = upright(mean)
+    spread = turned.std(axis=0)
+    assert spread[0] > spread[1] > spread[2]
+    np.testing.assert_allclose(turned @ turned.T, mean @ mean.T, atol=1e-9)
+    assert np.linalg.det(turned[:3]) == pytest.approx(np.linalg.det(mean[:3]))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_specimens(tmp_path_factory.mktemp("data"), "one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a first and a second network for a step each."""
+    model = tmp_path_factory.mktemp("models") / "mine"
+    files = (data / "scans", data / "landmarks")
+    landmarkd("train", *files, "-o", model, *SMALL)
+    landmarkd("refine", model, *files, "--validate", "two", "--spacing", "1.0", *SMALL)
+    return model
+
+
+def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Principal axes may come out the other way round for other specimens."""
+    turned = np.diag([-1.0, -1.0, 1.0])
+    monkeypatch.setattr(pipeline, "upright", lambda mean: upright(mean) @ turned)
+    shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
+    words = (data / "scans", data / "landmarks", "--spacing", "1.0", *SMALL, "--validate", "two")
+    landmarkd("refine", tmp_path / "mine", *words, "--start", folder / "refine")
+    before, after = (
+        load_file(model / "refine" / "shape.safetensors")["mean"]
+        for model in (folder, tmp_path / "mine")
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> None:
+    mean = load_file(folder / "refine" / "shape.safetensors")["mean"].astype(np.float64)
+    other = Rotation.from_rotvec([0.4, -2.0, 0.9]).apply(mean)
+    names = (*BLOBS[1:], BLOBS[0])
+    moved = np.roll(other, -1, axis=0)
+    np.testing.assert_allclose(
+        rotate_like(moved, names, folder / "refine"), np.roll(mean, -1, axis=0), atol=1e-6
+    )
+    assert rotate_like(other, BLOBS, folder) is other
+    assert rotate_like(other, [f"another {name}" for name in BLOBS], folder / "refine") is other
+    with pytest.raises(BadParameter, match="--start: expected a model, got: "):
+        rotate_like(other, BLOBS, folder / "nothing")

@@ -1,0 +1,62 @@
+"""Targets and loss."""
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from app.training.fit.augment import Sample
+from app.training.fit.losses import make_targets, output_axis, vote_loss
+
+SHAPE = (40, 48, 32)
+SPACING = 0.9
+
+
+def random_samples(rng: np.random.Generator) -> list[Sample]:
+    samples = []
+    for _ in range(2):
+        points = rng.uniform(4, 28, (3, 3))
+        points[1] = np.nan
+        visible = torch.ones(SHAPE, dtype=torch.bool)
+        visible[:, :, 20:] = False
+        samples.append(Sample(torch.zeros(1, *SHAPE), points, visible))
+    return samples
+
+
+def test_loss_equals_its_dense_definition() -> None:
+    rng = np.random.default_rng(0)
+    samples = random_samples(rng)
+    stride, radius = 2, 6.0
+    field = torch.randn(2, 12, 20, 24, 16, requires_grad=True)
+    targets = make_targets(samples, SPACING, stride, radius, missing_is_absent=True)
+    score, offset = vote_loss(field, targets, radius / SPACING)
+
+    axes = [output_axis(n, stride) for n in SHAPE]
+    centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+    points = torch.tensor(np.stack([sample.points for sample in samples])).float()
+    wanted = points[:, :, None, None, None] - centres
+    seen = samples[0].visible[1::2, 1::2, 1::2]
+    inside = ((wanted * SPACING).square().sum(-1) <= radius**2) & seen
+    truth = inside.float()
+    entropy = functional.binary_cross_entropy_with_logits(field[:, :3], truth, reduction="sum")
+    probability = field[:, :3].sigmoid()
+    dice = (2 * (probability * truth).sum((2, 3, 4)) + 1) / (
+        probability.sum((2, 3, 4)) + truth.sum((2, 3, 4)) + 1
+    )
+    present = truth.sum((2, 3, 4)) > 0
+    expected = entropy / truth.sum() + 1 - dice[present].mean()
+    torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-4)
+
+    given = field[:, 3:].unflatten(1, (3, 3)).permute(0, 2, 3, 4, 5, 1)
+    distance = (given - wanted).abs()[inside].mean() / (radius / SPACING)
+    torch.testing.assert_close(offset, distance, rtol=1e-4, atol=1e-5)
+
+
+def test_unknown_landmark_carries_no_loss() -> None:
+    samples = random_samples(np.random.default_rng(0))
+    field = torch.randn(2, 12, 20, 24, 16, requires_grad=True)
+    targets = make_targets(samples, SPACING, 2, 6.0, missing_is_absent=False)
+    score, offset = vote_loss(field, targets, 6.0)
+    torch.autograd.backward([score + offset])
+    assert field.grad is not None
+    assert field.grad[:, 1].abs().max() == 0
+    assert field.grad[:, 0].abs().max() > 0

@@ -1,0 +1,37 @@
+"""Which specimens are held out for validation."""
+
+from pathlib import Path
+
+from app.training.data.check_data import check_data
+from app.training.data.split import choose_held_out, split
+from tests.support.training_data import make_affine, middle_of, points_of, write_data, write_points
+
+
+def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=11)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    chosen = choose_held_out(specimens)
+    assert chosen == choose_held_out(specimens[::-1])
+    assert len(chosen) == 2
+    # A scan more changes at most one of them.
+    assert len({*chosen} - {*choose_held_out(specimens[:-1])}) <= 1
+    assert choose_held_out(specimens[:1]) == ()
+    assert len(choose_held_out(specimens[:2])) == 1
+
+
+def test_scans_to_learn_from_only_are_never_held_out(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=5)
+    specimens = check_data(data / "scans", data / "landmarks").specimens
+    (first,) = choose_held_out(specimens)
+    (other,) = split(specimens, None, train_only=(first,)).held_out
+    assert other.name != first
+    everybody = [specimen.name for specimen in specimens]
+    assert split(specimens, None, train_only=everybody).held_out == ()
+
+
+def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=2)
+    (before,) = choose_held_out(check_data(data / "scans", data / "landmarks").specimens)
+    seed = int(before[1:])
+    write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
+    assert choose_held_out(check_data(data / "scans", data / "landmarks").specimens) != (before,)

@@ -1,0 +1,50 @@
+"""How much the mean error varies."""
+
+import numpy as np
+import pytest
+
+from app.training.evaluate.spread import describe_spread, measure_spread
+from tests.support.outcomes import outcome
+
+
+def test_spread_is_over_specimens_and_folds() -> None:
+    """Two scans of one specimen count as one, and a landmark that was not placed not at all."""
+    errors = {"a": (0.1, 0.3), "b": (0.4, 0.6), "c_l": (0.8, 0.8), "c_r": (1.2,)}
+    some = [outcome(mm, scan=scan) for scan, mms in errors.items() for mm in mms]
+    some += [outcome(status="not_found", scan="d")]
+    folds = {"a": "1", "b": "1", "c_l": "2", "c_r": "2", "d": "2"}
+    subjects = {name: name[0] for name in folds}
+    spread = measure_spread(some, subjects, folds)
+    assert spread is not None
+    means = np.array([0.2, 0.5, 2.8 / 3])
+    assert (spread.specimens, spread.folds) == (3, 2)
+    assert spread.mean_mm == pytest.approx(means.mean())
+    assert spread.specimens_mm == pytest.approx(means.std(ddof=1))
+    assert spread.folds_mm == pytest.approx(np.std([0.35, 2.8 / 3], ddof=1))
+    # One draw in 27 is the smallest specimen three times.
+    assert (spread.low_mm, spread.high_mm) == pytest.approx((0.2, 2.8 / 3))
+    assert "3 specimens' mean errors: 0.544 mm, 95 % interval 0.200 to 0.933" in describe_spread(
+        spread
+    )
+
+
+def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+    """A little less often, as that of a bootstrap over few specimens does: 30 here."""
+    random = np.random.default_rng(5)
+    names = {str(number): str(number) for number in range(30)}
+    held = 0
+    for _ in range(100):
+        some = [
+            outcome(mm, scan=name)
+            for mm, name in zip(random.gamma(4, 0.05, 30), names, strict=True)
+        ]
+        spread = measure_spread(some, names, names)
+        assert spread is not None
+        held += spread.low_mm <= 0.2 <= spread.high_mm
+    assert 0.88 <= held / 100 <= 0.98
+
+
+def test_too_few_specimens_have_no_spread() -> None:
+    spread = measure_spread([outcome(0.1)], {"one": "one"}, {"one": "1"})
+    assert spread is None
+    assert "Too few specimens" in describe_spread(spread)
