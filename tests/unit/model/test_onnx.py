@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from monai.networks.nets.basic_unet import BasicUNet
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 from torch import nn
 
 from app.errors import ModelRefused
@@ -23,10 +23,21 @@ from app.inference.load import load_checked
 from app.io import Volume
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
-from app.model.onnx import read_onnx
+from app.model.onnx import Session, read_onnx
 from app.model.selfcheck import write_selfcheck
 from app.phantom import make_phantom
 from tests.support.model_folders import TILE, exported, toy_onnx
+from tests.support.onnx_files import (
+    TILES,
+    array,
+    branching,
+    elsewhere,
+    function,
+    graph,
+    marked,
+    node,
+    value,
+)
 
 MODELS = Path(__file__).parents[3] / "models"
 CPU = torch.device("cpu")
@@ -91,9 +102,9 @@ def test_network_computes_with_as_many_threads_as_torch_and_none_of_them_spins(
     seen: list[Any] = []
     make = onnxruntime.InferenceSession
 
-    def observe(data: bytes, options: Any, **rest: Any) -> Any:  # noqa: ANN401 - has no types
-        seen.append(options)
-        return make(data, options, **rest)
+    def observe(*arguments: Any, **named: Any) -> Session:
+        seen.append(arguments[1])
+        return make(*arguments, **named)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", observe)
     read_onnx(toy_onnx())
@@ -136,67 +147,6 @@ def test_landmarks_are_where_torch_finds_them(phantom_folder: Path) -> None:
     assert len(points) >= 3
     for name in points:
         np.testing.assert_allclose(found[name].ras_mm, expected[name].ras_mm, atol=SAME_MM)
-
-
-def value(name: str, shape: Sequence[str | int], kind: int = TensorProto.FLOAT) -> Any:  # noqa: ANN401
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-TILES = ("n", 1, "i", "j", "k")
-
-
-def graph(nodes: Sequence[NodeProto], *weights: TensorProto, **changed: Any) -> ModelProto:
-    """Make a network from nodes that turn x into y."""
-    parts = {"inputs": [value("x", TILES)], "outputs": [value("y", TILES)], **changed}
-    made = helper.make_graph(nodes, "g", parts["inputs"], parts["outputs"], weights)
-    opsets = [helper.make_opsetid(domain, 1) for domain in parts.get("domains", ())]
-    opsets.append(helper.make_opsetid("", 18))
-    functions = parts.get("functions", ())
-    return helper.make_model(made, opset_imports=opsets, functions=functions, ir_version=9)
-
-
-def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
-    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
-
-
-def function(kind: str, *nodes: NodeProto) -> Any:  # noqa: ANN401 - a class of protobuf's
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
-    return helper.make_function("mine", kind, ["a"], ["b"], nodes, opsets)
-
-
-def array(name: str, numbers: object, dtype: str = "f4") -> TensorProto:
-    return numpy_helper.from_array(np.array(numbers, dtype), name)
-
-
-def elsewhere(name: str, location: str) -> TensorProto:
-    """Make a tensor whose data lie in another file."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[1])
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, text in (("location", location), ("offset", "0"), ("length", "4")):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, text
-    return tensor
-
-
-def marked(name: str) -> TensorProto:
-    """Make a tensor with data that names a file all the same."""
-    tensor = elsewhere(name, "/etc/hostname")
-    tensor.data_location = TensorProto.DEFAULT
-    tensor.float_data.append(1.0)
-    return tensor
-
-
-def branching(weight: TensorProto) -> ModelProto:
-    """Make a network with a weight in a branch of an If."""
-    branch = helper.make_graph(
-        [node("Constant", "", "w", value=weight), node("Add", "x w", "o")],
-        "branch",
-        [],
-        [value("o", TILES)],
-    )
-    return graph(
-        [node("If", "c", "y", then_branch=branch, else_branch=branch)], array("c", True, "?")
-    )
 
 
 def sparse() -> ModelProto:
@@ -307,6 +257,13 @@ def test_damaged_file_is_refused(length: int) -> None:
         read_onnx(toy_onnx()[:length])
 
 
+def test_larger_file_than_protobuf_allows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = toy_onnx()
+    monkeypatch.setattr("app.model.onnx.MAX_BYTES", len(data) - 1)
+    with pytest.raises(ModelRefused, match=f"up to {len(data) - 1} bytes, got {len(data)}"):
+        read_onnx(data)
+
+
 def test_file_that_passes_for_another_format_is_read_as_onnx() -> None:
     model = graph([RELU])
     model.producer_name = "ORTM"  # where files of ONNX Runtime's own format have their name
@@ -322,7 +279,7 @@ def test_fields_that_were_not_checked_do_not_reach_onnx_runtime(
     seen: list[bytes] = []
     make = onnxruntime.InferenceSession
 
-    def observe(data: bytes, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - has no types
+    def observe(data: bytes, *rest: Any, **named: Any) -> Session:
         seen.append(data)
         return make(data, *rest, **named)
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def saved(value: object) -> bytes:
 def test_file_that_is_no_archive_is_refused() -> None:
     with pytest.raises(ModelRefused, match="expected a zip archive"):
         read_script(b"not a zip archive")
+
+
+def test_damaged_or_endless_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = scripted(build_network(manifest_table()))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        code = next(item for item in archive.infolist() if item.filename.endswith(".py"))
+    at = code.header_offset + 30 + len(code.filename) + code.compress_size
+    damaged = data[:at] + bytes(8) + data[at + 8 :]
+    with pytest.raises(ModelRefused, match="expected an undamaged archive, got "):
+        read_script(damaged)
+    monkeypatch.setattr("app.model.torchscript.SOURCE_LIMIT", 10)
+    with pytest.raises(ModelRefused, match="expected source up to 10 bytes, got "):
+        read_script(data)
 
 
 def test_torchscript_answers_what_its_module_answers() -> None:

@@ -1,0 +1,80 @@
+"""ONNX files made node by node, for tests of what is read and what is refused."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from onnx import (
+    FunctionProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
+
+TILES: Final = ("n", 1, "i", "j", "k")
+"""Shape of any batch of tiles."""
+
+
+def value(name: str, shape: Sequence[str | int], kind: int = TensorProto.FLOAT) -> ValueInfoProto:
+    """Describe an input or output."""
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def graph(nodes: Sequence[NodeProto], *weights: TensorProto, **changed: Any) -> ModelProto:
+    """Make a network from nodes that turn x into y."""
+    parts = {"inputs": [value("x", TILES)], "outputs": [value("y", TILES)], **changed}
+    made = helper.make_graph(nodes, "g", parts["inputs"], parts["outputs"], weights)
+    opsets = [helper.make_opsetid(domain, 1) for domain in parts.get("domains", ())]
+    opsets.append(helper.make_opsetid("", 18))
+    functions = parts.get("functions", ())
+    return helper.make_model(made, opset_imports=opsets, functions=functions, ir_version=9)
+
+
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
+    """Make a node; names of its inputs and outputs are separated by spaces."""
+    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
+def function(kind: str, *nodes: NodeProto) -> FunctionProto:
+    """Make a function from a to b, in the domain "mine"."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    return helper.make_function("mine", kind, ["a"], ["b"], nodes, opsets)
+
+
+def array(name: str, numbers: object, dtype: str = "f4") -> TensorProto:
+    """Make a tensor."""
+    return numpy_helper.from_array(np.array(numbers, dtype), name)
+
+
+def elsewhere(name: str, location: str) -> TensorProto:
+    """Make a tensor whose data lie in another file."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", location), ("offset", "0"), ("length", "4")):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, text
+    return tensor
+
+
+def marked(name: str) -> TensorProto:
+    """Make a tensor with data that names a file all the same."""
+    tensor = elsewhere(name, "/etc/hostname")
+    tensor.data_location = TensorProto.DEFAULT
+    tensor.float_data.append(1.0)
+    return tensor
+
+
+def branching(weight: TensorProto) -> ModelProto:
+    """Make a network with a weight in a branch of an If."""
+    branch = helper.make_graph(
+        [node("Constant", "", "w", value=weight), node("Add", "x w", "o")],
+        "branch",
+        [],
+        [value("o", TILES)],
+    )
+    return graph(
+        [node("If", "c", "y", then_branch=branch, else_branch=branch)], array("c", True, "?")
+    )
