@@ -20,10 +20,4 @@ from app.api.dependencies import Shared, SharedDep
 from app.api.middleware import ID_HEADER
 from app.api.upload.direct import BODY_EXTENSION
 
-__all__ = [
-    "BODY_EXTENSION",
-    "ID_HEADER",
-    "Shared",
-    "SharedDep",
-    "create_app",
-]
+__all__ = ["BODY_EXTENSION", "ID_HEADER", "Shared", "SharedDep", "create_app"]

@@ -48,10 +48,5 @@ from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 
 __all__ = [
-    "MAX_DECODED_VOLUMES",
-    "METRICS_MEDIA_TYPE",
-    "DeviceState",
-    "Engine",
-    "Metrics",
-    "Progress",
-]
+    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "DeviceState", "Engine", "Metrics", "Progress",
+]  # fmt: skip

@@ -28,27 +28,8 @@ from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes
 
 __all__ = [
-    "Detection",
-    "Detector",
-    "InFlightBatch",
-    "Refiner",
-    "ScanState",
-    "StageTimes",
-    "Verification",
-    "VotesRequest",
-    "answer_votes",
-    "build_answer",
-    "check_again",
-    "collect",
-    "collect_batch",
-    "describe",
-    "launch",
-    "launch_batch",
-    "load_checked",
-    "model_ref",
-    "pose_of",
-    "stage_times",
-    "timing_of",
-    "translate_out_of_memory",
-    "verify_precisions",
-]
+    "Detection", "Detector", "InFlightBatch", "Refiner", "ScanState", "StageTimes", "Verification",
+    "VotesRequest", "answer_votes", "build_answer", "check_again", "collect", "collect_batch",
+    "describe", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "stage_times",
+    "timing_of", "translate_out_of_memory", "verify_precisions",
+]  # fmt: skip

@@ -33,24 +33,8 @@ from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check, write_precisions, write_selfcheck
 
 __all__ = [
-    "WHOLE",
-    "Field",
-    "InputSpec",
-    "IntensitySpec",
-    "LandmarkSpec",
-    "LoadedModel",
-    "LowerPrecision",
-    "Manifest",
-    "PrecisionSetting",
-    "Registry",
-    "check",
-    "find_architecture",
-    "hash_file",
-    "load_model",
-    "load_module",
-    "load_shape",
-    "read_manifest",
-    "scan_models",
-    "write_precisions",
+    "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec", "LoadedModel", "LowerPrecision",
+    "Manifest", "PrecisionSetting", "Registry", "check", "find_architecture", "hash_file",
+    "load_model", "load_module", "load_shape", "read_manifest", "scan_models", "write_precisions",
     "write_selfcheck",
-]
+]  # fmt: skip

@@ -27,26 +27,8 @@ from app.preprocessing.tiling import (
 )
 
 __all__ = [
-    "KERNEL_RADIUS_SIGMAS",
-    "VIEWS",
-    "Grid",
-    "Pose",
-    "Profiles",
-    "TilePlan",
-    "apply_along",
-    "extract_tile",
-    "find_window",
-    "gaussians",
-    "grid_shape",
-    "index_grid",
-    "load_profiles",
-    "make_grid",
-    "make_posed_grid",
-    "normalise",
-    "plan_tiles",
-    "reorient_grid",
-    "resample",
-    "sample_at",
-    "smooth_for",
-    "tile_weights",
-]
+    "KERNEL_RADIUS_SIGMAS", "VIEWS", "Grid", "Pose", "Profiles", "TilePlan", "apply_along",
+    "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid", "load_profiles",
+    "make_grid", "make_posed_grid", "normalise", "plan_tiles", "reorient_grid", "resample",
+    "sample_at", "smooth_for", "tile_weights",
+]  # fmt: skip
