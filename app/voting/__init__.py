@@ -1,4 +1,4 @@
-"""From what a network says at every voxel to landmarks: filter votes, find their modes, judge them.
+"""From a network's output to landmarks: votes, the modes they agree on, and which are present.
 
 A network gives a probability p and an offset d at every voxel u, for every landmark: a **vote** for
 the position x = u + d. Votes with p below a threshold are dropped, and few are left. The votes of a

@@ -64,7 +64,7 @@ class ModeSums(NamedTuple):
     """What is summed over the votes, on the host.
 
     Attributes:
-        centres: Of the modes, in reaches; NaN where there is none.
+        centres: Centres of the modes, in reaches; NaN where there is none.
         sums: The terms of each mode (``app.voting.cpu.modes.TERMS``), in units of weight 1.
         total: Vote weight of each landmark.
     """
@@ -185,7 +185,7 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
     if len(votes) == 0:
         return votes
     columns = votes.source.T
-    # Mostly no voxel is padding, which the maxima tell soonest; NumPy's are faster than torch's.
+    # Mostly no voxel is padding, which the maxima show fastest; NumPy's are faster than torch's.
     last = columns.numpy().max(axis=1) if columns.device.type == "cpu" else columns.amax(1).tolist()
     if all(at <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
         return votes

@@ -1,7 +1,7 @@
 """Votes -> Peaks: roughly where the votes of each landmark agree.
 
 Votes are counted in cells of about a third of the voting radius. Few cells are hit at all, and only
-those are looked at, whatever the size of the grid and the number of landmarks. A cell is weighted
+those are processed, whatever the size of the grid and the number of landmarks. A cell is weighted
 with the cells around it; peaks are found one after the other, each suppressing its surroundings.
 Sums are of whole numbers below 2^53 in float64 and so exact: the order of votes changes no bit.
 

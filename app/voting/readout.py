@@ -23,8 +23,8 @@ FIRST_REACH: Final = 0.25
 and not as far as the next one."""
 
 FREE_STEPS: Final = 2
-"""Steps that do not look whether modes stand still: clean modes do after as many. From then on all
-terms are summed at once, which saves a pass over the votes if they do."""
+"""Steps before the first test whether modes stand still: clean modes do after as many. From then on
+all terms are summed at once, which saves a pass over the votes if they do."""
 
 SETTLED: Final = 1e-6
 """Modes stand still if none moved by more than this, in reaches: steps would change nothing."""

@@ -1,4 +1,4 @@
-"""function -> the same function, its array shapes and types checked at each call.
+"""Checks of array shapes and types at each call of a function.
 
 Named in ``--jaxtyping-packages`` of pyproject.toml, which applies it to every function of ``app``.
 """

@@ -1,6 +1,6 @@
-"""The voting stages once more, in NumPy float64: written to be read, not to be fast.
+"""The voting stages in NumPy float64, as an oracle for tests: written to be read, not to be fast.
 
-Nothing here is shared with the package: no fixed point, no blocks, no margins, no coarse cells.
+It shares nothing with the package: no fixed point, no blocks, no margins, no coarse cells.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def probabilities_of(scores: Array, activation: str, *, background: bool) -> Arr
 
 
 def collect(probabilities: Array, offsets: Array, threshold: float) -> OracleVotes:
-    """Filter votes as P1 says: voxel by voxel, landmark by landmark within a voxel.
+    """Filter votes as P1 defines: voxel by voxel, landmark by landmark within a voxel.
 
     Args:
         probabilities: (landmarks i j k).
@@ -85,11 +85,11 @@ def smooth(volume: Array, sigmas: tuple[float, ...], sigmas_wide: float = 3.0) -
         lines.append(line / line.sum())
     kernel = lines[0][:, None, None] * lines[1][None, :, None] * lines[2][None, None, :]
     spread = np.zeros(np.array(volume.shape) + np.array(kernel.shape) - 1)
-    for place in np.argwhere(volume != 0):
+    for voxel in np.argwhere(volume != 0):
         region = tuple(
-            slice(start, start + size) for start, size in zip(place, kernel.shape, strict=True)
+            slice(start, start + size) for start, size in zip(voxel, kernel.shape, strict=True)
         )
-        spread[region] += volume[tuple(place)] * kernel
+        spread[region] += volume[tuple(voxel)] * kernel
     middle = tuple(
         slice(size // 2, size // 2 + edge)
         for size, edge in zip(kernel.shape, volume.shape, strict=True)

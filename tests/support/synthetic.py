@@ -1,11 +1,13 @@
-"""Made-up fields and votes with known answers, for the tests of the voting stages."""
+"""Synthetic fields, votes and shapes with known answers, for the tests of voting."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from app.geometry import Affine
@@ -17,14 +19,21 @@ from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, make_readout
 from app.voting.votes import Votes, select_votes
 
+Activation = Literal["none", "sigmoid", "softmax"]
+ACTIVATIONS: tuple[Activation, ...] = ("none", "sigmoid", "softmax")
+
 SCAN_SHAPE = (40, 36, 44)
-"""Shape of the made-up scan that ``find`` looks at; its indices are mm."""
+"""Shape of the made-up scan that ``find`` searches; its indices are mm."""
 SCAN_RADIUS = 6.0
 """Its voxels vote within this distance of a landmark."""
 
 
+SHAPE_LANDMARKS = 45
+"""Landmarks of the shape that ``make_shape`` makes."""
+
+
 def random_field(
-    shape: Sequence[int], landmarks: int, activation: str = "softmax", seed: int = 0
+    shape: Sequence[int], landmarks: int, activation: Activation = "softmax", seed: int = 0
 ) -> Field:
     """Make a field of noise: about a fifth of voxels and landmarks pass a threshold of 0.3."""
     random = torch.Generator().manual_seed(seed)
@@ -33,7 +42,7 @@ def random_field(
     if activation == "none":
         scores = torch.rand(channels, *shape, generator=random)
     offsets = 4 * torch.randn(3, landmarks, *shape, generator=random)
-    return Field(scores, offsets, activation, activation == "softmax")  # type: ignore[arg-type]
+    return Field(scores, offsets, activation, activation == "softmax")
 
 
 def ball_votes(
@@ -45,7 +54,7 @@ def ball_votes(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Votes:
-    """Let all voxels within a radius of a place vote for it with noise and probability 0.8."""
+    """Let all voxels within a radius of a point vote for it with noise and probability 0.8."""
     random = np.random.default_rng(seed)
     voxels = np.stack(np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), axis=-1)
     source = voxels.reshape(-1, 3)
@@ -62,11 +71,11 @@ def votes_at(
     source: NDArray[np.int64] | None = None,
 ) -> Votes:
     """Make votes for given positions."""
-    places = torch.as_tensor(np.asarray(position), dtype=torch.float32).reshape(-1, 3)
-    weight = torch.as_tensor(probability, dtype=torch.float32).expand(len(places)).clone()
-    origin = places if source is None else torch.as_tensor(source, dtype=torch.float32)
-    landmarks = torch.as_tensor(landmark, dtype=torch.int64).expand(len(places)).clone()
-    return Votes(landmarks, origin, places, weight, weight)
+    positions = torch.as_tensor(np.asarray(position), dtype=torch.float32).reshape(-1, 3)
+    weight = torch.as_tensor(probability, dtype=torch.float32).expand(len(positions)).clone()
+    origin = positions if source is None else torch.as_tensor(source, dtype=torch.float32)
+    landmarks = torch.as_tensor(landmark, dtype=torch.int64).expand(len(positions)).clone()
+    return Votes(landmarks, origin, positions, weight, weight)
 
 
 def shuffled(votes: Votes, seed: int) -> Votes:
@@ -163,3 +172,18 @@ def scattered(votes: Votes, share: float, seed: int = 0) -> Votes:
         votes.probability,
         votes.weight,
     )
+
+
+def make_shape(seed: int = 0, landmarks: int = SHAPE_LANDMARKS) -> NDArray[np.float64]:
+    """Make a shape the size of a mouse skull: some 22 x 12 x 9 mm."""
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, (landmarks, 3)) * (22.0, 12.0, 9.0)
+
+
+def make_subject(
+    mean: NDArray[np.float64], seed: int, variation_mm: float = 0.15
+) -> NDArray[np.float64]:
+    """Turn, scale and shift a shape, and let every landmark of it vary."""
+    random = np.random.default_rng(seed)
+    varied = mean + variation_mm * random.standard_normal(mean.shape)
+    turned = Rotation.random(random_state=seed).apply(varied * random.uniform(0.8, 1.25))
+    return np.asarray(turned + random.uniform(-40, 40, 3))

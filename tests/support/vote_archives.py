@@ -1,4 +1,4 @@
-"""Made-up outputs of a network in every layout, and the files that hold them."""
+"""Synthetic outputs of a network in every layout, and the files that hold them."""
 
 import io
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Output:
-    """What a network says, in one layout all of its own: channels first, axes before landmarks.
+    """A network's output in one layout: channels first, axes before landmarks.
 
     Attributes:
         scores: Probabilities or scores, (channels i j k), float32.
@@ -86,7 +86,7 @@ def laid_out(output: Output, channels: str, order: str) -> dict[str, NDArray[np.
 def p1_rows(
     output: Output, threshold: float, sample_shape: tuple[int, ...] = SHAPE
 ) -> NDArray[np.float32]:
-    """List votes as P1 says, voxel by voxel and landmark by landmark, in float32."""
+    """List votes as P1 defines, voxel by voxel and landmark by landmark, in float32."""
     scores = output.scores.astype(np.float64)
     if output.activation == "softmax":
         scores = np.exp(scores - scores.max(axis=0))
@@ -137,7 +137,7 @@ def safetensors(arrays: Arrays, dtype: torch.dtype = torch.float32) -> bytes:
 
 
 def same_field(one: Field, other: Output) -> bool:
-    """Tell whether a field says what an output says."""
+    """Compare a field with an output."""
     return (
         np.array_equal(one.scores.float().numpy(), other.scores)
         and np.array_equal(one.offsets.float().numpy(), other.offsets, equal_nan=True)

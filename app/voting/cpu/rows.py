@@ -78,7 +78,7 @@ def _list_flags(words, nonzero, first, hits):
 
     Args:
         words: Flags of a row.
-        nonzero: The words to look at.
+        nonzero: Indices of the words to list.
         first: Index of the row's first flag.
         hits: Written, in rising order.
     """

@@ -24,7 +24,7 @@ VOXELS_PER_THREAD: Final = 1 << 17
 """Fewer are not worth a thread of their own: they take less than a millisecond."""
 
 VOTES_PER_THREAD: Final = 1 << 12
-"""Likewise of votes."""
+"""Fewer candidates are not worth a thread of their own, either."""
 
 ROWS_PER_BLOCK: Final = 1 << 15
 """Rows of votes, whose number is not known beforehand, are allocated in blocks of this many."""

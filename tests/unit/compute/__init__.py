@@ -1,1 +1,1 @@
-"""tests/unit/compute."""
+"""Tests of app.compute."""

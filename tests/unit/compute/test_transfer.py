@@ -1,4 +1,4 @@
-"""Uploads: the same values by whatever way, and on CUDA nobody stands still for them."""
+"""Uploads: the same values either way, and on CUDA no thread waits for them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ ORDERS: tuple[Literal["K", "C"], ...] = ("K", "C")
 
 
 def views(dtype: str) -> Iterator[np.ndarray]:
-    """See one array from several sides, as orienting a scan does."""
+    """View one array in several orders and directions, as orienting a scan does."""
     values = np.random.default_rng(5).integers(0, 120, (7, 5, 9)).astype(dtype)
     stored = np.asfortranarray(values)
     for order in permutations(range(3)):
@@ -49,7 +49,7 @@ def views(dtype: str) -> Iterator[np.ndarray]:
     yield stored[1:6, 1:4, 2:7]
 
 
-def plainly(array: np.ndarray, order: Literal["K", "C"]) -> torch.Tensor:
+def plain_copy(array: np.ndarray, order: Literal["K", "C"]) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.float32, order=order))
 
 
@@ -57,7 +57,7 @@ def plainly(array: np.ndarray, order: Literal["K", "C"]) -> torch.Tensor:
 @pytest.mark.parametrize("order", ORDERS)
 def test_upload_to_the_host_is_the_plain_copy(dtype: str, order: Literal["K", "C"]) -> None:
     for array in views(dtype):
-        values, expected = upload(array, CPU, order), plainly(array, order)
+        values, expected = upload(array, CPU, order), plain_copy(array, order)
         assert torch.equal(values, expected)
         assert values.stride() == expected.stride()
         assert not np.shares_memory(values.numpy(), array)
@@ -65,19 +65,19 @@ def test_upload_to_the_host_is_the_plain_copy(dtype: str, order: Literal["K", "C
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_array_brought_in_pieces_is_the_plain_copy(
+def test_array_copied_in_chunks_is_the_plain_copy(
     dtype: str, order: Literal["K", "C"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in (1, 100, transfer.CHUNK_BYTES):
         monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
         for array in views(dtype):
             np.testing.assert_array_equal(copy_pinned(array, CPU).numpy(), array)
-            values, expected = upload_pinned(array, CPU, order), plainly(array, order)
+            values, expected = upload_pinned(array, CPU, order), plain_copy(array, order)
             assert torch.equal(values, expected)
             assert values.stride() == expected.stride()
 
 
-def test_nothing_is_waited_for_on_the_host() -> None:
+def test_cpu_needs_no_events() -> None:
     copies = CopyStream(CPU)
     with copies.use():
         values = torch.ones(3, 4, 5)
@@ -85,7 +85,7 @@ def test_nothing_is_waited_for_on_the_host() -> None:
     READY.wait(values)
 
 
-def test_numbers_are_fetched_in_their_order() -> None:
+def test_numbers_are_copied_in_their_order() -> None:
     assert HostCopy(torch.tensor([7, 1 << 40, 0])).wait() == [7, 1 << 40, 0]
 
 
@@ -97,8 +97,8 @@ def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
-    """Let every call fail that makes the host wait for the device."""
+def no_synchronising() -> Iterator[None]:
+    """Make every call fail that synchronises the host with the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -111,9 +111,9 @@ def no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("order", ORDERS)
 def test_upload_to_cuda_equals_the_plain_copy(dtype: str, order: Literal["K", "C"]) -> None:
     for array in views(dtype):
-        with no_waiting():
+        with no_synchronising():
             values = upload(array, CUDA, order)
-        expected = plainly(array, order)
+        expected = plain_copy(array, order)
         assert torch.equal(values.cpu(), expected)
         assert values.stride() == expected.stride()
 
@@ -131,10 +131,10 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
         values = upload(array, CUDA, "K") * 2
         prepared = torch.cuda.Event(enable_timing=True)
         prepared.record()
-        arrival = record_event(CUDA)
+        ready = record_event(CUDA)
     computed = torch.cuda.Event(enable_timing=True)
     computed.record()
-    arrival.wait(values)
+    ready.wait(values)
     total = values.sum()
     assert float(total) == 2.0 * array.size
     computed.synchronize()
@@ -142,7 +142,7 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
 
 
 @pytest.mark.gpu
-def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
+def test_launching_a_pass_does_not_synchronise(tmp_path: Path) -> None:
     """Nor do its votes wait for what the device was given after it."""
     model = load_checked(make_model_folder(tmp_path), CUDA)
     with CopyStream(CUDA).use():
@@ -152,7 +152,7 @@ def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
     collect(launch(tiles))  # Compiles what there is to compile.
     state.votes.clear()
     busy = torch.rand(8192, 8192, device=CUDA)
-    with no_waiting():
+    with no_synchronising():
         first = launch(tiles)
         for _ in range(50):
             busy = busy @ busy
@@ -163,15 +163,15 @@ def test_launching_a_pass_makes_nobody_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_numbers_are_fetched_before_what_comes_after_them() -> None:
+def test_numbers_are_copied_before_later_work_is_done() -> None:
     busy = torch.rand(8192, 8192, device=CUDA)
     torch.cuda.synchronize()
-    with no_waiting():
-        fetching = HostCopy(torch.arange(3, 5, device=CUDA))
+    with no_synchronising():
+        copying = HostCopy(torch.arange(3, 5, device=CUDA))
         for _ in range(50):
             busy = busy @ busy
         behind = torch.cuda.current_stream().record_event()
-    assert fetching.wait() == [3, 4]
+    assert copying.wait() == [3, 4]
     assert not behind.query()
 
 

@@ -1,1 +1,1 @@
-"""tests/unit/preprocessing."""
+"""Tests of app.preprocessing."""

@@ -1,1 +1,1 @@
-"""tests/unit/voting."""
+"""Tests of app.voting."""

@@ -68,7 +68,7 @@ def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.Mo
 def test_compiled_sums_have_the_bits_of_the_plain_ones(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Votes for landmarks that are not wanted, and ones outside the grid, are left out by both."""
+    """Votes for landmarks that are not chosen, and ones outside the grid, are left out by both."""
     monkeypatch.setattr("app.voting.heatmaps.VOTES_PER_THREAD", 1)
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     votes = noise()
@@ -96,9 +96,9 @@ def test_flat_indices_pass_two_to_the_31() -> None:
 
 def test_all_votes_in_one_voxel_do_not_overflow() -> None:
     """Three million unit votes: far past the 2,048 at which int32 would."""
-    place = torch.tensor([[4.0, 5.0, 6.0]]).expand(3_000_000, 3)
+    position = torch.tensor([[4.0, 5.0, 6.0]]).expand(3_000_000, 3)
     one = torch.ones(1).expand(3_000_000)
-    votes = Votes(torch.zeros(1).long().expand(3_000_000), place, place, one, one)
+    votes = Votes(torch.zeros(1).long().expand(3_000_000), position, position, one, one)
     counters = torch.zeros(1, *SHAPE, dtype=torch.int64)
     add_votes(votes, votes.landmark, counters)
     assert int(counters[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE

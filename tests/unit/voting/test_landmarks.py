@@ -49,7 +49,7 @@ def test_a_landmark_that_is_there_is_detected() -> None:
     np.testing.assert_array_equal(landmark.candidates[0].ras_mm, landmark.ras_mm)
 
 
-def test_a_landmark_without_votes_has_no_place() -> None:
+def test_a_landmark_without_votes_has_no_position() -> None:
     """Nulls everywhere, never (0, 0, 0)."""
     (landmark,) = find(empty_votes(torch.device("cpu")))
     assert landmark == Landmark(
@@ -66,7 +66,7 @@ def test_confident_votes_that_agree_on_nothing_are_no_landmark() -> None:
 
 
 def test_few_votes_that_agree_are_low_confidence() -> None:
-    """A mass between a quarter of the threshold and the threshold; no calibrated region is told."""
+    """A mass between a quarter of the threshold and the threshold; no 95 % region is given."""
     (landmark,) = find(thinned(ball_votes((20.0, 17, 21), SCAN_SHAPE, SCAN_RADIUS), 0.2))
     assert landmark.status == "low_confidence"
     assert landmark.ijk is not None
@@ -76,12 +76,12 @@ def test_few_votes_that_agree_are_low_confidence() -> None:
 
 def test_two_coherent_modes_are_listed_best_first() -> None:
     """Neither holds most of the votes for sure: three modes of a third each are low confidence."""
-    places = [(10.0, 10, 10), (30.0, 10, 32), (12.0, 28, 30)]
-    parts = [ball_votes(p, SCAN_SHAPE, r) for p, r in zip(places, (5.0, 5.6, 5.3), strict=True)]
+    centres = [(10.0, 10, 10), (30.0, 10, 32), (12.0, 28, 30)]
+    parts = [ball_votes(p, SCAN_SHAPE, r) for p, r in zip(centres, (5.0, 5.6, 5.3), strict=True)]
     (two,) = find(concat_votes([parts[1], thinned(parts[0], 0.8)]))
     assert two.status == "detected"
     found = [candidate.ras_mm for candidate in two.candidates]
-    np.testing.assert_allclose(found, [places[1], places[0]], atol=0.4)
+    np.testing.assert_allclose(found, [centres[1], centres[0]], atol=0.4)
     assert two.candidates[0].mass > two.candidates[1].mass
     (three,) = find(concat_votes(parts))
     assert three.status == "low_confidence"
@@ -100,7 +100,7 @@ def test_a_landmark_outside_the_volume_is_out_of_field() -> None:
 
 
 def test_a_few_voxels_at_the_border_do_not_make_a_landmark_outside() -> None:
-    """A place almost a radius past the border has too few witnesses."""
+    """A position almost a radius past the border has too few voters."""
     (landmark,) = find(ball_votes((-5.6, 17, 21), SCAN_SHAPE, SCAN_RADIUS))
     assert landmark.status == "not_found"
 
@@ -142,8 +142,8 @@ def make_constellation() -> Array:
 def constellation_votes(truth: Array, wrong: Sequence[int], stronger: Array) -> Votes:
     """Vote for every landmark; ones in ``wrong`` have a stronger mode elsewhere."""
     parts = []
-    for c, place in enumerate(truth):
-        part = ball_votes(place.tolist(), SCAN_SHAPE, 4.5, landmark=c, seed=c)
+    for c, centre in enumerate(truth):
+        part = ball_votes(centre.tolist(), SCAN_SHAPE, 4.5, landmark=c, seed=c)
         if c in wrong:
             part = concat_votes(
                 [
@@ -178,8 +178,8 @@ def test_the_shape_chooses_among_modes_and_moves_no_point() -> None:
         np.testing.assert_allclose(with_shape[c].candidates[1].ras_mm, (20, 18, 10), atol=0.6)
 
 
-def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_place_beside_it() -> None:
-    """The best mode is told, not moved; a weak one is not found, but still expected."""
+def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_position_given() -> None:
+    """The best mode is returned, not moved; a weak one is not found, but still expected."""
     truth = make_constellation()
     moved = truth.copy()
     moved[6] = (33, 30, 8)
@@ -200,18 +200,18 @@ def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_place_besid
     assert gone.candidates == ()
 
 
-def test_nothing_is_detected_where_the_landmarks_make_no_sense_together() -> None:
+def test_nothing_is_detected_if_the_shape_cannot_be_fitted() -> None:
     """Strong modes everywhere, in no similarity to the shape."""
     truth = make_constellation()
-    shuffled_places = np.random.default_rng(4).permutation(truth)
-    votes = constellation_votes(shuffled_places, [], truth[0])
+    permuted = np.random.default_rng(4).permutation(truth)
+    votes = constellation_votes(permuted, [], truth[0])
     for landmark in find(votes, truth=truth, landmarks=8):
         assert landmark.status == "low_confidence"
         assert landmark.expected_ras_mm is None
         assert landmark.confidence < 0.5
 
 
-def test_a_shape_that_knows_too_few_landmarks_has_no_say() -> None:
+def test_a_shape_of_too_few_landmarks_is_ignored() -> None:
     """Three known rows cannot be checked, so the votes alone decide."""
     truth = make_constellation()
     votes = constellation_votes(truth, [], truth[0])

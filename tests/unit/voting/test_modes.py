@@ -8,17 +8,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.transform import Rotation
 
+from app.geometry import scaling, translation
 from app.voting.heatmaps import aggregate
-from app.voting.modes import Modes, find_modes
+from app.voting.modes import Modes, find_modes, voters_around
 from app.voting.peaks import make_cells
-from app.voting.readout import Readout
+from app.voting.readout import Readout, ScanExtent
 from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes
 from tests.support import oracle
-from tests.support.synthetic import ball_votes, moved, random_field, shuffled, votes_at
+from tests.support.synthetic import Activation, ball_votes, moved, random_field, shuffled, votes_at
 
 SHAPE = (48, 44, 52)
 READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0)
+
+
+SMALL = (9, 14, 21)
+SPACING = (0.5, 0.75, 1.25)
 
 
 def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
@@ -92,7 +98,7 @@ def test_a_mode_is_the_fixed_point_of_the_oracles_mean_shift() -> None:
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_the_order_of_votes_changes_no_bit(activation: str) -> None:
+def test_the_order_of_votes_changes_no_bit(activation: Activation) -> None:
     """Votes in any order, in any number of batches: the same bits of everything (V7)."""
     shape = (13, 11, 16)
     readout = Readout(3, shape, (0.5, 0.75, 1.25), radius_mm=3.0)
@@ -105,7 +111,7 @@ def test_the_order_of_votes_changes_no_bit(activation: str) -> None:
 @given(seed=st.integers(0, 2**16))
 @settings(max_examples=10, deadline=None)
 def test_duplicated_votes_double_weight_and_nothing_else(seed: int) -> None:
-    """Every place, share and spread stays."""
+    """Every position, share and spread stays."""
     votes = ball_votes((20.3, 21.1, 25.6), SHAPE, 5.0, seed=seed)
     once, twice = modes_of(votes), modes_of(concat_votes([votes, votes]))
     np.testing.assert_array_equal(twice.weight, 2 * once.weight)
@@ -139,17 +145,19 @@ def test_coarse_cells_give_the_same_modes(cell: int) -> None:
         np.testing.assert_allclose(coarse.mass[0, mode], fine.mass[0, mode], rtol=0.01)
 
 
-def test_modes_come_heaviest_first_and_no_place_twice() -> None:
+def test_modes_come_heaviest_first_and_no_position_twice() -> None:
     """Three modes of one landmark, one of another, none of a third."""
-    places = [(12.0, 12, 12), (36.0, 30, 20), (14.0, 34, 40)]
+    centres = [(12.0, 12, 12), (36.0, 30, 20), (14.0, 34, 40)]
     parts = [
-        ball_votes(place, SHAPE, radius, seed=1)
-        for place, radius in zip(places, (5, 7, 6), strict=True)
+        ball_votes(centre, SHAPE, radius, seed=1)
+        for centre, radius in zip(centres, (5, 7, 6), strict=True)
     ]
     parts.append(ball_votes((25.0, 26, 27), SHAPE, 8.0, landmark=1))
     readout = Readout(3, SHAPE, (1.0, 1.0, 1.0), radius_mm=8.0)
     modes = modes_of(concat_votes(parts), readout)
-    np.testing.assert_allclose(modes.position[0, :3], [places[1], places[2], places[0]], atol=0.3)
+    np.testing.assert_allclose(
+        modes.position[0, :3], [centres[1], centres[2], centres[0]], atol=0.3
+    )
     np.testing.assert_allclose(modes.position[1, 0], (25, 26, 27), atol=0.3)
     assert (np.diff(modes.weight, axis=1) <= 0).all()
     assert (modes.weight > 0).sum(axis=1).tolist() == [3, 1, 0]
@@ -173,8 +181,8 @@ def test_votes_outside_the_grid_form_a_mode_there() -> None:
     assert modes.coherence[0, 0] > 0.9
 
 
-def test_all_votes_in_one_place_have_no_spread() -> None:
-    """A covariance of zeros, and the place itself, to the resolution of fixed point."""
+def test_all_votes_for_one_position_have_no_spread() -> None:
+    """A covariance of zeros, and the position itself, to the resolution of fixed point."""
     modes = modes_of(votes_at([[7.25, 8.5, 9.125]] * 1000))
     np.testing.assert_allclose(modes.position[0, 0], (7.25, 8.5, 9.125), atol=1e-6)
     np.testing.assert_allclose(modes.covariance_mm2[0, 0], 0.0, atol=1e-6)
@@ -215,3 +223,51 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
     assert_same_bits(modes_of(votes, readout), modes_of(whole, readout))
     heatmaps = aggregate(votes, range(3), readout, 0.6)
     assert torch.equal(heatmaps, aggregate(whole, range(3), readout, 0.6))
+
+
+@given(seed=st.integers(0, 2**16), stride=st.sampled_from([1, 2, 3]), radius=st.floats(0.4, 6.0))
+@settings(max_examples=50, deadline=None)
+def test_voters_are_counted_as_the_oracle_counts_them(
+    seed: int, stride: int, radius: float
+) -> None:
+    """Spheres cut by borders, anisotropic spacing, strides that do not divide the grid."""
+    random = np.random.default_rng(seed)
+    points = random.uniform(-0.5, np.array(SMALL) - 0.5, (5, 3))
+    readout = Readout(1, SMALL, SPACING, radius, stride)
+    expected = [oracle.voters(p, SMALL, np.array(SPACING), radius, stride) for p in points]
+    assert voters_around(points, readout).tolist() == [max(1, n) for n in expected]
+
+
+def test_around_a_point_outside_at_least_an_octant_of_the_ball_is_counted() -> None:
+    """A few voxels at the border prove nothing about a position beyond it."""
+    readout = Readout(1, (40, 50, 60), (1.0, 1.0, 1.0), 6.0)
+    ball = 4 / 3 * np.pi * 6**3
+    points = np.array([[-6.0, 20, 20], [-30.0, 20, 20], [-1.0, 20, 20]])
+    far, farther, near = voters_around(points, readout)
+    assert far == farther == ball / 8
+    assert ball / 3 < near < ball / 2
+
+
+def test_around_nan_one_is_counted() -> None:
+    """Absent modes can be divided by their count."""
+    readout = Readout(1, SMALL, SPACING, 2.0)
+    assert voters_around(np.full((2, 3, 3), np.nan), readout).tolist() == [[1.0] * 3] * 2
+
+
+def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
+    """A grid that reaches past its scan on one side, by an oblique and scaled map."""
+    rotation = Rotation.from_euler("xyz", (0.2, 0.1, -0.3)).as_matrix()
+    to_volume = translation((-3.0, 1.0, 2.0)) @ np.pad(rotation, (0, 1)) @ scaling([2.0, 2.0, 2.0])
+    to_volume[3, 3] = 1.0
+    scan = ScanExtent(to_volume, (16, 25, 60))
+    readout = Readout(1, SMALL, SPACING, 3.0, 2, scan)
+    points = np.array([[4.0, 6, 10], [1.0, 2, 3], [8.0, 13, 20]])
+    index = np.stack(np.meshgrid(*[np.arange(-(-n // 2)) for n in SMALL], indexing="ij"), axis=-1)
+    centres = (index.reshape(-1, 3) + 0.5) * 2 - 0.5
+    centres = centres[(centres <= np.array(SMALL) - 0.5).all(axis=1) & scan.contains(centres)]
+    away = np.linalg.norm((points[:, None] - centres) * SPACING, axis=2)
+    octant = np.pi / 6 * 3.0**3 / (8 * np.prod(SPACING))
+    least = np.where(scan.contains(points), 1.0, octant)
+    expected = np.maximum((away <= 3.0).sum(axis=1), least)
+    np.testing.assert_allclose(voters_around(points, readout), expected)
+    assert 0 < expected[0] < voters_around(points, replace(readout, scan=None))[0]

@@ -1,4 +1,4 @@
-"""Ballots -> Peaks."""
+"""Votes -> Peaks."""
 
 import numpy as np
 import pytest
@@ -34,11 +34,11 @@ def heights(votes: Votes) -> np.ndarray:
 def test_the_first_peak_is_where_most_votes_point_at_and_around() -> None:
     """Against a dense count, on whole voxels, weights all different."""
     random = np.random.default_rng(3)
-    places = random.integers(1, np.array(SHAPE) - 1, (60, 3)).astype(float)
-    votes = votes_at(places, landmark=1, probability=random.uniform(0.1, 1, 60).tolist())
+    positions = random.integers(1, np.array(SHAPE) - 1, (60, 3)).astype(float)
+    votes = votes_at(positions, landmark=1, probability=random.uniform(0.1, 1, 60).tolist())
     dense = heights(votes)
     hit = np.zeros(SHAPE, dtype=bool)
-    hit[tuple(places.astype(int).T)] = True
+    hit[tuple(positions.astype(int).T)] = True
     expected = np.unravel_index(np.where(hit, dense, 0).argmax(), SHAPE)
     peaks = peaks_of(votes)
     np.testing.assert_allclose(
@@ -47,8 +47,8 @@ def test_the_first_peak_is_where_most_votes_point_at_and_around() -> None:
     assert np.isnan(peaks.centre_mm[:, [0, 2]]).all()
 
 
-def test_equal_peaks_come_by_index_and_one_hides_its_reach() -> None:
-    """Three equal places: the first two are within reach of each other, so one peak hides one."""
+def test_equal_peaks_come_by_index_and_one_suppresses_its_reach() -> None:
+    """Three equal positions, two of them within reach of each other: one suppresses the other."""
     votes = votes_at([[4, 5, 9], [4, 5, 2], [4, 5, 3]])
     peaks = peaks_of(votes)
     assert peaks.centre_mm[:, 0, 0].tolist() == [2.0, 3.75, 2.5]
@@ -56,8 +56,8 @@ def test_equal_peaks_come_by_index_and_one_hides_its_reach() -> None:
     assert np.isnan(peaks.centre_mm[:, 0, 2]).all()
 
 
-def test_a_vote_just_outside_the_grid_has_its_place_in_the_margin() -> None:
-    """The grid's border is not the end of the box that peaks are looked for in."""
+def test_a_vote_just_outside_the_grid_is_counted_in_the_margin() -> None:
+    """The grid's border does not bound the cells that peaks are found in."""
     peaks = peaks_of(votes_at([[-4.0, 5.0, 14.0]]))
     np.testing.assert_allclose(peaks.centre_mm[:, 0, 0], (-2.0, 3.75, 17.5))
 
@@ -71,7 +71,7 @@ def test_votes_far_outside_are_left_out() -> None:
 
 
 def test_the_order_of_votes_changes_no_peak() -> None:
-    """The sums are exact, and ties go by place."""
+    """The sums are exact, and ties go by index."""
     votes = filter_votes(random_field(SHAPE, 3, "softmax"), 0.3)
     expected = peaks_of(votes)
     for seed in range(5):

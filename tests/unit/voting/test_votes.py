@@ -1,7 +1,5 @@
 """Field -> Votes."""
 
-from typing import Literal
-
 import numpy as np
 import pytest
 import torch
@@ -22,10 +20,8 @@ from app.voting.votes import (
     select_votes,
 )
 from tests.support import oracle
-from tests.support.synthetic import random_field
+from tests.support.synthetic import ACTIVATIONS, Activation, random_field
 
-Activation = Literal["sigmoid", "softmax", "none"]
-ACTIVATIONS: tuple[Activation, ...] = ("sigmoid", "softmax", "none")
 SHAPE = (9, 11, 13)
 
 
@@ -212,7 +208,7 @@ def test_a_nan_background_fails_the_request() -> None:
         filter_votes(field, 0.99)
 
 
-def test_votes_for_no_place_are_dropped() -> None:
+def test_votes_without_a_finite_position_are_dropped() -> None:
     """NaN and infinite offsets drop their vote, and no other."""
     field = random_field(SHAPE, 4, "none")
     field.offsets[1, 2, 3, 4, 5] = torch.nan

@@ -1,7 +1,6 @@
-"""Field -> Votes on a CPU: the compiled loops against the torch code that says what is computed."""
+"""Field -> Votes on a CPU: the compiled loops against the reference in torch."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,16 +11,14 @@ from hypothesis import strategies as st
 from app.errors import NetworkFailed
 from app.model.network import Field
 from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_by_torch, rows_by_torch
-from tests.support.synthetic import random_field
+from tests.support.synthetic import ACTIVATIONS, Activation, random_field
 
 RAMP = torch.linspace(0.1, 1.0, 24)
 PROFILES = (RAMP[:9], RAMP[:11], RAMP[:13])
 
-Activation = Literal["sigmoid", "softmax", "none"]
 
-
-def relaid(field: Field, layout: str, dtype: torch.dtype) -> Field:
-    """Lay the memory of a field out in another way; all axes keep their meaning."""
+def with_layout(field: Field, layout: str, dtype: torch.dtype) -> Field:
+    """Change the memory layout of a field; all axes keep their meaning."""
     scores, offsets = field.scores.to(dtype), field.offsets.to(dtype)
     if layout == "channels last":
         scores = scores.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
@@ -42,13 +39,13 @@ def with_background(field: Field) -> Field:
     return Field(scores, field.offsets, field.activation, background=True)
 
 
-def placed(way: Callable[..., Votes], field: Field, threshold: float) -> Votes:
+def filtered(filter_field: Callable[..., Votes], field: Field, threshold: float) -> Votes:
     """Filter a field of stride 2 somewhere in a grid, where it counts more or less."""
-    return way(field, threshold, stride=2, origin=(3, -1, 40), importance=PROFILES)
+    return filter_field(field, threshold, stride=2, origin=(3, -1, 40), importance=PROFILES)
 
 
 def assert_same(votes: Votes, expected: Votes) -> None:
-    """Rows and places are the same in every bit; exponentials to the last bit of float32."""
+    """Rows and positions are the same in every bit; exponentials to the last bit of float32."""
     assert torch.equal(votes.landmark, expected.landmark)
     assert torch.equal(votes.source, expected.source)
     assert torch.equal(votes.position, expected.position)
@@ -60,21 +57,21 @@ def assert_same(votes: Votes, expected: Votes) -> None:
 @pytest.mark.parametrize(
     "layout", ["channels first", "channels last", "i fastest", "every second voxel"]
 )
-@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
-def test_votes_are_those_of_the_plain_way(
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_votes_are_those_of_the_reference(
     activation: Activation, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one thread and in four, for thresholds on both sides of a half."""
-    field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
+    field = with_layout(random_field((9, 11, 13), 4, activation), layout, dtype)
     for threshold in (0.1, 0.5, 0.8):
-        expected = placed(filter_votes_by_torch, field, threshold)
+        expected = filtered(filter_votes_by_torch, field, threshold)
         assert len(expected) > 0
-        assert_same(placed(filter_votes, field, threshold), expected)
+        assert_same(filtered(filter_votes, field, threshold), expected)
         with monkeypatch.context() as patch:
             patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
             patch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
-            assert_same(placed(filter_votes, field, threshold), expected)
+            assert_same(filtered(filter_votes, field, threshold), expected)
 
 
 @given(
@@ -82,10 +79,10 @@ def test_votes_are_those_of_the_plain_way(
     shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 40)),
     landmarks=st.integers(1, 6),
     threshold=st.sampled_from([1e-9, 0.05, 0.5, 0.999, 1.0]),
-    activation=st.sampled_from(["none", "sigmoid", "softmax"]),
+    activation=st.sampled_from(ACTIVATIONS),
 )
 @settings(max_examples=100, deadline=None)
-def test_any_shape_and_threshold_gives_the_votes_of_the_plain_way(
+def test_any_shape_and_threshold_gives_the_votes_of_the_reference(
     seed: int, shape: tuple[int, int, int], landmarks: int, threshold: float, activation: Activation
 ) -> None:
     """Rows shorter and longer than a word of flags, one voxel, one landmark."""
@@ -93,10 +90,10 @@ def test_any_shape_and_threshold_gives_the_votes_of_the_plain_way(
     assert_same(filter_votes(field, threshold), filter_votes_by_torch(field, threshold))
 
 
-def test_what_passes_by_score_but_points_nowhere_leaves_no_gap(
+def test_votes_without_a_finite_position_leave_no_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Room is kept by score; votes for no finite place are dropped from every part."""
+    """Capacity is allotted by score; votes without a finite position are dropped in every part."""
     monkeypatch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     field = random_field((9, 11, 13), 3, "sigmoid")
@@ -111,12 +108,12 @@ def test_what_passes_by_score_but_points_nowhere_leaves_no_gap(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["channels first", "channels last", "every second voxel"])
-@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_rows_at_once_are_those_of_the_votes(
     activation: Activation, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether room for them is made once or many times, in one thread and in four."""
-    field = relaid(random_field((9, 11, 13), 4, activation), layout, dtype)
+    """Whether memory for them is allocated once or many times, in one thread and in four."""
+    field = with_layout(random_field((9, 11, 13), 4, activation), layout, dtype)
     field.offsets[1, 2, 3:5] = torch.nan
     for threshold in (0.01, 0.5, 1.0):
         expected = rows_by_torch(filter_votes(field, threshold), (8, 11, 9))
@@ -132,7 +129,9 @@ def test_rows_at_once_are_those_of_the_votes(
 @pytest.mark.parametrize("layout", ["channels first", "channels last"])
 def test_probabilities_that_are_no_numbers_matter_to_landmarks_alone(layout: str) -> None:
     """A background that is none decides nothing; a landmark's fails both ways to list votes."""
-    field = relaid(with_background(random_field((9, 11, 13), 4, "none")), layout, torch.float32)
+    field = with_layout(
+        with_background(random_field((9, 11, 13), 4, "none")), layout, torch.float32
+    )
     field.scores[0, 4, 5, 6] = torch.nan
     assert_same(filter_votes(field, 0.3), filter_votes_by_torch(field, 0.3))
     field.scores[3, 8, 10, 12] = torch.nan

@@ -16,14 +16,13 @@ from app.model.network import Field
 from app.voting.reference import Importance
 from app.voting.votes import Votes, filter_votes, filter_votes_by_torch, launch_filter_by_triton
 from tests.support import oracle
-from tests.support.synthetic import random_field
+from tests.support.synthetic import ACTIVATIONS, Activation, random_field
 
 pytest.importorskip("triton")
 
-from app.voting.cuda import votes as votes_triton
+from app.voting.cuda import votes as cuda_votes
 
 SHAPE = (3, 5, 9)
-ACTIVATIONS = ("none", "sigmoid", "softmax")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ONE_ULP = 1.2e-7
 """Two ways to compute an exponential in float64 may round to neighbouring float32 numbers."""
@@ -108,7 +107,10 @@ LAYOUTS = (
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_votes_are_those_of_plain_torch_in_their_order(
-    activation: str, layout: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
+    activation: Activation,
+    layout: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     field = random_field(SHAPE, 3, activation)
     field = replace(
@@ -121,7 +123,9 @@ def test_votes_are_those_of_plain_torch_in_their_order(
 
 @pytest.mark.parametrize("threshold", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_votes_are_the_oracles(activation: str, threshold: float, device: torch.device) -> None:
+def test_votes_are_the_oracles(
+    activation: Activation, threshold: float, device: torch.device
+) -> None:
     field = random_field(SHAPE, 4, activation)
     votes = filter_votes_by_kernel(on(device, field), threshold)
     probabilities = oracle.probabilities_of(
@@ -163,8 +167,8 @@ def test_background_of_probabilities_votes_for_nothing(device: torch.device) -> 
 
 @pytest.mark.parametrize("layout", [as_it_is, channels_last])
 @pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
-def test_many_landmarks_are_looked_at_in_turns(
-    activation: str, layout: Callable[[Tensor], Tensor], device: torch.device
+def test_many_landmarks_are_compared_in_several_steps(
+    activation: Activation, layout: Callable[[Tensor], Tensor], device: torch.device
 ) -> None:
     field = random_field((2, 3, 5), 70, activation)
     field = replace(field, scores=layout(field.scores), offsets=layout(field.offsets))
@@ -179,11 +183,11 @@ def test_field_of_many_blocks_keeps_its_order(device: torch.device) -> None:
     assert_same(votes, filter_votes_by_torch(field, 0.5))
 
 
-def test_room_that_is_too_small_is_made_larger(
+def test_buffers_that_are_too_small_are_made_larger(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything survives, and nothing is cut off."""
-    monkeypatch.setattr(votes_triton, "CAPACITY", 2)
+    monkeypatch.setattr(cuda_votes, "CAPACITY", 2)
     field = random_field(SHAPE, 3, "none")
     votes = filter_votes_by_kernel(on(device, field), 0.0)
     assert len(votes) == field.scores.numel()
@@ -191,7 +195,7 @@ def test_room_that_is_too_small_is_made_larger(
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_no_survivors_are_no_votes(activation: str, device: torch.device) -> None:
+def test_no_survivors_are_no_votes(activation: Activation, device: torch.device) -> None:
     field = random_field(SHAPE, 3, activation)
     field.scores[int(field.background) :] -= 30.0
     votes = filter_votes_by_kernel(on(device, field), 0.3)
@@ -202,7 +206,7 @@ def test_no_survivors_are_no_votes(activation: str, device: torch.device) -> Non
 @pytest.mark.parametrize("layout", [as_it_is, channels_last])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_nan_score_fails_the_request(
-    activation: str, layout: Callable[[Tensor], Tensor], device: torch.device
+    activation: Activation, layout: Callable[[Tensor], Tensor], device: torch.device
 ) -> None:
     """Even where nothing else would pass."""
     field = random_field(SHAPE, 3, activation)
@@ -224,7 +228,7 @@ def test_softmax_of_what_is_no_number_fails_the_request(
         filter_votes_by_kernel(on(device, field), 0.99)
 
 
-def test_votes_for_no_place_are_dropped(device: torch.device) -> None:
+def test_votes_without_a_finite_position_are_dropped(device: torch.device) -> None:
     field = random_field(SHAPE, 3, "none")
     field.offsets[1, 2, 2, 4, 5] = torch.nan
     field.offsets[0, 1, 0, 3, 8] = torch.inf
