@@ -49,7 +49,7 @@ def skulls(data_dir: Path) -> Path:
 
 def truth_of(skulls: Path, detector: Detector, name: str) -> Points:
     truth = read_landmarks(landmarks_path(skulls, name))
-    return np.stack([truth[mark.name] for mark in detector.model.manifest.landmarks])
+    return np.stack([truth[landmark.name] for landmark in detector.model.manifest.landmarks])
 
 
 def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
@@ -67,12 +67,12 @@ def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls
     inside = []
     for name in UNSEEN:
         truth = truth_of(skulls, detector, name)
-        for mark, place in zip(
+        for landmark, place in zip(
             detector.detect(read_skull(skulls, name)).landmarks, truth, strict=True
         ):
-            if mark.status == "detected" and mark.ras_mm is not None:
-                assert mark.region95_mm is not None
-                inside.append(np.linalg.norm(mark.ras_mm - place) <= mark.region95_mm)
+            if landmark.status == "detected" and landmark.ras_mm is not None:
+                assert landmark.region95_mm is not None
+                inside.append(np.linalg.norm(landmark.ras_mm - place) <= landmark.region95_mm)
     assert 0.9 <= np.mean(inside) <= 0.99
 
 
@@ -138,14 +138,14 @@ def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
     fit = fit_similarity(model.shape, model.refine.shape, np.ones(len(model.shape)))
     inner = replace(model.refine, shape=_with(model.refine.shape, odd, fit.rotation @ away))
     outer = replace(model, shape=_with(model.shape, odd, away), refine=inner)
-    marks = Detector(outer).detect(volume).landmarks
-    mark = marks[odd]
-    assert mark.status == "low_confidence"
-    assert mark.ras_mm is not None
-    assert mark.expected_ras_mm is not None
-    assert np.linalg.norm(mark.ras_mm - expected[odd]) < 0.2
-    assert np.linalg.norm(mark.ras_mm - mark.expected_ras_mm) > 2.0
-    assert {other.status for other in marks[:odd] + marks[odd + 1 :]} == {"detected"}
+    landmarks = Detector(outer).detect(volume).landmarks
+    landmark = landmarks[odd]
+    assert landmark.status == "low_confidence"
+    assert landmark.ras_mm is not None
+    assert landmark.expected_ras_mm is not None
+    assert np.linalg.norm(landmark.ras_mm - expected[odd]) < 0.2
+    assert np.linalg.norm(landmark.ras_mm - landmark.expected_ras_mm) > 2.0
+    assert {other.status for other in landmarks[:odd] + landmarks[odd + 1 :]} == {"detected"}
 
 
 def _with(points: Points, row: int, off: np.ndarray) -> Points:
@@ -157,13 +157,15 @@ def _with(points: Points, row: int, off: np.ndarray) -> Points:
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
     """Both have a say in the answer, which is that of the service."""
     volume = read_skull(skulls, UNSEEN[2])
-    looks = StageRunner(detector.model).run(volume)
+    outputs = StageRunner(detector.model).run(volume)
     answer = detector.detect(volume).landmarks
-    assert [mark.status for mark in looks.answer] == [mark.status for mark in answer]
-    assert [mark.mass for mark in looks.answer] == [mark.mass for mark in answer]
-    assert looks.second is not None
-    masses = {mark.mass for look in (looks.first, looks.second) for mark in look}
-    assert {mark.mass for mark in answer} < masses
+    assert [landmark.status for landmark in outputs.answer] == [
+        landmark.status for landmark in answer
+    ]
+    assert [one.mass for one in outputs.answer] == [one.mass for one in answer]
+    assert outputs.second is not None
+    masses = {landmark.mass for one in (outputs.first, outputs.second) for landmark in one}
+    assert {landmark.mass for landmark in answer} < masses
 
 
 def test_thresholds_of_both_networks_can_be_changed_in_memory(
@@ -172,8 +174,8 @@ def test_thresholds_of_both_networks_can_be_changed_in_memory(
     """A mass that no landmark has is asked of the second network alone."""
     count = len(detector.model.manifest.landmarks)
     strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
-    looks = StageRunner(strict).run(read_skull(skulls, UNSEEN[2]))
-    assert "detected" in {mark.status for mark in looks.first}
-    assert looks.second is not None
-    assert {mark.status for mark in looks.second} == {"not_found"}
-    assert "detected" not in {mark.status for mark in looks.answer}
+    outputs = StageRunner(strict).run(read_skull(skulls, UNSEEN[2]))
+    assert "detected" in {landmark.status for landmark in outputs.first}
+    assert outputs.second is not None
+    assert {landmark.status for landmark in outputs.second} == {"not_found"}
+    assert "detected" not in {landmark.status for landmark in outputs.answer}

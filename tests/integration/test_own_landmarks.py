@@ -45,9 +45,9 @@ def test_the_section_goes_from_data_to_a_service(
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         check, train, folds = commands("train")
-        told = run(check, "--device cpu")
-        assert "8 scans with 6 landmarks: 0 errors, 0 warnings" in told
-        assert "keep no" in told  # constellation, so tiles are suggested
+        output = run(check, "--device cpu")
+        assert "8 scans with 6 landmarks: 0 errors, 0 warnings" in output
+        assert "keep no" in output  # constellation, so tiles are suggested
         assert "step 2:" in run(train, SMALL)
         assert "│ --folds │ 5" in " ".join(run(f"{folds} --check", SMALL).split())
         (evaluate,) = commands("evaluate")

@@ -26,14 +26,14 @@ def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
     for row in errors:
         if row["scan"] not in UNSEEN and row["status"] == "detected":
             mine[row["landmark"]].append(float(row["error_mm"]))
-    marks = read_manifest(MODEL / "refine").landmarks
-    assert len(marks) == len(mine) == 45
-    for mark in marks:
-        region = conformal_region(np.array(mine[mark.name]), own=True)
+    landmarks = read_manifest(MODEL / "refine").landmarks
+    assert len(landmarks) == len(mine) == 45
+    for landmark in landmarks:
+        region = conformal_region(np.array(mine[landmark.name]), own=True)
         assert region is not None
         assert region.coverage >= 0.95
         # The errors are rounded here, and regions there, upwards.
-        assert mark.region95_mm == pytest.approx(region.radius_mm, abs=1.1e-3)
+        assert landmark.region95_mm == pytest.approx(region.radius_mm, abs=1.1e-3)
 
 
 def test_the_card_tells_the_errors_of_every_fold(errors: list[dict[str, str]]) -> None:

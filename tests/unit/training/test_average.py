@@ -76,7 +76,7 @@ def test_weights_are_averaged_exactly_and_the_result_serves(tmp_path: Path, shar
     assert model.manifest.network.sha256 == hash_file(files[2])
     voxels = np.random.default_rng(1).normal(size=(30, 26, 34)).astype(np.float32)
     found = Detector(model).detect(Volume(voxels, np.eye(4), 0, "", ())).landmarks
-    assert [mark.name for mark in found] == ["1", "2", "3"]
+    assert [landmark.name for landmark in found] == ["1", "2", "3"]
     card = (tmp_path / "new" / "README.md").read_text()
     assert f"- {share:g} of toy (SHA-256 {hash_file(files[0])[:12]}) and " in card
 
@@ -105,8 +105,10 @@ def test_regions_of_other_weights_are_not_taken_over(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('name = "2"', 'name = "2"\nregion95_mm = 0.5'))
     other = make_other(first, tmp_path)
     landmarkd("average", first, other, "-o", tmp_path / "new")
-    assert {mark.region95_mm for mark in read_manifest(first).landmarks} == {None, 0.5}
-    assert {mark.region95_mm for mark in read_manifest(tmp_path / "new").landmarks} == {None}
+    assert {landmark.region95_mm for landmark in read_manifest(first).landmarks} == {None, 0.5}
+    assert {landmark.region95_mm for landmark in read_manifest(tmp_path / "new").landmarks} == {
+        None
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_regions_of_other_weights_are_not_taken_over(tmp_path: Path) -> None:
         ({"network": {"activation": "softmax"}}, r"alike in network.activation"),
     ],
 )
-def test_models_that_are_not_alike_are_refused(
+def test_incompatible_models_are_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     first = make_model_folder(tmp_path)
@@ -139,7 +141,7 @@ def test_other_landmarks_or_another_order_are_refused(tmp_path: Path) -> None:
         landmarkd("average", first, other, "-o", tmp_path / "new")
 
 
-def test_programs_and_folders_that_are_there_are_refused(tmp_path: Path) -> None:
+def test_programs_and_existing_folders_are_refused(tmp_path: Path) -> None:
     first = make_model_folder(tmp_path, "first")
     program = make_program_folder(tmp_path, "program", script=True)
     with pytest.raises(BadParameter, match="is a program"):
@@ -179,7 +181,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ("networks", "changed"),
     [("all", (True, True)), ("first", (True, False)), ("second", (False, True))],
 )
-def test_of_two_networks_those_are_averaged_that_are_asked_for(
+def test_only_the_chosen_networks_are_averaged(
     pairs: tuple[Path, Path], tmp_path: Path, networks: str, changed: tuple[bool, bool]
 ) -> None:
     new = tmp_path / "new"

@@ -14,7 +14,7 @@ from app.training.fit.canonical_pose import rotate_like, upright
 from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
 
 
-def test_a_mean_shape_is_turned_upright_not_mirrored() -> None:
+def test_a_mean_shape_is_rotated_upright_not_mirrored() -> None:
     """Its longest extent comes first; distances and handedness stay."""
     mean = np.random.default_rng(1).normal(size=(20, 3)) * (1.0, 5.0, 2.0)
     mean -= mean.mean(axis=0)
@@ -40,7 +40,7 @@ def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
-def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
+def test_a_warm_started_second_network_keeps_the_pose_of_its_weights(
     folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Principal axes may come out the other way round for other specimens."""
@@ -56,7 +56,7 @@ def test_a_second_network_learns_on_in_the_pose_that_its_weights_know(
     np.testing.assert_allclose(after, before, atol=1e-6)
 
 
-def test_only_a_network_that_knows_one_pose_turns_a_mean_shape(folder: Path) -> None:
+def test_only_a_network_of_one_pose_rotates_a_mean_shape(folder: Path) -> None:
     mean = load_file(folder / "refine" / "shape.safetensors")["mean"].astype(np.float64)
     other = Rotation.from_rotvec([0.4, -2.0, 0.9]).apply(mean)
     names = (*BLOBS[1:], BLOBS[0])

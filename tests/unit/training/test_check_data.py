@@ -1,4 +1,4 @@
-"""Each fault of training data, made for real in files, is found and called by its name."""
+"""Each error in training data, made in real files, is found and named."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.support.training_data import (
     write_scan,
 )
 
-Spoil = Callable[[Path], None]
+Corruption = Callable[[Path], None]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def moved(data: Path, name: str, move: Callable[[np.ndarray], np.ndarray]) -> No
     (data / "landmarks" / f"{name}.csv").write_text("\n".join(["name,x,y,z", *rows]))
 
 
-def test_sound_data_have_nothing_to_be_said_of(data: Path) -> None:
+def test_good_data_have_no_issues(data: Path) -> None:
     checked = check(data)
     assert checked.issues == ()
     assert checked.names == NAMES
@@ -152,7 +152,7 @@ def points_twice(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "where", "what"),
+    ("corrupt", "where", "what"),
     [
         (truncate, "s2.nii.gz", "expected a whole gzip stream"),
         (no_scan, "s2.nii.gz", "expected a NIfTI file"),
@@ -176,9 +176,9 @@ def points_twice(data: Path) -> None:
     ],
 )
 def test_fault_that_stops_a_training_is_named(
-    data: Path, spoil: Spoil, where: str, what: str
+    data: Path, corrupt: Corruption, where: str, what: str
 ) -> None:
-    spoil(data)
+    corrupt(data)
     checked = check(data)
     errors = [issue for issue in checked.issues if issue.severity == "error"]
     assert any(what in error.message and error.where == where for error in errors), errors

@@ -19,7 +19,7 @@ from tests.support.training_data import (
     write_points,
     write_scan,
 )
-from tests.unit.training.test_check_data import Spoil, check, moved, scan_twice
+from tests.unit.training.test_check_data import Corruption, check, moved, scan_twice
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def other_size(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "what"),
+    ("corrupt", "what"),
     [
         (lone_landmarks, "no scan has this name"),
         (other_file, "not used"),
@@ -103,10 +103,10 @@ def other_size(data: Path) -> None:
         (other_size, "times as far apart as in the other scans"),
     ],
 )
-def test_doubt_is_a_warning_that_only_strictness_stops_at(
-    data: Path, spoil: Spoil, what: str
+def test_doubt_is_a_warning_that_stops_a_training_only_if_strict(
+    data: Path, corrupt: Corruption, what: str
 ) -> None:
-    spoil(data)
+    corrupt(data)
     checked = check(data)
     assert [issue for issue in checked.issues if issue.severity == "error"] == []
     warnings = [issue for issue in checked.issues if issue.severity == "warning"]
@@ -116,14 +116,14 @@ def test_doubt_is_a_warning_that_only_strictness_stops_at(
     assert not checked.may_train(strict=True)
 
 
-def test_unknown_unit_is_worth_a_note_where_points_in_mm_lie_inside(data: Path) -> None:
+def test_unknown_unit_is_a_note_where_points_in_mm_lie_inside(data: Path) -> None:
     no_unit(data)
     (issue,) = check(data).issues
     assert issue.severity == "note"
     assert "does not name its unit of length" in issue.message
 
 
-def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_poses(
+def test_points_rotated_within_a_scan_around_the_origin_are_found_by_the_other_poses(
     tmp_path: Path,
 ) -> None:
     """Where LPS taken for RAS leaves all points inside."""
@@ -143,9 +143,9 @@ def test_points_turned_within_a_scan_around_the_origin_are_told_by_the_other_pos
     assert "LPS and RAS may be mixed up" in issue.message
 
 
-def test_all_faults_of_all_files_are_told_at_once(data: Path) -> None:
-    for spoil in (swapped, scan_twice, lone_landmarks):
-        spoil(data)
+def test_all_issues_of_all_files_are_reported_at_once(data: Path) -> None:
+    for corrupt in (swapped, scan_twice, lone_landmarks):
+        corrupt(data)
     moved(data, "s3", lambda point: point * (-1, -1, 1))
     moved(data, "s4", lambda point: point * (-1, -1, 1))
     truncated = (data / "scans" / "s5.nii.gz").read_bytes()[:100]
@@ -160,7 +160,7 @@ def test_scans_and_landmarks_may_share_a_folder(data: Path) -> None:
     assert check_data(data / "scans", data / "scans").issues == ()
 
 
-def test_landmarks_that_lie_anyhow_are_not_judged_by_their_shape(tmp_path: Path) -> None:
+def test_landmarks_without_a_constellation_are_not_checked_by_shape(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", count=8)
     rng = np.random.default_rng(3)
     for seed in range(8):
@@ -173,7 +173,7 @@ def test_landmarks_that_lie_anyhow_are_not_judged_by_their_shape(tmp_path: Path)
     assert checked.issues == ()
 
 
-def test_typical_constellation_is_not_moved_by_a_wrong_file(data: Path) -> None:
+def test_robust_shape_is_not_moved_by_a_wrong_file(data: Path) -> None:
     before = check(data).robust_shape
     swapped(data)
     after = check(data).robust_shape
@@ -184,7 +184,7 @@ def test_typical_constellation_is_not_moved_by_a_wrong_file(data: Path) -> None:
     assert_allclose(fit, both[0], atol=0.5)
 
 
-def test_what_is_said_of_many_files_is_one_row() -> None:
+def test_one_message_about_many_files_is_one_row() -> None:
     same = [Issue("note", f"s{seed}", "is so") for seed in range(9)]
     table = issue_table([*same, Issue("error", "x", "is wrong [here]")])
     assert table.row_count == 2

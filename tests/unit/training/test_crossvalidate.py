@@ -47,7 +47,7 @@ def refine(data: Path, *words: object) -> str:
 
 
 @pytest.fixture
-def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the scans that each training reads to train on, and an empty name as it starts."""
     names: list[str] = []
 
@@ -64,24 +64,24 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def trainings(learned: list[str]) -> list[set[str]]:
+def trainings(trained_on: list[str]) -> list[set[str]]:
     """Return the scans that each training was trained on."""
-    return [set(part.split()) for part in " ".join(learned).split("  ") if part.strip()]
+    return [set(part.split()) for part in " ".join(trained_on).split("  ") if part.strip()]
 
 
-def test_no_fold_reads_its_own_scans_to_learn_from_nor_does_its_second_network(
-    data: Path, learned: list[str]
+def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
+    data: Path, trained_on: list[str]
 ) -> None:
     train(data)
     folds = read_folds(data / "mine")
     assert folds is not None
-    everybody = {"one", "two", "three"}
-    expected = [everybody - set(fold) for fold in folds.members] + [everybody]
-    assert trainings(learned) == expected
-    learned.clear()
-    told = refine(data)
-    assert trainings(learned) == expected
-    assert "fold 3 of 3" in told
+    every_scan = {"one", "two", "three"}
+    expected = [every_scan - set(fold) for fold in folds.members] + [every_scan]
+    assert trainings(trained_on) == expected
+    trained_on.clear()
+    output = refine(data)
+    assert trainings(trained_on) == expected
+    assert "fold 3 of 3" in output
     for number in (1, 2, 3):
         model = load_checked(folds.folder(data / "mine", number), torch.device("cpu"))
         assert model.refine is not None
@@ -90,9 +90,9 @@ def test_no_fold_reads_its_own_scans_to_learn_from_nor_does_its_second_network(
     assert "of 3 models of one network" in card
     assert "of 3 pairs of networks" in card
     assert len(read_csv(data / "mine" / "folds" / "refine" / "errors.csv")) == 15
-    learned.clear()
+    trained_on.clear()
     assert "fold 3 of 3: is done" in refine(data)
-    assert trainings(learned) == [everybody]
+    assert trainings(trained_on) == [every_scan]
     words = ("--scans", data / "scans", "--landmarks", data / "landmarks", "--folds")
     result = CliRunner().invoke(app, [str(word) for word in ("calibrate", data / "mine", *words)])
     assert "expected at least 19 errors" in str(result.exception)
@@ -121,7 +121,7 @@ def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_pa
         assert same == (fold == "three")
 
 
-def test_an_interrupted_cross_validation_goes_on_in_its_fold(
+def test_an_interrupted_cross_validation_resumes_in_its_fold(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done is not done again, and the outcome is that of one that was not interrupted."""
@@ -141,9 +141,9 @@ def test_an_interrupted_cross_validation_goes_on_in_its_fold(
     assert not third.exists()
     assert not (data / "mine" / CHECKPOINT).exists()
     changed = (first / "weights.safetensors").stat().st_mtime_ns
-    told = landmarkd(*command)
-    assert "fold 1 of 3: is done" in told
-    assert "resuming at step 2 of 3" in told
+    output = landmarkd(*command)
+    assert "fold 1 of 3: is done" in output
+    assert "resuming at step 2 of 3" in output
     assert (first / "weights.safetensors").stat().st_mtime_ns == changed
     for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
         plain, mine = (
@@ -173,28 +173,26 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(data: 
         refine(data)
 
 
-def test_scans_that_are_only_learned_from_are_so_in_every_fold(
-    data: Path, learned: list[str]
-) -> None:
+def test_train_only_scans_are_trained_on_in_every_fold(data: Path, trained_on: list[str]) -> None:
     """But for those of a subject that the fold leaves out."""
     words = ("--subject", "^(o|t)", "--train-only", "two", "--folds", 2)
-    told = re.sub(r"[│\s]+", " ", train(data, *words))
-    assert "1 more is only trained on" in told
+    output = re.sub(r"[│\s]+", " ", train(data, *words))
+    assert "1 more is only trained on" in output
     folds = read_folds(data / "mine")
     assert folds is not None
     left = {"one": {"two", "three"}, "three": {"one"}}
-    everybody = {"one", "two", "three"}
-    expected = [left[fold] for (fold,) in folds.members] + [everybody]
-    assert trainings(learned) == expected
+    every_scan = {"one", "two", "three"}
+    expected = [left[fold] for (fold,) in folds.members] + [every_scan]
+    assert trainings(trained_on) == expected
     assert {row["scan"] for row in read_csv(data / "mine" / "folds" / "errors.csv")} == {
         "one",
         "three",
     }
     card = " ".join((data / "mine" / "README.md").read_text().split())
     assert "1/2 of the 2 scans and on 1 more that are never held out" in card
-    learned.clear()
+    trained_on.clear()
     refine(data, "--folds", 2)
-    assert trainings(learned) == expected
+    assert trainings(trained_on) == expected
 
 
 def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
@@ -216,21 +214,19 @@ def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:
         (("--train-only", "one"), "expected 2 to 2, as there are 2 subjects, got 3"),
     ],
 )
-def test_folds_that_cannot_be_are_refused(
-    data: Path, words: tuple[object, ...], message: str
-) -> None:
+def test_impossible_folds_are_refused(data: Path, words: tuple[object, ...], message: str) -> None:
     with pytest.raises(BadParameter, match=message):
         train(data, *words)
     assert not (data / "mine").exists()
 
 
-def test_a_check_says_the_folds_and_trains_none(data: Path) -> None:
-    told = " ".join(train(data, "--check").split())
-    assert "│ --folds │ 3 │ each held out once" in told
+def test_a_check_prints_the_folds_and_trains_none(data: Path) -> None:
+    output = " ".join(train(data, "--check").split())
+    assert "│ --folds │ 3 │ each held out once" in output
     assert not (data / "mine").exists()
 
 
-def test_folds_do_not_start_from_weights_that_have_seen_their_scans(data: Path) -> None:
+def test_folds_do_not_start_from_weights_that_were_trained_on_their_scans(data: Path) -> None:
     """But each from the same fold of a model that has the same folds."""
     words = (data / "scans", data / "landmarks", *TILES)
     landmarkd("train", *words, "-o", data / "seen", "--validate", "none")
@@ -257,7 +253,7 @@ def test_folds_can_be_done_one_by_one(data: Path) -> None:
     train(data, "--fold", 1)
     with pytest.raises(BadParameter, match="expected a first network of all scans, too"):
         refine(data, "--fold", 1)
-    told = train(data)
+    output = train(data)
     for number in (1, 2, 3):
-        assert f"fold {number} of 3: is done" in told
+        assert f"fold {number} of 3: is done" in output
     assert len(read_csv(data / "mine" / "folds" / "errors.csv")) == 15

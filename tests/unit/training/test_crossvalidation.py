@@ -40,12 +40,12 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("phantoms")
     make_phantoms(data, count=4, seed=5003)
     words = (*LIKE_PHANTOM, "--steps", 1, "--rate", 1e-6, "--start", PHANTOM, "--folds", 2)
-    told = landmarkd("train", data / "scans", data / "landmarks", "-o", data / "mine", *words)
-    (data / "told").write_text(told)
+    output = landmarkd("train", data / "scans", data / "landmarks", "-o", data / "mine", *words)
+    (data / "output").write_text(output)
     return data
 
 
-def test_figures_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_path: Path) -> None:
+def test_metrics_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_path: Path) -> None:
     model = phantoms / "mine"
     folds = read_folds(model)
     assert folds is not None
@@ -85,7 +85,7 @@ def test_figures_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_p
     assert spread["deviation_over_specimens_mm"] == pytest.approx(np.std(by_scan, ddof=1), abs=2e-4)
 
 
-def test_the_model_is_trained_on_all_scans_and_its_card_says_whose_figures_it_has(
+def test_the_model_is_trained_on_all_scans_and_its_card_explains_its_metrics(
     phantoms: Path,
 ) -> None:
     model = phantoms / "mine"
@@ -102,8 +102,8 @@ def test_the_model_is_trained_on_all_scans_and_its_card_says_whose_figures_it_ha
     assert "mine, cross-validation" in page
     assert "<td>2</td>" in page
     assert load_checked(model, torch.device("cpu")).manifest.name == "mine"
-    told = " ".join((phantoms / "told").read_text().split())
-    assert "nothing says what" in told  # the model whose weights it started from has seen
+    output = " ".join((phantoms / "output").read_text().split())
+    assert "nothing says what" in output  # the model whose weights it started from has seen
 
 
 def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: Path) -> None:
@@ -111,21 +111,21 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
     model = tmp_path / "mine"
     shutil.copytree(phantoms / "mine", model)
     where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    told = landmarkd("calibrate", model, *where, "--folds", "--missing", "absent")
+    output = landmarkd("calibrate", model, *where, "--folds", "--missing", "absent")
     folds = read_folds(model)
     assert folds is not None
     kept = [
-        mark.error_mm
+        landmark.error_mm
         for number in (1, 2)
-        for mark in (read_outcomes(folds.folder(model, number)) or pytest.fail("none")).outcomes
-        if mark.status == "detected" and np.isfinite(mark.error_mm)
+        for landmark in (read_outcomes(folds.folder(model, number)) or pytest.fail("none")).outcomes
+        if landmark.status == "detected" and np.isfinite(landmark.error_mm)
     ]
     assert 19 <= len(kept) <= 24
-    (radius,) = {mark.region95_mm for mark in read_manifest(model).landmarks}
+    (radius,) = {landmark.region95_mm for landmark in read_manifest(model).landmarks}
     assert radius is not None
     # With other thresholds a few more or fewer may be detected.
     assert radius == pytest.approx(max(kept), abs=1)
-    for text in (told, (model / "README.md").read_text()):
+    for text in (output, (model / "README.md").read_text()):
         words = " ".join(text.split())
         assert (
             "errors of 2 models on 4 specimens that they were not trained on (cross-conformal)"
@@ -135,7 +135,7 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("more", [[], ["--only", "phantom-5003", "--folds"]])
-def test_calibration_is_by_scans_held_out_or_by_folds(phantoms: Path, more: list[str]) -> None:
+def test_calibration_is_by_held_out_scans_or_by_folds(phantoms: Path, more: list[str]) -> None:
     where = ["--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks"]
     words = ["calibrate", phantoms / "mine", *where, *more]
     result = CliRunner().invoke(app, [str(word) for word in words])
@@ -149,7 +149,7 @@ def test_a_model_without_folds_cannot_be_calibrated_by_them(phantoms: Path) -> N
         landmarkd("calibrate", PHANTOM, *where, "--folds")
 
 
-def test_what_was_not_answered_or_not_known_is_told_everywhere(tmp_path: Path) -> None:
+def test_failures_and_unknown_landmarks_are_reported_everywhere(tmp_path: Path) -> None:
     folds = Folds(1, (("a",), ("b", "c")), {name: name for name in "abc"}, dict.fromkeys("abc", ""))
     some = [outcome(0.25, scan="a"), outcome(0.75, scan="b")]
     some.append(outcome(scan="b", landmark="b", present=False, known=False))

@@ -68,7 +68,7 @@ def test_every_landmark_of_every_scan_is_a_line(report: Path) -> None:
             assert not any(places[:3])
 
 
-def test_the_summary_counts_what_the_lines_say(report: Path) -> None:
+def test_the_summary_agrees_with_the_lines(report: Path) -> None:
     rows = read(report / "report" / "errors.csv")
     summary = read(report / "report" / "summary.csv")
     assert [row["of"] for row in summary] == ["all", *["landmark"] * MARKS, *["scan"] * 2]
@@ -81,14 +81,14 @@ def test_the_summary_counts_what_the_lines_say(report: Path) -> None:
     assert int(summary[0]["absent"]) == 0
 
 
-def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
+def test_what_a_file_does_not_list_is_unknown_unless_missing_means_absent(
     report: Path, tmp_path: Path
 ) -> None:
     """The ring of one phantom has another name, which is no reason to call its ring invented."""
-    told = (report / "stdout").read_text()
+    output = (report / "stdout").read_text()
     page = (report / "report" / "report.html").read_text()
     unknown = int(read(report / "report" / "summary.csv")[0]["unknown"])
-    for text in (" ".join(told.split()), page):
+    for text in (" ".join(output.split()), page):
         assert f"Landmarks without a position in their files: {unknown}." in text
     (ring,) = (
         row
@@ -103,7 +103,7 @@ def test_what_a_file_does_not_place_is_unknown_unless_said_to_be_absent(
     assert (row["absent"], row["invented"], row["unknown"]) == ("1", "1", "0")
 
 
-def test_the_page_needs_no_other_file(report: Path) -> None:
+def test_the_page_is_self_contained(report: Path) -> None:
     page = (report / "report" / "report.html").read_text()
     sources = re.findall(r'src="([^"]{0,30})', page)
     assert len(sources) == 3 + 6
@@ -146,7 +146,7 @@ def test_scans_that_are_not_there_are_named(phantoms: Path, words: list[str], re
     assert reason in result.stderr
 
 
-def test_plots_bear_scans_without_errors_and_points_at_the_border() -> None:
+def test_plots_accept_scans_without_errors_and_points_at_the_border() -> None:
     missed = [outcome(status="not_found"), outcome(present=False)]
     for plot in (plot_errors, plot_success, plot_confidence):
         assert plot(missed).startswith("<?xml")

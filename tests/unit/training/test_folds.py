@@ -29,7 +29,7 @@ def named(specimens: Specimens, *names: str) -> list[SpecimenSummary]:
     ]
 
 
-def test_everybody_is_left_out_once_in_folds_of_about_one_size(
+def test_every_scan_is_held_out_once_in_folds_of_nearly_one_size(
     specimens: Specimens,
 ) -> None:
     folds = make_folds(specimens, 4, seed=1)
@@ -51,7 +51,7 @@ def test_as_many_folds_as_scans_at_most_and_two_at_least(specimens: Specimens, c
     assert len(make_folds(specimens, 11, seed=1).members) == 11
 
 
-def test_both_sides_of_a_subject_are_left_out_together(
+def test_both_sides_of_a_subject_are_held_out_together(
     specimens: Specimens,
 ) -> None:
     some = named(specimens, "a_left", "a_right", "b-L", "b-R", "c", "d_l", "e.Right")
@@ -63,7 +63,7 @@ def test_both_sides_of_a_subject_are_left_out_together(
         make_folds(some, 6, seed=1)
 
 
-def test_a_pattern_says_which_scans_are_of_one_subject(
+def test_a_pattern_identifies_the_scans_of_one_subject(
     specimens: Specimens,
 ) -> None:
     some = named(specimens, "m1 day 1", "m1 day 8", "m2 day 1", "m2 day 8")
@@ -76,7 +76,7 @@ def test_a_pattern_says_which_scans_are_of_one_subject(
         make_folds(some, 2, 1, "(")
 
 
-def test_scans_that_are_only_learned_from_are_in_no_fold(
+def test_train_only_scans_are_in_no_fold(
     specimens: Specimens,
 ) -> None:
     """But a fold hides those that show a subject of its own."""
@@ -93,7 +93,7 @@ def test_scans_that_are_only_learned_from_are_in_no_fold(
         make_folds(some, 2, seed=1, train_only=("nobody",))
 
 
-def test_folds_are_kept_and_others_refused(specimens: Specimens, tmp_path: Path) -> None:
+def test_folds_are_saved_and_other_folds_refused(specimens: Specimens, tmp_path: Path) -> None:
     folds = make_folds(specimens, 4, seed=1)
     assert read_folds(tmp_path) is None
     save_folds(tmp_path, folds)
@@ -103,7 +103,9 @@ def test_folds_are_kept_and_others_refused(specimens: Specimens, tmp_path: Path)
         save_folds(tmp_path, make_folds(specimens, 3, seed=1))
 
 
-def test_landmarks_that_were_mended_since_are_noticed(specimens: Specimens, tmp_path: Path) -> None:
+def test_landmarks_that_were_corrected_since_are_noticed(
+    specimens: Specimens, tmp_path: Path
+) -> None:
     """Old answers would be pooled with new ones."""
     save_folds(tmp_path, make_folds(specimens, 4, seed=1))
     points = dict(specimens[3].points)

@@ -37,10 +37,10 @@ def test_a_measurement_names_the_scans_that_the_model_was_trained_on(
 ) -> None:
     result = run(data, "evaluate", "mine", "-o", tmp_path)
     assert result.exit_code == 0, result.output
-    told = "the model was trained on one: its error on such scans is not that on unseen ones"
-    assert result.stderr.strip().splitlines()[-1] == told
+    output = "the model was trained on one: its error on such scans is not that on unseen ones"
+    assert result.stderr.strip().splitlines()[-1] == output
     page = (tmp_path / "report.html").read_text()
-    assert told in page
+    assert output in page
     assert "<td>one (trained on)</td>" in page
     assert "<td>two</td>" in page
 
@@ -81,7 +81,7 @@ def test_a_model_with_folds_knows_its_scans_by_any_name(data: Path, tmp_path: Pa
     assert leaked(tmp_path, "crossed") == ["three", "two"]
 
 
-def test_a_model_without_a_record_says_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_record_has_no_leakage(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mine" / RECORD).unlink()
     assert leaked(tmp_path, "mine") == []

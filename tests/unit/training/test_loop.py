@@ -45,7 +45,7 @@ def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
     assert load_checked(folder, torch.device("cpu")).manifest.description == "bones"
 
 
-def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
+def test_interrupted_training_resumes_to_the_same_weights_as_an_uninterrupted_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the whole history in one table."""
@@ -68,10 +68,10 @@ def test_interrupted_training_goes_on_to_the_very_weights_of_one_that_was_not(
         assert torch.equal(weights[1][name], tensor), name
 
 
-def test_what_was_chosen_stays_chosen(
+def test_a_resumed_training_keeps_its_choices(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open options of a training that goes on are those it was begun with."""
+    """Options that are left open are those that the training was started with."""
     folder = tmp_path / "mine"
     words = (
         "train",

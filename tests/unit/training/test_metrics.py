@@ -61,9 +61,9 @@ def test_landmarks_of_unknown_presence_are_neither_missed_nor_invented() -> None
     assert summarise_errors([*SOME, *unsure]) == summarise_errors(SOME)
 
 
-def test_coverage_counts_errors_that_were_told_with_a_region() -> None:
-    told = [outcome(0.2, region95_mm=0.3), outcome(0.4, region95_mm=0.3), outcome(0.1)]
-    assert measure_coverage(told) == (1, 2)
+def test_coverage_counts_errors_that_have_a_region() -> None:
+    output = [outcome(0.2, region95_mm=0.3), outcome(0.4, region95_mm=0.3), outcome(0.1)]
+    assert measure_coverage(output) == (1, 2)
 
 
 def test_groups_keep_the_order_of_first_appearance() -> None:

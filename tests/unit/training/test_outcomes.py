@@ -7,7 +7,7 @@ from app.training.evaluate.outcomes import Measurement, read_outcomes, write_out
 from tests.support.outcomes import outcome
 
 
-def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     some = (outcome(0.1 + 0.2), outcome(present=False, known=False), outcome(region95_mm=0.3))
     assert read_outcomes(tmp_path) is None
     write_outcomes(tmp_path, Measurement(some, ("two: too large",)))

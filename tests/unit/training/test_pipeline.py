@@ -50,13 +50,13 @@ def test_training_writes_a_folder_that_serves(
     data: Path, tmp_path: Path, kind: tuple[object, ...]
 ) -> None:
     folder = tmp_path / "mine"
-    told = run(data, folder, "--steps", 2, "--validate", "two", *kind)
+    output = run(data, folder, "--steps", 2, "--validate", "two", *kind)
     model = load_checked(folder, torch.device("cpu"))
-    assert [mark.name for mark in model.manifest.landmarks] == list(BLOBS)
+    assert [landmark.name for landmark in model.manifest.landmarks] == list(BLOBS)
     assert (model.shape is None) == (16 in kind)
     scan = (data / "scans" / "one.nii.gz").read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
-    assert "step 2:" in told
+    assert "step 2:" in output
 
 
 def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "expected"),
     [
         ("window:-5,30.5", ("window", -5.0, 30.5)),
         ("percentile:0.02,99.99", ("percentile", 0.02, 99.99)),
@@ -78,11 +78,11 @@ def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path
     ],
 )
 def test_voxel_values_are_scaled_as_asked_for_in_training_and_service(
-    data: Path, tmp_path: Path, rule: str, told: tuple[str, float, float]
+    data: Path, tmp_path: Path, rule: str, expected: tuple[str, float, float]
 ) -> None:
     run(data, tmp_path / "mine", "--intensity", rule)
     spec = load_checked(tmp_path / "mine", torch.device("cpu")).manifest.input.intensity
-    assert (spec.method, spec.lower, spec.upper) == told
+    assert (spec.method, spec.lower, spec.upper) == expected
 
 
 def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_a_folder_to_write_is_needed_unless_data_are_only_checked(data: Path) ->
     folders = (data / "scans", data / "landmarks")
     with pytest.raises(BadParameter, match="expected -o FOLDER"):
         landmarkd("train", *folders)
-    told = landmarkd("train", *folders, "--check")
-    assert "3 scans with 5 landmarks: 0 errors, 0 warnings" in told
+    output = landmarkd("train", *folders, "--check")
+    assert "3 scans with 5 landmarks: 0 errors, 0 warnings" in output
     for option in ("--spacing", "--radius", "--tile", "--batch", "--validate"):
-        assert option in told
+        assert option in output
 
 
 @pytest.mark.parametrize("tile", ["16", "whole"])
@@ -176,16 +176,16 @@ def test_a_single_landmark_is_enough(tmp_path: Path, tile: str) -> None:
         landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
 
 
-def test_data_decide_what_is_left_open(tmp_path: Path) -> None:
+def test_open_options_are_chosen_from_the_data(tmp_path: Path) -> None:
     """Small constellations in large scans are looked for in tiles, others in the whole scan."""
     data = write_data(tmp_path / "data")
-    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", "--check").split())
-    assert "│ whole │" in told
-    assert "1 mm │ that of the scans" in told
+    output = " ".join(landmarkd("train", data / "scans", data / "landmarks", "--check").split())
+    assert "│ whole │" in output
+    assert "1 mm │ that of the scans" in output
     for seed in range(6):
         middle = middle_of(make_affine(seed))
-        points = {mark: middle + (at - middle) / 8 for mark, at in points_of(seed).items()}
+        points = {landmark: middle + (at - middle) / 8 for landmark, at in points_of(seed).items()}
         write_points(data, f"s{seed}", points)
     finer = ("--spacing", "0.2", "--check")
-    told = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
-    assert "│ --tile │ 64 │ the scans are 2.7 times as long" in told
+    output = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
+    assert "│ --tile │ 64 │ the scans are 2.7 times as long" in output

@@ -27,7 +27,7 @@ def test_the_region_is_the_split_conformal_one() -> None:
     assert max_coverage(18) == pytest.approx(18 / 19)
 
 
-def test_further_errors_stay_within_it_as_often_as_promised() -> None:
+def test_further_errors_stay_within_as_often_as_the_coverage() -> None:
     """A thousand calibrations of 60 errors each, on errors of any distribution."""
     random = np.random.default_rng(2)
     covered = []
@@ -56,14 +56,14 @@ def test_only_detected_landmarks_with_a_known_truth_count() -> None:
     assert leave_one_out(some, ["a"]) == {}
 
 
-def test_each_scan_is_held_against_the_regions_of_the_others() -> None:
+def test_each_scan_is_compared_with_the_regions_of_the_others() -> None:
     errors = [outcome(0.1 * i, scan="near", landmark=str(i)) for i in range(20)]
     errors += [outcome(0.15 * i, scan="far", landmark=str(i)) for i in range(20)]
     shares = leave_one_out(errors, [str(i) for i in range(20)])
     assert shares == {"near": 1.0, "far": pytest.approx(13 / 20)}
 
 
-def test_what_is_proven_of_regions_of_folds_is_less_than_what_is_seen() -> None:
+def test_proven_coverage_of_folds_is_below_the_empirical_one() -> None:
     """Barber et al. 2021, theorem 4: 90 % if every specimen is a fold of its own."""
     assert proven_coverage(24, 24) == pytest.approx(0.9)
     assert proven_coverage(24, 5) == pytest.approx(0.9 - (1 - 5 / 24) / 6)

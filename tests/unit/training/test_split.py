@@ -19,17 +19,17 @@ def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
     assert len(choose_held_out(specimens[:2])) == 1
 
 
-def test_scans_to_learn_from_only_are_never_held_out(tmp_path: Path) -> None:
+def test_train_only_scans_are_never_held_out(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", count=5)
     specimens = check_data(data / "scans", data / "landmarks").specimens
     (first,) = choose_held_out(specimens)
     (other,) = split(specimens, None, train_only=(first,)).held_out
     assert other.name != first
-    everybody = [specimen.name for specimen in specimens]
-    assert split(specimens, None, train_only=everybody).held_out == ()
+    every_scan = [specimen.name for specimen in specimens]
+    assert split(specimens, None, train_only=every_scan).held_out == ()
 
 
-def test_whoever_alone_has_a_landmark_is_learned_from(tmp_path: Path) -> None:
+def test_a_scan_that_alone_has_a_landmark_is_trained_on(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", count=2)
     (before,) = choose_held_out(check_data(data / "scans", data / "landmarks").specimens)
     seed = int(before[1:])

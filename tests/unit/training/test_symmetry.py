@@ -28,7 +28,7 @@ def test_partners_are_found_in_any_pose(seed: int) -> None:
     assert partners.tolist() == [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 12, 13, 14, -1]
 
 
-def test_an_unknown_place_has_no_partner() -> None:
+def test_an_unknown_position_has_no_partner() -> None:
     """Nor has the one that would be its own."""
     shape = symmetric_shape(0)
     shape[2] = np.nan

@@ -21,7 +21,7 @@ def world_of(volume: Volume, value: float) -> np.ndarray:
     return transform(volume.affine, np.argwhere(volume.voxels == value)[0].astype(np.float64))
 
 
-def test_halves_share_out_the_voxels_and_leave_them_in_place() -> None:
+def test_halves_partition_the_voxels_and_keep_their_positions() -> None:
     whole = slope(SHAPE)
     parts = halves(whole)
     assert [part.voxels.shape for part in parts] == [

@@ -15,7 +15,7 @@ def masses(present: list[float], absent: list[float], landmark: str = "a") -> li
     ]
 
 
-def test_a_threshold_is_the_geometric_middle_between_present_and_absent_masses() -> None:
+def test_a_threshold_is_the_geometric_mean_of_present_and_absent_masses() -> None:
     chosen = calibrate_thresholds(masses([0.9] * 30, [0.1] * 30), ["a", "b"], 2.0)
     assert chosen is not None
     assert chosen.values == pytest.approx((0.3, 0.3))
@@ -29,7 +29,7 @@ def test_landmarks_of_unknown_presence_say_nothing_of_absence() -> None:
     assert chosen.values == pytest.approx((0.3,))
 
 
-def test_absence_that_left_no_mass_does_not_pull_the_threshold_to_nothing() -> None:
+def test_absence_without_mass_does_not_pull_the_threshold_to_zero() -> None:
     chosen = calibrate_thresholds(masses([0.8] * 30, [0.0] * 30), ["a"], 2.0)
     assert chosen is not None
     assert chosen.values == pytest.approx((0.2,))

@@ -33,7 +33,9 @@ def seen(sample: Sample) -> np.ndarray:
 
 
 @pytest.mark.parametrize("along_axes", [True, False])
-def test_a_cut_leaves_some_of_the_landmarks_and_nothing_beyond_the_plane(along_axes: bool) -> None:
+def test_truncation_keeps_some_of_the_landmarks_and_nothing_beyond_the_plane(
+    along_axes: bool,
+) -> None:
     random = np.random.default_rng(2)
     sides = set()
     for seed in range(20):
@@ -57,12 +59,12 @@ def test_what_is_left_keeps_its_values_up_to_their_brightness() -> None:
     assert np.exp(-0.2) <= float(ratio.mean()) <= np.exp(0.35)
 
 
-def test_a_sample_without_landmarks_is_not_cut() -> None:
+def test_a_sample_without_landmarks_is_not_truncated() -> None:
     empty = Sample(torch.ones(1, *SHAPE), np.full((3, 3), np.nan), torch.ones(SHAPE).bool())
     assert truncate(empty, np.array([1.0, 0, 0]), np.random.default_rng(0)) is empty
 
 
-def test_trimmed_samples_have_one_shape_and_keep_all_that_is_visible_in_its_place() -> None:
+def test_trimmed_samples_have_one_shape_and_keep_all_visible_voxels() -> None:
     random = np.random.default_rng(5)
     for seed in range(10):
         normal = draw_normal(along_axes=True, rng=random)
@@ -81,7 +83,7 @@ def test_trimmed_samples_have_one_shape_and_keep_all_that_is_visible_in_its_plac
             np.testing.assert_array_equal(seen(after), seen(before))
 
 
-def test_a_network_that_sees_scans_whole_gets_smaller_images_of_cut_ones() -> None:
+def test_a_network_that_sees_scans_whole_gets_smaller_images_of_truncated_ones() -> None:
     """As in service; the posed frame of a second network stays as it is."""
     random = np.random.default_rng(1)
     samples = [make_sample(1), make_sample(2)]
@@ -93,7 +95,7 @@ def test_a_network_that_sees_scans_whole_gets_smaller_images_of_cut_ones() -> No
     assert truncate_batch(samples, posed, random)[0].visible.shape == SHAPE
 
 
-def test_batches_are_cut_as_often_as_asked_and_depend_on_the_seed_alone() -> None:
+def test_batches_are_truncated_as_often_as_asked_and_depend_on_the_seed_alone() -> None:
     recipe = Recipe(
         spacing_mm=SPACING, radius_mm=4.0, tile_shape=(32, 32, 48), steps=6, cuts=0.5, sees="posed"
     )

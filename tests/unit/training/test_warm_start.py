@@ -33,7 +33,7 @@ WORDS = (
     "--missing", "absent", "--intensity", "percentile:0.02,99.99", "--device", "cpu",
     "--steps", 1, "--rate", 0, "--validate", "none",
 )  # fmt: skip
-KNOWN = tuple(mark.name for mark in read_manifest(PHANTOM).landmarks)
+KNOWN = tuple(landmark.name for landmark in read_manifest(PHANTOM).landmarks)
 SHUFFLED = tuple(KNOWN[index] for index in (3, 0, 5, 1, 4, 2))
 TILE = (1, 1, 32, 24, 40)
 
@@ -53,7 +53,7 @@ def train_from(start: Path, folder: Path, renamed: dict[str, str]) -> str:
 def answers(folder: Path) -> dict[str, Landmark]:
     model = load_checked(folder, torch.device("cpu"))
     found = Detector(model).detect(read_volume(scan_bytes(make_phantom(5004)))).landmarks
-    return {mark.name: mark for mark in found}
+    return {landmark.name: landmark for landmark in found}
 
 
 def predict(network: torch.nn.Module) -> Tensor:
@@ -66,18 +66,18 @@ def predict(network: torch.nn.Module) -> Tensor:
 
 
 def test_landmarks_in_another_order_are_found_where_the_model_finds_them(tmp_path: Path) -> None:
-    told = train_from(PHANTOM, tmp_path, {name: name for name in SHUFFLED})
-    assert "--start" not in told
+    output = train_from(PHANTOM, tmp_path, {name: name for name in SHUFFLED})
+    assert "--start" not in output
     before, after = answers(PHANTOM), answers(tmp_path / "mine")
     assert list(after) != list(before) == list(KNOWN)
     assert before.keys() == after.keys()
-    assert sum(mark.status == "detected" for mark in before.values()) >= 4
-    for name, mark in before.items():
+    assert sum(landmark.status == "detected" for landmark in before.values()) >= 4
+    for name, landmark in before.items():
         place = after[name].ras_mm
-        assert (place is None) == (mark.ras_mm is None)
-        if place is not None and mark.ras_mm is not None:
-            assert_allclose(place, mark.ras_mm, atol=0.02)
-        assert after[name].mass == pytest.approx(mark.mass, abs=0.01)
+        assert (place is None) == (landmark.ras_mm is None)
+        if place is not None and landmark.ras_mm is not None:
+            assert_allclose(place, landmark.ras_mm, atol=0.02)
+        assert after[name].mass == pytest.approx(landmark.mass, abs=0.01)
 
 
 @pytest.mark.parametrize("names", [KNOWN, SHUFFLED])
@@ -96,23 +96,23 @@ def test_weights_of_the_same_names_are_the_same_to_the_last_bit(names: Sequence[
             assert torch.equal(mine, old), key
 
 
-def test_new_landmarks_are_learned_anew_and_others_taken_over(tmp_path: Path) -> None:
+def test_new_landmarks_start_fresh_and_others_are_taken_over(tmp_path: Path) -> None:
     names = ("chin", KNOWN[4], KNOWN[1])
     network = build_network(LIKE_PHANTOM, len(names))
     head = find_head(network)
     assert head is not None
     fresh = head.weight.detach().clone().unflatten(0, (4, -1))[:, 0]
-    told = load_weights(network, names, PHANTOM)
+    output = load_weights(network, names, PHANTOM)
     gone = ", ".join(name for name in KNOWN if name not in names)
-    assert told == (
+    assert output == (
         f"--start {PHANTOM}: takes over {KNOWN[4]}, {KNOWN[1]}; learns anew chin; leaves out {gone}"
     )
     theirs = predict(load_module(PHANTOM, read_manifest(PHANTOM)))
     mine = predict(network)
     assert_allclose(mine[:, 1:], theirs[:, [4, 1]], atol=1e-5)
     assert torch.equal(head.weight.detach().unflatten(0, (4, -1))[:, 0], fresh)
-    told = train_from(PHANTOM, tmp_path, {KNOWN[0]: "chin", **{name: name for name in KNOWN[1:]}})
-    assert "learns anew chin; leaves out" in told
+    output = train_from(PHANTOM, tmp_path, {KNOWN[0]: "chin", **{name: name for name in KNOWN[1:]}})
+    assert "learns anew chin; leaves out" in output
 
 
 def test_a_model_of_other_landmarks_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Specimens are prepared for training as scans are for the network in service."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from app.geometry import scaling
+from app.io.volume import read_volume
+from app.model.manifest import InputSpec, IntensitySpec
+from app.preprocessing.grid import make_grid
+from app.training.data.specimens import load_specimen, pair_files
+
+SHAPE = (20, 24, 28)
+RULE = IntensitySpec(method="percentile", lower=2.0, upper=97.0)
+
+
+def test_voxel_values_are_those_of_the_grid_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Percentiles of a large scan are read from a sample of its voxels, here from few."""
+    monkeypatch.setattr("app.preprocessing.grid.PERCENTILE_SAMPLES", 500)
+    voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.float32)
+    path = tmp_path / "one.nii"
+    image = nib.Nifti1Image(voxels, np.eye(4))
+    image.header.set_xyzt_units("mm")
+    image.to_filename(path)
+    (tmp_path / "one.csv").write_text("name,x,y,z\na,5,6,7\n")
+    (files,) = pair_files(tmp_path, tmp_path)
+    specimen = load_specimen(files, ["a", "b"], 1.0, RULE)
+    spec = InputSpec(
+        orientation="RAS", spacing_mm=(1.0, 1.0, 1.0), tile_shape="whole", intensity=RULE
+    )
+    grid = make_grid(read_volume(path.read_bytes()), spec, torch.device("cpu"))
+    torch.testing.assert_close(specimen.voxels, grid.voxels, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(specimen.points, [[5, 6, 7], [np.nan] * 3])
+
+
+def test_a_landmark_outside_its_scan_is_refused(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(np.ones(SHAPE, np.float32), scaling([1.0, 1.0, 1.0]))
+    image.to_filename(tmp_path / "one.nii")
+    (tmp_path / "one.csv").write_text("name,x,y,z\na,5,6,70\n")
+    (files,) = pair_files(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="expected all landmarks of one inside its volume, got 1"):
+        load_specimen(files, ["a"], 1.0, RULE)
