@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana are given: all that the service tells, and nothing else."""
+"""The files for Prometheus and Grafana agree with the metrics of the service."""
 
 import json
 import re
@@ -27,17 +27,17 @@ from tests.support.services import (
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 DASHBOARD = FOLDER / "grafana" / "landmarkd.json"
 NAME = re.compile(r"\b(?:landmarkd|process)_[a-z_]+\b")
-SELECTED = re.compile(r"\b((?:landmarkd|process)_[a-z_]+)\{([^}]*)\}")
-GROUPED = re.compile(r"\bby \(([^)]*)\)")
-GIVEN = {"instance", "job"}
+SELECTORS = re.compile(r"\b((?:landmarkd|process)_[a-z_]+)\{([^}]*)\}")
+GROUPINGS = re.compile(r"\bby \(([^)]*)\)")
+PROMETHEUS_LABELS = {"instance", "job"}
 """Labels that Prometheus adds."""
 
-QUIET = {"given up", "shared", "device seconds", "{{kind}}"}
-"""Legends of what is counted only once it has happened."""
+RARE_LEGENDS = {"cancelled", "shared", "device seconds", "{{kind}}"}
+"""Legends of counters that have no samples before their first event."""
 
 
 def expressions() -> list[tuple[str, str]]:
-    """List what the dashboard asks for, each with its legend, and what the alerts do."""
+    """List the expressions of the dashboard, each with its legend, and of the alerts."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     found = [
         (target["legendFormat"], target["expr"].replace("$__rate_interval", "1m"))
@@ -50,13 +50,13 @@ def expressions() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Ask a service that has answered one scan and refused another: samples and their labels."""
+def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Collect names and labels of the metrics of a service that answered and refused a scan."""
     models = toy_models(tmp_path_factory.mktemp("monitoring"))
     with running(toy_settings(models)) as client:
         assert client.post("/v1/landmarks", content=toy_scan(), headers=RAW).is_success
         assert client.post("/v1/landmarks", content=b"no scan", headers=RAW).is_client_error
-        # What a service seldom does: a counter with labels tells them only once it has counted.
+        # Counters with labels have no samples before their first event.
         metrics = shared_of(client).metrics
         metrics.count_faults("tile", 1)
         metrics.count_dropped("late", 0.1)
@@ -68,23 +68,23 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return labels
 
 
-def test_no_panel_or_alert_asks_for_what_the_service_does_not_tell(
-    told: dict[str, set[str]],
+def test_panels_and_alerts_query_existing_metrics(
+    metrics_with_labels: dict[str, set[str]],
 ) -> None:
     assert len(expressions()) > 20
     for _, expression in expressions():
         names = set(NAME.findall(expression))
         assert names or expression.strip().startswith("up{"), expression
-        assert names <= told.keys()
-        for name, selectors in SELECTED.findall(expression):
+        assert names <= metrics_with_labels.keys()
+        for name, selectors in SELECTORS.findall(expression):
             for label in re.findall(r"(\w+)\s*[=!]~?", selectors):
-                assert label in told[name] | GIVEN, (name, label)
-        known = GIVEN.union(*(told[name] for name in names))
-        for group in GROUPED.findall(expression):
+                assert label in metrics_with_labels[name] | PROMETHEUS_LABELS, (name, label)
+        known = PROMETHEUS_LABELS.union(*(metrics_with_labels[name] for name in names))
+        for group in GROUPINGS.findall(expression):
             assert set(re.split(r",\s*", group)) <= known, expression
 
 
-def test_what_the_containers_are_given_is_there_and_of_one_name() -> None:
+def test_mounted_files_exist_and_name_one_datasource() -> None:
     mounted = re.findall(r"- \./(\S+?):/", (FOLDER / "compose.yml").read_text())
     assert len(mounted) == 4
     for path in mounted:
@@ -95,9 +95,9 @@ def test_what_the_containers_are_given_is_there_and_of_one_name() -> None:
     assert {panel["datasource"]["uid"] for panel in panels} == {uid}
 
 
-def test_all_that_the_service_tells_is_shown(told: dict[str, set[str]]) -> None:
+def test_every_metric_is_on_the_dashboard(metrics_with_labels: dict[str, set[str]]) -> None:
     shown = set(NAME.findall(DASHBOARD.read_text()))
-    for name in told:
+    for name in metrics_with_labels:
         if name.startswith("landmarkd_") and not name.endswith("_created"):
             family = re.sub(r"_(?:bucket|sum|count|total)$", "", name)
             assert any(other.startswith(family) for other in shown), name
@@ -105,7 +105,7 @@ def test_all_that_the_service_tells_is_shown(told: dict[str, set[str]]) -> None:
 
 @contextmanager
 def prometheus(folder: Path, service: ServiceProcess) -> Iterator[httpx.Client]:
-    """Run Prometheus on the files that are deployed, but for the address and a shorter interval."""
+    """Run Prometheus with the deployed files, except for address and scrape interval."""
     config = (FOLDER / "prometheus.yml").read_text()
     config = config.replace("landmarkd:8000", f"127.0.0.1:{service.port}").replace("10s", "1s")
     (folder / "prometheus.yml").write_text(config)
@@ -132,7 +132,7 @@ def prometheus(folder: Path, service: ServiceProcess) -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, expression: str) -> list[object]:
-    """Evaluate an expression; gives what it finds."""
+    """Evaluate an expression; return the series."""
     answer = client.get("/query", params={"query": expression}).json()
     assert answer["status"] == "success", (expression, answer)
     result: list[object] = answer["data"]["result"]
@@ -141,7 +141,7 @@ def ask(client: httpx.Client, expression: str) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
-def test_prometheus_reads_what_is_deployed_and_every_panel_shows_something(tmp_path: Path) -> None:
+def test_prometheus_reads_the_deployed_files_and_every_panel_has_data(tmp_path: Path) -> None:
     service = ServiceProcess(toy_models(tmp_path))
     try:
         with prometheus(tmp_path, service) as client:
@@ -153,7 +153,7 @@ def test_prometheus_reads_what_is_deployed_and_every_panel_shows_something(tmp_p
                 found = ask(client, expression.replace("$instance", ".*"))
                 if legend == "alert":
                     assert not found, expression
-                elif not any(legend.startswith(quiet) for quiet in QUIET):
+                elif not any(legend.startswith(quiet) for quiet in RARE_LEGENDS):
                     assert found, expression
             (group,) = client.get("/rules").json()["data"]["groups"]
             assert [rule["health"] for rule in group["rules"]] == ["ok"] * 6

@@ -1,4 +1,4 @@
-"""Real and odd files: each is a case with its expected outcome."""
+"""Real files, many of them unusual, each with its expected outcome."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +68,13 @@ UPLOADS = {
 SOUND = [name for name, upload in UPLOADS.items() if upload.refused is None]
 
 
-def test_every_upload_is_a_case(data_dir: Path) -> None:
+def test_every_upload_is_listed(data_dir: Path) -> None:
     found = {path.name for path in (data_dir / "uploads").iterdir()} - {"README.md"}
     assert found == set(UPLOADS)
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_upload_reads_as_nibabel_reads_it(data_dir: Path, name: str) -> None:
+def test_valid_upload_is_read_as_by_nibabel(data_dir: Path, name: str) -> None:
     content, upload = (data_dir / "uploads" / name).read_bytes(), UPLOADS[name]
     last = upload.frames - 1
     volume = read_volume(content, LARGE_ENOUGH, frame=last or None)

@@ -1,4 +1,4 @@
-"""The page in a real Chromium, in front of a real service; skipped where either is missing.
+"""The page in a real Chromium with a real service; skipped without Chromium or playwright.
 
 It takes `pip install playwright` and a Chromium of the system, such as Debian's.
 """
@@ -58,7 +58,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, url: str, before: str = "") -> Iterator[Any]:  # noqa: ANN401
-    """Open the page and give it the key; at the end check that it asked nobody else."""
+    """Open the page and enter the key; afterwards check that it requested nothing elsewhere."""
     page = browser.new_page(viewport=SMALL)
     page.set_default_timeout(60_000)
     asked: list[str] = []
@@ -75,7 +75,7 @@ def opened(browser: Any, url: str, before: str = "") -> Iterator[Any]:  # noqa: 
 
 
 def drop(page: Any, content: bytes, name: str) -> None:  # noqa: ANN401
-    """Drop a file on the page, as a person would."""
+    """Drop a file on the page."""
     carried = page.evaluate_handle(
         """([text, name]) => {
             const transfer = new DataTransfer();
@@ -89,12 +89,12 @@ def drop(page: Any, content: bytes, name: str) -> None:  # noqa: ANN401
 
 
 def chosen(page: Any) -> str:  # noqa: ANN401
-    """Read the name in the row that is chosen."""
+    """Read the name in the selected row."""
     return str(page.text_content('#rows tr[aria-selected="true"] td'))
 
 
 def crosshair(page: Any) -> list[float]:  # noqa: ANN401
-    """Read where NiiVue has its crosshair, in mm, RAS."""
+    """Read the position of NiiVue's crosshair, in mm, RAS."""
     script = (
         "() => { const { nv } = landmarkd.viewer; return [...nv.frac2mm(nv.scene.crosshairPos)]; }"
     )
@@ -102,7 +102,7 @@ def crosshair(page: Any) -> list[float]:  # noqa: ANN401
 
 
 def compare_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
-    """Check what the table says."""
+    """Check the rows of the table."""
     cells = "[...document.querySelector('#rows').rows].map((row) => [...row.cells].map(textOf))"
     rows = page.evaluate(f"() => {{ const textOf = (cell) => cell.textContent; return {cells}; }}")
     assert [row[0] for row in rows] == [landmark["name"] for landmark in answer]
@@ -114,7 +114,7 @@ def compare_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN4
 
 
 def compare_points(page: Any, found: list[dict[str, Any]]) -> None:  # noqa: ANN401
-    """Check what NiiVue draws."""
+    """Check the points that NiiVue draws."""
     nodes = page.evaluate(
         "landmarkd.viewer.nv.meshes[0].nodes.map(({ name, x, y, z }) => [name, x, y, z])"
     )
@@ -123,8 +123,8 @@ def compare_points(page: Any, found: list[dict[str, Any]]) -> None:  # noqa: ANN
     assert_allclose([node[1:] for node in nodes], places, atol=NEAR_MM)
 
 
-def walk_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
-    """Go from row to row by keyboard, and the crosshair with them."""
+def move_through_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
+    """Move through the rows by keyboard, and check that the crosshair follows."""
     page.focus('#rows tr[tabindex="0"]')
     page.keyboard.press("ArrowDown")
     assert chosen(page) == answer[1]["name"]
@@ -134,7 +134,7 @@ def walk_rows(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
 
 
 def point_at_the_first(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa: ANN401
-    """See that a point under the pointer lights up its row, and that a click chooses it."""
+    """Check that pointing at a landmark highlights its row, and that a click selects it."""
     place = page.evaluate("landmarkd.viewer.screenPositions().find(({ index }) => index === 0)")
     at = {"x": place["x"], "y": place["y"]}
     page.hover("#canvas", position=at)
@@ -143,7 +143,7 @@ def point_at_the_first(page: Any, answer: list[dict[str, Any]]) -> None:  # noqa
     assert chosen(page) == answer[0]["name"]
 
 
-def test_a_dropped_scan_shows_its_landmarks(browser: Any, service: ServiceProcess) -> None:  # noqa: ANN401
+def test_dropped_scan_is_shown_with_its_landmarks(browser: Any, service: ServiceProcess) -> None:  # noqa: ANN401
     url = f"{service.url}/v1/landmarks?model=phantom"
     answer = httpx.post(url, content=SCAN, headers=RAW | BEARER, timeout=60).json()["landmarks"]
     found = [landmark for landmark in answer if landmark["ras_mm"]]
@@ -166,7 +166,7 @@ def test_a_dropped_scan_shows_its_landmarks(browser: Any, service: ServiceProces
 
         compare_rows(page, answer)
         compare_points(page, found)
-        walk_rows(page, answer)
+        move_through_rows(page, answer)
         point_at_the_first(page, answer)
         with page.expect_download() as download:
             page.click('[data-format="mrk.json"]')
@@ -176,7 +176,7 @@ def test_a_dropped_scan_shows_its_landmarks(browser: Any, service: ServiceProces
     assert [each for each in complaints if "GPU stall due to ReadPixels" not in each] == []
 
 
-def test_a_broken_file_is_answered_in_words(browser: Any, service: ServiceProcess) -> None:  # noqa: ANN401
+def test_broken_file_is_explained(browser: Any, service: ServiceProcess) -> None:  # noqa: ANN401
     with opened(browser, service.url) as page:
         drop(page, SCAN[: len(SCAN) // 2], "head.nii.gz")
         page.wait_for_selector("#problem:not([hidden])")

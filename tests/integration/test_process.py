@@ -55,7 +55,7 @@ def test_upload_over_a_socket_is_answered(service: ServiceProcess) -> None:
     assert LandmarksAnswer.model_validate_json(response.content).landmarks
 
 
-def test_large_uploads_arrive_as_one_that_comes_in_pieces(service: ServiceProcess) -> None:
+def test_large_uploads_arrive_as_a_chunked_one_does(service: ServiceProcess) -> None:
     scan = toy_scan(LARGE)
 
     def digest(content: bytes | Iterator[bytes]) -> str | None:
@@ -67,7 +67,7 @@ def test_large_uploads_arrive_as_one_that_comes_in_pieces(service: ServiceProces
         assert list(clients.map(digest, [scan] * 4)) == [expected] * 4
 
 
-def test_large_body_that_stops_gets_408_and_says_how_far_it_came(service: ServiceProcess) -> None:
+def test_large_body_that_stalls_gets_408_with_its_size(service: ServiceProcess) -> None:
     scan = toy_scan(LARGE)
     with connect(service) as connection:
         connection.sendall(head(len(scan), "stops") + scan[:700_000])
@@ -76,14 +76,14 @@ def test_large_body_that_stops_gets_408_and_says_how_far_it_came(service: Servic
     assert b"got 700000 bytes" in answer
 
 
-def test_large_body_is_refused_by_its_header_while_it_comes(service: ServiceProcess) -> None:
+def test_large_body_is_refused_by_its_header_while_it_arrives(service: ServiceProcess) -> None:
     frames = toy_scan((*LARGE[:2], 8, 9))
     with connect(service) as connection:
         connection.sendall(head(len(frames), "frames") + frames[:100_000])
         assert read_all(connection).startswith(b"HTTP/1.1 422")
 
 
-def test_client_that_leaves_in_the_middle_of_a_large_body_is_noted(service: ServiceProcess) -> None:
+def test_disconnect_during_a_large_body_is_logged(service: ServiceProcess) -> None:
     scan = toy_scan(LARGE)
     with connect(service) as connection:
         connection.sendall(head(len(scan), "left-large") + scan[:700_000])
@@ -98,13 +98,13 @@ def test_slow_body_gets_408(service: ServiceProcess) -> None:
     assert Problem.model_validate_json(answer.split(b"\r\n\r\n", 1)[1]).code == "slow-upload"
 
 
-def test_head_that_never_ends_loses_its_connection(service: ServiceProcess) -> None:
+def test_connection_with_an_endless_head_is_closed(service: ServiceProcess) -> None:
     with connect(service) as connection:
         connection.sendall(b"POST /v1/landmarks HTTP/1.1\r\nHost: x\r\n")
         assert read_all(connection) == b""
 
 
-def test_refused_body_is_not_listened_to_for_ever(service: ServiceProcess) -> None:
+def test_connection_of_a_refused_body_is_closed(service: ServiceProcess) -> None:
     with connect(service) as connection:
         connection.sendall(head(10 << 20, "big").replace(b"Connection: close\r\n", b"") + b"x")
         answer = read_all(connection)
@@ -118,7 +118,7 @@ def test_client_that_expects_100_is_refused_before_it_sends(service: ServiceProc
         assert read_all(connection).startswith(b"HTTP/1.1 413")
 
 
-def test_client_that_leaves_while_it_uploads_is_noted(service: ServiceProcess) -> None:
+def test_disconnect_during_an_upload_is_logged(service: ServiceProcess) -> None:
     with connect(service) as connection:
         connection.sendall(head(1000, "left-early") + b"x")
     assert service.wait_for(request_id="left-early")["code"] == "client-left"
@@ -126,7 +126,7 @@ def test_client_that_leaves_while_it_uploads_is_noted(service: ServiceProcess) -
     assert "landmarkd_requests_in_flight 0.0" in text
 
 
-def test_client_that_leaves_while_it_waits_harms_nobody(service: ServiceProcess) -> None:
+def test_disconnect_during_the_work_harms_no_other_request(service: ServiceProcess) -> None:
     scan = toy_scan()
     with connect(service) as connection:
         connection.sendall(head(len(scan), "left-late") + scan)
@@ -136,7 +136,7 @@ def test_client_that_leaves_while_it_waits_harms_nobody(service: ServiceProcess)
     assert response.status_code == 200
 
 
-def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: Path) -> None:
+def test_sigterm_answers_accepted_requests_refuses_others_and_exits_0(models: Path) -> None:
     service = ServiceProcess(models, DRAIN_S="30")
     scan = toy_scan(LARGE)
     try:
@@ -162,7 +162,9 @@ def test_sigterm_answers_what_was_accepted_refuses_the_rest_and_exits_0(models: 
         service.kill()
 
 
-def test_collector_is_on_once_ready_and_spares_what_the_start_has_made(models: Path) -> None:
+def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup(
+    models: Path,
+) -> None:
     says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
     say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
     before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"

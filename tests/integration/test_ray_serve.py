@@ -45,7 +45,7 @@ KEYS = hashlib.sha256(KEY.encode()).hexdigest()
 HEADERS = RAW | {"Authorization": f"Bearer {KEY}"}
 URL = "/v1/landmarks"
 LARGE = (100, 64, 80)
-"""Of float32: 2 MB, which Serve hands on in many pieces."""
+"""Of float32: 2 MB, which Serve passes on in many chunks."""
 
 
 CHECK = """
@@ -59,7 +59,7 @@ for name in sys.argv[1:]:
     assert application.import_path == "app.server.ray_serve:application"
     Scale(**application.args)
 """
-"""In a process of its own: what Ray warns of while it is imported is no matter of these tests."""
+"""In a process of its own, because importing Ray warns."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def metrics_have(client: httpx.Client, *words: str) -> bool:
-    """Say whether the replica that happens to answer has a sample with all of these words."""
+    """Return whether the replica that answers has a sample with all of these words."""
     lines = client.get("/metrics").text.splitlines()
     return any(all(word in line for word in words) for line in lines)
 
@@ -111,7 +111,7 @@ def without_id(problem: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in problem.items() if key != "request_id"}
 
 
-def test_config_files_are_what_serve_and_the_application_take() -> None:
+def test_config_files_are_valid_for_serve_and_the_application() -> None:
     files = [str(ROOT / "deploy" / "ray" / name) for name in ("serve.yaml", "kuberay.yaml")]
     subprocess.run([sys.executable, "-c", CHECK, *files], cwd=ROOT, check=True)
 
@@ -150,13 +150,13 @@ def test_answer_has_the_id_of_its_request_once(client: httpx.Client) -> None:
     assert response.headers.get_list("X-Request-ID") == ["mine"]
 
 
-def test_call_without_a_key_is_refused_before_its_body_has_come(server: Server) -> None:
+def test_call_without_a_key_is_refused_before_its_body_arrives(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(head(1_000_000).replace(KEY.encode(), b"wrong"))
         assert connection.recv(65_536).startswith(b"HTTP/1.1 401")
 
 
-def test_body_over_the_limit_is_refused_before_it_has_come(server: Server) -> None:
+def test_body_over_the_limit_is_refused_before_it_arrives(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(head(10 << 20) + b"x")
         assert connection.recv(65_536).startswith(b"HTTP/1.1 413")
@@ -174,7 +174,7 @@ def test_requests_over_the_limit_of_all_replicas_get_429(
     assert int(response.headers["Retry-After"]) > 0
 
 
-def test_progress_comes_as_events(client: httpx.Client) -> None:
+def test_progress_is_sent_as_events(client: httpx.Client) -> None:
     accept = {"Accept": "text/event-stream"}
     with client.stream("POST", URL, content=toy_scan(), headers=accept) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -183,14 +183,12 @@ def test_progress_comes_as_events(client: httpx.Client) -> None:
     assert names[-1] == "event: answer"
 
 
-def test_request_that_cannot_be_in_time_gets_504(client: httpx.Client) -> None:
+def test_request_that_cannot_meet_its_deadline_gets_504(client: httpx.Client) -> None:
     response = client.post(URL, params={"timeout_s": 1e-6}, content=toy_scan())
     assert problem_of(response).code == "deadline-exceeded"
 
 
-def test_client_that_leaves_is_noted_and_gives_its_place_back(
-    server: Server, client: httpx.Client
-) -> None:
+def test_disconnect_is_counted_and_frees_its_slot(server: Server, client: httpx.Client) -> None:
     with connect(server) as connection:
         connection.sendall(head(1000) + b"x")
         while not metrics_have(client, "requests_in_flight{", "1.0"):
@@ -201,11 +199,11 @@ def test_client_that_leaves_is_noted_and_gives_its_place_back(
         pass
 
 
-def test_service_outlives_a_replica_that_is_killed(server: Server, client: httpx.Client) -> None:
+def test_service_survives_a_killed_replica(server: Server, client: httpx.Client) -> None:
     before = replicas_of(server)
     victim, *_ = replica_processes(server)
     os.kill(victim, signal.SIGKILL)
-    # What is under way to it at this moment is lost; what comes then is answered by the other.
+    # Requests on the way to it are lost; later ones are answered by the other replica.
     while client.post(URL, content=toy_scan()).status_code != 200:
         pass
     while len(replicas_of(server) - before) < 1:
@@ -213,8 +211,8 @@ def test_service_outlives_a_replica_that_is_killed(server: Server, client: httpx
     assert [client.post(URL, content=toy_scan()).status_code for _ in range(8)] == [200] * 8
 
 
-# The last, because it ends what the others ask.
-def test_stop_answers_what_was_accepted_and_leaves_nothing_running(
+# Last, because it stops the server.
+def test_stop_answers_accepted_requests_and_leaves_no_process(
     server: Server, client: httpx.Client
 ) -> None:
     scan = toy_scan(LARGE)

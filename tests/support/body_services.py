@@ -1,4 +1,4 @@
-"""event loop -> a service that receives bodies in place, and a client that talks to it."""
+"""A service that receives bodies in place, and a client of it, on any event loop."""
 
 import asyncio
 import weakref
@@ -18,7 +18,7 @@ from app.server.http_protocol import DirectBodyProtocol
 
 BODY = np.random.default_rng(5).bytes(3 << 20)
 OTHER = np.random.default_rng(6).bytes(len(BODY))
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVENESS = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 IMPATIENT_S = 0.3
 
 
@@ -30,7 +30,7 @@ def post(path: str, *headers: str, length: int = len(BODY)) -> bytes:
 
 @dataclass
 class Service:
-    """An application that does with a body what the path says.
+    """An application that handles a body as its path says.
 
     Attributes:
         left: Is set when it has seen a client leave.
@@ -43,7 +43,7 @@ class Service:
     buffers: list[weakref.ref[np.ndarray]] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 if all is well."""
+        """Answer 200 if the body is as expected."""
         try:
             status = await self._do(scope, receive)
         except TimeoutError:
@@ -91,17 +91,17 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Talk:
+class Connection:
     """A client's side of a connection to a service."""
 
     service: Service
     reader: StreamReader
     writer: StreamWriter
 
-    async def again(self) -> "Talk":
+    async def open_another(self) -> "Connection":
         """Open another connection to the same service."""
         address = self.writer.get_extra_info("peername")
-        return Talk(self.service, *await asyncio.open_connection(*address))
+        return Connection(self.service, *await asyncio.open_connection(*address))
 
     async def send(self, content: bytes) -> None:
         """Send bytes, and wait until the system has taken nearly all of them."""
@@ -113,14 +113,14 @@ class Talk:
         return int((await self.reader.readuntil(b"\r\n\r\n")).split()[1])
 
 
-Client = Callable[[Talk], Awaitable[None]]
-Play = Callable[[Client], None]
+Client = Callable[[Connection], Awaitable[None]]
+RunClient = Callable[[Client], None]
 
 
-def play_on(new_loop: Callable[[], AbstractEventLoop]) -> Play:
-    """Make what runs a client against a new service, on a loop of some kind."""
+def client_runner(new_loop: Callable[[], AbstractEventLoop]) -> RunClient:
+    """Make a function that runs a client with a new service, on a loop of some kind."""
 
-    async def talk(client: Client) -> None:
+    async def serve(client: Client) -> None:
         service = Service()
         config = Config(service, lifespan="off", log_config=None)
 
@@ -131,12 +131,12 @@ def play_on(new_loop: Callable[[], AbstractEventLoop]) -> Play:
         async with server, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection(*address)
             try:
-                await client(Talk(service, reader, writer))
+                await client(Connection(service, reader, writer))
             finally:
                 writer.close()
 
     def run(client: Client) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(talk(client))
+            runner.run(serve(client))
 
     return run

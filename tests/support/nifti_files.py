@@ -1,4 +1,4 @@
-"""arrays -> NIfTI files in memory, sound or broken on purpose."""
+"""NIfTI files in memory, valid or broken on purpose."""
 
 import gzip
 from typing import Any, Literal
@@ -31,7 +31,7 @@ NO_ROTATION = {"quatern_b": 0, "quatern_c": 0, "quatern_d": 0}
 
 
 def counting(shape: tuple[int, ...] = SHAPE, dtype: str = "int16") -> np.ndarray:
-    """Make an array that counts its voxels, modulo 100 so that every type holds it."""
+    """Make an array that counts its voxels, modulo 100 to fit into every type."""
     return (np.arange(np.prod(shape)) % 100).reshape(shape).astype(dtype)
 
 
@@ -69,7 +69,7 @@ def nifti(
 
 
 def by_nibabel(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Read voxels and affine with nibabel: the yardstick."""
+    """Read voxels and affine with nibabel, for comparison."""
     plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     kind = nib.Nifti2Image if plain[4:8] == b"n+2\0" else nib.Nifti1Image
     image = kind.from_bytes(plain)

@@ -1,4 +1,4 @@
-"""A folder -> a running service with one toy model, in this process or in one of its own."""
+"""Services with one toy model, in this process or in one of their own."""
 
 import asyncio
 import json
@@ -67,13 +67,13 @@ async def _loaded(app: FastAPI) -> None:
 
 
 def shared_of(client: TestClient) -> Shared:
-    """Return what the routes of a running application share."""
+    """Return the state of a running application."""
     assert isinstance(client.app, FastAPI)
     return cast("Shared", client.app.state.shared)
 
 
 def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
-    """Read the problem that a response is."""
+    """Parse a response that is a problem."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = Problem.model_validate_json(response.content)
     assert problem.status == response.status_code
@@ -82,7 +82,7 @@ def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as 
 
 
 def scope_of(path: str) -> Scope:
-    """Make the ASGI scope of a POST, for tests that play the client themselves."""
+    """Make the ASGI scope of a POST, for tests that call the application directly."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -99,43 +99,43 @@ def scope_of(path: str) -> Scope:
     }
 
 
-def play(client: TestClient, path: str, *coming: Message) -> list[Message]:
-    """Play a client that says some things and then nothing more; gives what it is told.
+def run_asgi(client: TestClient, path: str, *messages: Message) -> list[Message]:
+    """Post to an application by ASGI; after its messages, the client is silent.
 
     Args:
         client: Of a running service.
-        path: What it posts to.
-        coming: What it says, in the terms of ASGI.
+        path: Of the request.
+        messages: Returned by ``receive``, one after the other.
 
     Returns:
-        What the service sends.
+        The messages that the application sends.
     """
-    said, sent = list(coming), list[Message]()
+    pending, sent = list(messages), list[Message]()
 
     async def receive() -> Message:
-        if not said:
+        if not pending:
             await asyncio.Event().wait()
-        return said.pop(0)
+        return pending.pop(0)
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    async def talk() -> None:
+    async def call() -> None:
         await client.app(scope_of(path), receive, send)
 
     assert client.portal is not None
-    client.portal.call(talk)
+    client.portal.call(call)
     return sent
 
 
-def body_and_leave(content: bytes) -> tuple[Message, Message]:
-    """Say what a client says that sends a body whole, and then leaves."""
+def body_then_disconnect(content: bytes) -> tuple[Message, Message]:
+    """Make the ASGI messages of a client that sends a whole body and disconnects."""
     body = {"type": "http.request", "body": content, "more_body": False}
     return body, {"type": "http.disconnect"}
 
 
 class ServiceProcess:
-    """The service as users run it, on a free port; its log lines are how tests wait for things."""
+    """The service in a process of its own, on a free port; tests wait for its log lines."""
 
     def __init__(self, models: Path, before: str = "", **environment: str) -> None:
         """Start it, and wait until its models are loaded.
@@ -192,7 +192,7 @@ class ServiceProcess:
                 return line
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Send SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
 
     @property
@@ -207,6 +207,6 @@ class ServiceProcess:
         return code
 
     def kill(self) -> None:
-        """End it, however it is."""
+        """Kill it."""
         self._process.kill()
         self.wait()

@@ -1,4 +1,4 @@
-"""Real skulls that the shipped mouse-skull weights never saw, and what can be done to a scan."""
+"""Real skulls that the mouse-skull model was not trained on, and transformations of scans."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,12 +28,12 @@ BRAINS: Final = (
 
 
 def scan_path(data: Path, name: str) -> Path:
-    """Say where the scan of a skull lies."""
+    """Return the path of a skull's scan."""
     return data / "mouse-skull" / "scans" / f"{name}.nii.gz"
 
 
 def landmarks_path(data: Path, name: str) -> Path:
-    """Say where its landmarks lie."""
+    """Return the path of its landmarks."""
     return data / "mouse-skull" / "landmarks" / f"{name}.mrk.json"
 
 
@@ -43,7 +43,7 @@ def read_skull(data: Path, name: str) -> Volume:
 
 
 def read_brain(data: Path, name: str) -> Volume:
-    """Read a brain, and make it as small as a mouse's: as it is, it is refused for its size."""
+    """Read a brain, scaled to the size of a mouse's, because its own size would be refused."""
     volume = read_volume((data / "uploads" / name).read_bytes())
     affine = volume.affine.copy()
     affine[:3] *= 0.1
@@ -51,7 +51,7 @@ def read_brain(data: Path, name: str) -> Volume:
 
 
 def find(detector: Detector, volume: Volume) -> tuple[Points, np.ndarray]:
-    """Give positions, NaN where there is none, and which are called detected."""
+    """Return positions, NaN if missing, and which landmarks are detected."""
     nowhere = np.full(3, np.nan)
     marks = detector.detect(volume).landmarks
     points = [nowhere if mark.ras_mm is None else mark.ras_mm for mark in marks]
@@ -59,7 +59,7 @@ def find(detector: Detector, volume: Volume) -> tuple[Points, np.ndarray]:
 
 
 def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:
-    """Turn the subject about the middle of its scan by any angle; gives the motion, too."""
+    """Rotate the subject about the middle of its scan at random; return the motion, too."""
     random = np.random.default_rng(seed)
     motion = np.eye(4)
     motion[:3, :3] = Rotation.random(random_state=random).as_matrix()

@@ -1,4 +1,4 @@
-"""What 3D Slicer's schema of Markups, version 1.0.3, says of the keys that are written here."""
+"""The part of 3D Slicer's Markups schema, version 1.0.3, that landmarkd writes."""
 
 from typing import Annotated, Literal
 
@@ -9,13 +9,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """An object without keys that the schema does not name, and of the types that it says."""
+    """An object with the keys and types of the schema, and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
 
 class ControlPoint(Part):
-    """One point; Slicer reads no position of one that has none."""
+    """One point; Slicer reads no position if it is undefined."""
 
     id: str = ""
     label: str = ""
@@ -29,8 +29,8 @@ class ControlPoint(Part):
     position_status: Literal["undefined", "preview", "defined"] = "defined"
 
     @model_validator(mode="after")
-    def has_a_place_if_it_says_so(self) -> "ControlPoint":
-        """Check what the schema leaves open."""
+    def has_a_position_if_defined(self) -> "ControlPoint":
+        """Check what the schema does not: a position if and only if it is defined."""
         if (self.position_status == "defined") != (self.position is not None):
             raise ValueError(f"expected a position of what is defined alone, got {self}")
         return self

@@ -1,4 +1,4 @@
-"""Routes: every call, and every way in which one can fail, against the real engine."""
+"""Routes for landmarks, models and health, with the real engine."""
 
 import gzip
 import json
@@ -16,9 +16,9 @@ from tests.support.services import (
     MODEL,
     RAW,
     SHAPE,
-    body_and_leave,
-    play,
+    body_then_disconnect,
     problem_of,
+    run_asgi,
     running,
     shared_of,
     toy_models,
@@ -97,7 +97,7 @@ def test_stage_times_are_in_the_answer_and_the_header(client: TestClient, scan: 
     assert timing["total"] >= timing["receive"] + timing["decode"]
 
 
-def test_candidates_are_listed_when_asked_for(client: TestClient, scan: bytes) -> None:
+def test_candidates_are_listed_when_requested(client: TestClient, scan: bytes) -> None:
     content = client.post(URL, content=scan, headers=RAW, params={"candidates": "true"}).content
     answer = LandmarksAnswer.model_validate_json(content)
     assert all(landmark.candidates is not None for landmark in answer.landmarks)
@@ -123,7 +123,7 @@ def test_query_or_accept_chooses_the_format(
     assert response.headers["content-type"] == media_type
 
 
-def test_sane_request_id_is_kept_and_another_replaced(client: TestClient) -> None:
+def test_safe_request_id_is_kept_and_others_are_replaced(client: TestClient) -> None:
     kept = client.get("/livez", headers={"X-Request-ID": "run-7.a_B"})
     assert kept.headers["x-request-id"] == "run-7.a_B"
     for odd in ("", "x" * 65, "a b", "<script>"):
@@ -131,8 +131,8 @@ def test_sane_request_id_is_kept_and_another_replaced(client: TestClient) -> Non
         assert replaced.headers["x-request-id"] not in ("", odd)
 
 
-def test_client_that_leaves_takes_its_work_with_it(client: TestClient, scan: bytes) -> None:
-    sent = play(client, URL, *body_and_leave(scan))
+def test_work_is_cancelled_when_the_client_disconnects(client: TestClient, scan: bytes) -> None:
+    sent = run_asgi(client, URL, *body_then_disconnect(scan))
     assert sent[0]["status"] == 499
     engine = shared_of(client).engine
     assert engine.admission.requests == 0
@@ -155,7 +155,7 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
 
 
-def test_probes_say_alive_and_ready(client: TestClient) -> None:
+def test_probes_report_alive_and_ready(client: TestClient) -> None:
     assert client.get("/livez").json() == {"alive": True}
     response = client.get("/readyz")
     assert response.status_code == 200
@@ -201,7 +201,7 @@ def test_metrics_count_requests_by_route_and_outcome(client: TestClient, scan: b
     assert "jane" not in text
 
 
-def test_log_line_of_a_request_holds_no_file_name(
+def test_log_line_of_a_request_contains_no_file_name(
     client: TestClient, scan: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "app.requests")

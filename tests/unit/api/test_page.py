@@ -24,7 +24,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield made
 
 
-def test_the_page_is_served_with_a_policy_that_allows_no_other_host(client: TestClient) -> None:
+def test_page_is_served_with_a_policy_that_allows_no_other_host(client: TestClient) -> None:
     response = client.get("/")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/html; charset=utf-8"
@@ -53,7 +53,7 @@ def test_files_of_the_page_name_no_other_host(name: str) -> None:
         ("swagger-ui.css", "text/css"),
     ],
 )
-def test_a_file_is_sent_once_and_then_only_confirmed(
+def test_file_is_sent_once_and_then_answered_304(
     client: TestClient, name: str, media_type: str
 ) -> None:
     first = client.get(f"/page/{name}")
@@ -88,7 +88,7 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_packages")
-def test_without_niivue_the_page_says_so(client: TestClient) -> None:
+def test_page_without_niivue_has_no_viewer(client: TestClient) -> None:
     assert 'data-viewer="absent"' in client.get("/").text
     assert client.get("/page/niivue.js").status_code == 404
     assert client.get("/docs").status_code == 200
@@ -104,7 +104,7 @@ def test_niivue_is_exported_from_its_bundle_or_counts_as_absent(
     assert "no NiiVue class" in caplog.text
 
 
-def test_docs_are_made_of_files_from_here(client: TestClient) -> None:
+def test_docs_load_nothing_from_other_hosts(client: TestClient) -> None:
     docs = client.get("/docs")
     assert "page/swagger-ui.js" in docs.text
     assert "https:" not in docs.text
@@ -126,14 +126,14 @@ def test_the_page_offers_every_format() -> None:
         assert f'"{form.name}": "' in script
 
 
-def test_what_is_no_answer_is_refused(client: TestClient) -> None:
+def test_invalid_answer_is_refused(client: TestClient) -> None:
     assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "bad-parameter"
     assert problem_of(client.post("/page/landmarks?format=x", content=b"{}")).status == 406
     large = b" " * (MAX_ANSWER_BYTES + 1)
     assert problem_of(client.post("/page/landmarks", content=large)).code == "too-large"
 
 
-def test_the_page_needs_no_key_and_what_computes_does(tmp_path: Path) -> None:
+def test_page_needs_no_key_but_its_computations_do(tmp_path: Path) -> None:
     settings = toy_settings(toy_models(tmp_path), api_keys=(hash_key(KEY),))
     with running(settings) as client:
         for path in ("/", "/page/page.js", "/docs"):

@@ -1,4 +1,4 @@
-"""Problems: every way in which a call can fail says what was expected and what came."""
+"""Problems: every failure of a call says what was expected and what was received."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from app.io.schemas import Problem
 from tests.support.services import (
     MODEL,
     RAW,
-    play,
     problem_of,
+    run_asgi,
     running,
     shared_of,
     toy_models,
@@ -176,9 +176,9 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
     assert engine.admission.requests == 0
 
 
-def test_body_that_comes_too_slowly_is_answered_408(models: Path) -> None:
+def test_slow_body_is_answered_408(models: Path) -> None:
     with running(toy_settings(models, body_timeout_s=0.05)) as client:
-        sent = play(client, URL)
+        sent = run_asgi(client, URL)
     assert sent[0]["status"] == 408
 
 

@@ -45,11 +45,11 @@ def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
         ("application/json;q=0.5, Text/Event-Stream; q=1", True),
     ],
 )
-def test_only_who_names_event_streams_gets_one(accept: str | None, wants: bool) -> None:
+def test_event_stream_is_sent_only_if_accept_names_it(accept: str | None, wants: bool) -> None:
     assert wants_events(accept) is wants
 
 
-def test_progress_is_told_tile_by_tile_and_ends_with_the_answer(service: Faulty) -> None:
+def test_progress_is_reported_per_tile_and_ends_with_the_answer(service: Faulty) -> None:
     plain = service.ask(command_scan(seed=1)).json()
     events = events_of(service.ask(command_scan(seed=1), **STREAM))
     assert [name for name, _ in events] == ["progress"] * (len(events) - 1) + ["answer"]
@@ -61,7 +61,7 @@ def test_progress_is_told_tile_by_tile_and_ends_with_the_answer(service: Faulty)
     assert events[-1][1]["landmarks"] == plain["landmarks"]
 
 
-def test_queue_position_is_told(service: Faulty) -> None:
+def test_queue_position_is_reported(service: Faulty) -> None:
     with service.held():
         first = service.send(command_scan(seed=2))
         service.queued(TILES)
@@ -76,7 +76,7 @@ def test_fault_ends_the_stream_with_its_problem(service: Faulty) -> None:
     assert (name, problem["status"], problem["code"]) == ("problem", 500, "network-failed")
 
 
-def test_client_that_leaves_its_stream_takes_its_work_with_it(service: Faulty) -> None:
+def test_work_is_cancelled_when_the_client_closes_its_stream(service: Faulty) -> None:
     headers = STREAM | {"X-Request-ID": "stream-left"}
     with service.held():
         url = f"{service.url}/v1/landmarks"
@@ -87,7 +87,7 @@ def test_client_that_leaves_its_stream_takes_its_work_with_it(service: Faulty) -
     service.until(lambda: service.metric("requests_in_flight") == 0)
 
 
-def test_file_is_refused_by_its_header_before_the_rest_comes(service: Faulty) -> None:
+def test_file_is_refused_by_its_header_before_the_rest_arrives(service: Faulty) -> None:
     # Seven axes of which the fourth is empty; the rest of the body is never sent.
     broken = bytearray(command_scan(seed=1, shape=(64, 48, 80)))
     broken[40:56] = np.array([4, 64, 48, 80, 0, 1, 1, 1], "<i2").tobytes()
@@ -107,7 +107,7 @@ def test_deadline_that_cannot_be_met_is_refused_at_once(service: Faulty) -> None
     assert "tiles, which would take" in answer.json()["detail"]
 
 
-def test_model_shows_what_was_measured_of_its_batches(service: Faulty) -> None:
+def test_model_lists_the_measurements_of_its_batches(service: Faulty) -> None:
     for _ in range(2):
         assert service.ask(command_scan(seed=1)).status_code == 200
     rows = service.client.get("/v1/models/faulty").json()["devices"][0]["batches"]

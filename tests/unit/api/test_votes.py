@@ -38,7 +38,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """Run a service without any model."""
+    """Run a service without models."""
     models = tmp_path_factory.mktemp("votes")
     changes = {"max_body_bytes": LIMIT, "max_inflated_bytes": 4 * LIMIT, "max_voxels": 1 << 18}
     with running(toy_settings(models, max_in_flight=2, max_axis=200, **changes)) as client:
@@ -87,7 +87,7 @@ def test_safetensors_and_npz_give_the_same_rows(activation: str, client: TestCli
     assert np.array_equal(tables[0], tables[2])
 
 
-def test_layout_may_be_said_instead_of_counted(client: TestClient) -> None:
+def test_layout_may_be_given_instead_of_inferred(client: TestClient) -> None:
     output = make_output("softmax")
     content = packed(output, "last", "axis", torch.float32)
     said = rows_of(client, content, background="true", activation="softmax")
@@ -97,7 +97,7 @@ def test_layout_may_be_said_instead_of_counted(client: TestClient) -> None:
     assert np.array_equal(sigmoid[:, [0, 2, 3, 4]], expected[:, [0, 2, 3, 4]])
 
 
-def test_rows_as_csv_give_every_bit_back(client: TestClient) -> None:
+def test_rows_as_csv_preserve_every_bit(client: TestClient) -> None:
     content = packed(make_output("sigmoid"), "last", "axis", torch.float32)
     response = client.post(URL, content=content, params=ROWS | {"format": "rows.csv"})
     assert response.headers["content-type"] == "text/csv; charset=utf-8"
@@ -226,7 +226,7 @@ def test_framing_of_the_upload_does_not_change_the_answer(client: TestClient, ba
 
 @pytest.mark.parametrize("offset", [np.nan, np.inf, 3e38, -3e38])
 @pytest.mark.parametrize("form", ["json", "rows.csv", "nii.gz"])
-def test_votes_for_nowhere_are_no_votes(form: str, offset: float, client: TestClient) -> None:
+def test_votes_outside_the_sample_are_dropped(form: str, offset: float, client: TestClient) -> None:
     content = npz(
         {"probs": np.ones((*SHAPE, 3)), "offsets": np.full((*SHAPE, 9), offset, np.float32)}
     )

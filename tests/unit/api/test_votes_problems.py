@@ -1,4 +1,4 @@
-"""Problems of POST /v1/votes: what cannot be read is refused, named, and at little cost."""
+"""Problems of POST /v1/votes: invalid uploads are refused by name and at little cost."""
 
 import asyncio
 import re
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from tests.support.services import (
     RAW,
-    body_and_leave,
-    play,
+    body_then_disconnect,
     problem_of,
+    run_asgi,
     running,
     shared_of,
     toy_settings,
@@ -39,7 +39,7 @@ LIMIT = 1 << 20
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """Run a service without any model."""
+    """Run a service without models."""
     models = tmp_path_factory.mktemp("votes")
     changes = {"max_body_bytes": LIMIT, "max_inflated_bytes": 4 * LIMIT, "max_voxels": 1 << 18}
     with running(toy_settings(models, max_in_flight=2, max_axis=200, **changes)) as client:
@@ -191,15 +191,15 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
     assert engine.admission.requests == 0
 
 
-def test_client_that_leaves_takes_its_work_with_it(client: TestClient, good: bytes) -> None:
-    sent = play(client, URL, *body_and_leave(good))
+def test_work_is_cancelled_when_the_client_disconnects(client: TestClient, good: bytes) -> None:
+    sent = run_asgi(client, URL, *body_then_disconnect(good))
     assert sent[0]["status"] == 499
     engine = shared_of(client).engine
     assert engine.admission.requests == 0
     assert client.post(URL, content=good).status_code == 200
 
 
-def test_work_that_nobody_waits_for_ends_itself(client: TestClient) -> None:
+def test_work_that_is_no_longer_awaited_ends_itself(client: TestClient) -> None:
     engine = shared_of(client).engine
     ends: list[BaseException] = []
 
@@ -229,7 +229,7 @@ def test_work_that_nobody_waits_for_ends_itself(client: TestClient) -> None:
     assert [str(end) for end in ends] == ["expected somebody to wait for the answer, got nobody"]
 
 
-def test_key_is_asked_for(tmp_path: Path) -> None:
+def test_key_is_required(tmp_path: Path) -> None:
     with running(toy_settings(tmp_path, api_keys=("0" * 64,))) as guarded:
         assert problem_of(guarded.post(URL, content=b"x")).code == "unauthorized"
 
@@ -247,7 +247,7 @@ GOOD = [
     form=st.sampled_from(["json", "rows.csv", "nii.gz"]),
 )
 @settings(max_examples=150, deadline=None)
-def test_no_damage_is_the_services_fault(
+def test_damaged_archives_never_cause_an_internal_error(
     content: bytes, end: int | None, flips: list[tuple[int, int]], form: str, client: TestClient
 ) -> None:
     damaged = bytearray(content[:end])

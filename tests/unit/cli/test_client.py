@@ -1,4 +1,4 @@
-"""The client, in front of what is not a service, or not the right one."""
+"""The client, with servers that are not landmarkd."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ PROBLEM = (
 
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[str]:
-    """Run a server that gives one answer to everything; yields its address."""
+    """Run a server with one answer to all requests; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -52,21 +52,21 @@ def answering(status: int, body: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("status", [200, 302, 404, 502])
 @pytest.mark.parametrize("body", [HTML, b"", b"{}"])
-def test_answer_of_something_else_is_no_service(status: int, body: bytes) -> None:
+def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> None:
     with answering(status, body) as url, Client(url) as client:
         for call in (lambda: client.detect(b"x"), client.models, client.readiness):
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
                 call()
 
 
-def test_problem_is_raised_with_what_the_service_said() -> None:
+def test_problem_is_raised_with_its_details() -> None:
     with answering(429, PROBLEM) as url, Client(url) as client:
         with pytest.raises(ProblemError, match="Busy: later") as caught:
             client.detect(b"x")
         assert caught.value.problem.code == "queue-full"
 
 
-def test_folder_is_done_to_its_end_behind_a_broken_proxy(tmp_path: Path) -> None:
+def test_folder_is_finished_behind_a_broken_proxy(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     scans.mkdir()
     for name in ("one", "two"):

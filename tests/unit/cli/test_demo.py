@@ -1,4 +1,4 @@
-"""What ``make run`` shows: a generated scan answered by the service that has just started."""
+"""The demo of ``make run``: a generated scan answered by the service."""
 
 import io
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_demo_shows_landmarks_errors_and_the_next_command(service: ServiceProces
     assert service.url in text
 
 
-def test_table_tells_true_errors_from_misses(service: ServiceProcess) -> None:
+def test_table_distinguishes_errors_from_misses(service: ServiceProcess) -> None:
     phantom = make_phantom(ABSENT_RING)
     with Client(service.url) as client:
         answer = client.detect(scan_bytes(phantom), model="phantom")
@@ -58,7 +58,7 @@ def test_table_tells_true_errors_from_misses(service: ServiceProcess) -> None:
     assert float(rows["shell"].split()[-2]) < 2.0
 
 
-def test_demo_says_when_the_service_refuses_its_scan() -> None:
+def test_demo_reports_a_refusal_of_its_scan() -> None:
     service = ServiceProcess(MODELS, API_KEYS="0" * 64)
     try:
         assert "was not answered" in shown(service.url)

@@ -52,7 +52,7 @@ def test_detect_prints_the_answer_for_one_scan(models: Path, scans: Path) -> Non
     assert len(answer["landmarks"]) == LANDMARKS
 
 
-def test_detect_turns_a_folder_into_a_folder(models: Path, scans: Path, tmp_path: Path) -> None:
+def test_detect_writes_a_folder_for_a_folder(models: Path, scans: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run("detect", scans, "-o", out, "--format", "mrk.json", "--models-dir", models)
     assert result.exit_code == 0, result.output
@@ -60,18 +60,14 @@ def test_detect_turns_a_folder_into_a_folder(models: Path, scans: Path, tmp_path
     assert len(read_landmarks(out / "one.mrk.json")) <= LANDMARKS
 
 
-def test_detect_writes_the_format_that_the_name_asks_for(
-    models: Path, scans: Path, tmp_path: Path
-) -> None:
+def test_detect_writes_the_format_of_the_suffix(models: Path, scans: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.csv"
     result = run("detect", scans / "one.nii", "-o", out, "--models-dir", models)
     assert result.exit_code == 0, result.output
     assert out.read_text().startswith("label,l,p,s,defined")
 
 
-def test_detect_lists_failures_at_the_end_and_does_the_rest(
-    models: Path, scans: Path, tmp_path: Path
-) -> None:
+def test_detect_lists_failures_and_continues(models: Path, scans: Path, tmp_path: Path) -> None:
     (scans / "[b]broken.nii").write_bytes(b"no scan at all")
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
@@ -99,7 +95,7 @@ def test_detect_gives_the_same_landmarks_through_a_service(models: Path, scans: 
         assert one["ras_mm"] == pytest.approx(other["ras_mm"], abs=1e-3)
 
 
-def test_detect_says_when_no_service_answers(scans: Path) -> None:
+def test_detect_reports_an_unreachable_service(scans: Path) -> None:
     result = run("detect", scans / "one.nii", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "expected a service at" in result.stderr
@@ -205,7 +201,7 @@ def test_version_is_printed_by_the_module_too() -> None:
     assert run("--version").stdout == process.stdout
 
 
-def test_check_passes_a_sound_folder_and_names_what_is_wrong(tmp_path: Path) -> None:
+def test_check_accepts_a_valid_folder_and_names_errors(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     assert run("check", folder).exit_code == 0
     text = (folder / "model.toml").read_text()
@@ -238,7 +234,7 @@ def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:
     assert run("check", folder).exit_code == 0
 
 
-def test_models_lists_sound_and_refused_folders(tmp_path: Path) -> None:
+def test_models_lists_valid_and_refused_folders(tmp_path: Path) -> None:
     make_model_folder(tmp_path, "sound")
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -1,4 +1,4 @@
-"""Commands of the trainer are commands of ``landmarkd``, and cost the service nothing."""
+"""Commands of the trainer are commands of ``landmarkd``, and are imported only when used."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ from tests.support.model_folders import make_model_folder
 
 
 def shout(word: Annotated[str, typer.Argument()], times: int = 2) -> None:
-    """Say a word several times."""
+    """Print a word several times."""
     typer.echo(times * word.upper())
 
 
 @pytest.fixture
 def shouting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the trainer have one command."""
+    """Replace the commands of the trainer."""
     table: Mapping[str, str] = {"shout": f"{__name__}:shout"}
     monkeypatch.setattr("app.training.COMMANDS", table)
 
@@ -35,9 +35,9 @@ def test_a_command_of_the_trainer_is_run_with_its_own_options() -> None:
 
 
 @pytest.mark.usefixtures("shouting")
-def test_the_help_lists_it_behind_the_commands_of_the_service() -> None:
+def test_help_lists_it_after_the_commands_of_the_service() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
-    assert text.index("serve") < text.index("bench") < text.index("Say a word several times")
+    assert text.index("serve") < text.index("bench") < text.index("Print a word several times")
 
 
 def test_without_the_trainer_its_commands_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_without_the_trainer_a_model_is_checked(
     assert result.exit_code == 0, result.output
 
 
-def test_a_trainer_that_misses_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own fault is not taken for its absence."""
+def test_missing_dependency_of_the_trainer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for the absence of the trainer."""
     monkeypatch.setattr("app.training.COMMANDS", {"shout": "no_such_package:shout"})
     result = CliRunner().invoke(app, ["shout", "ho"])
     assert isinstance(result.exception, ModuleNotFoundError)
@@ -67,7 +67,7 @@ def test_a_trainer_that_misses_a_package_says_which(monkeypatch: pytest.MonkeyPa
     "words", [["--help"], ["--version"], ["train", "--help"], ["serve", "--help"]]
 )
 def test_neither_help_nor_the_service_waits_for_the_trainer(words: list[str]) -> None:
-    """Of the trainer, the help imports the signatures of the commands and no more."""
+    """Of the trainer, the help imports only the signatures of its commands."""
     script = f"""
 import sys
 from app.cli.main import app

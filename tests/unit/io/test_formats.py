@@ -1,4 +1,4 @@
-"""Formats: what each writer says can be read back, missing landmarks included."""
+"""Formats: the output of each writer can be read back, including missing landmarks."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ places = st.none() | st.tuples(coordinates, coordinates, coordinates)
 
 
 def landmark_at(name: str, place: tuple[float, float, float] | None) -> Landmark:
-    """Make a landmark at a place in mm, RAS, or a missing one."""
+    """Make a landmark at a position in mm, RAS, or a missing one."""
     ras_mm = None if place is None else np.array(place)
     return Landmark(
         name=name,
@@ -136,7 +136,7 @@ def read_long(content: bytes) -> Positions:
 )
 @given(found=st.dictionaries(names, places, max_size=4))
 @settings(max_examples=25, deadline=None)
-def test_round_trip_keeps_every_place_and_every_absence(
+def test_round_trip_keeps_positions_and_missing_landmarks(
     write: Callable[[LandmarksAnswer], bytes],
     read: Callable[[bytes], Positions],
     found: dict[str, tuple[float, float, float] | None],
@@ -169,14 +169,14 @@ def test_number_that_is_not_finite_becomes_null() -> None:
     assert landmark.lps_mm == (-1.0, -2.0, 3.0)
 
 
-def test_candidates_are_null_unless_asked_for() -> None:
+def test_candidates_are_null_unless_requested() -> None:
     assert answer_of({"a": None}).landmarks[0].candidates is None
     (candidate,) = answer_of({"a": None}, candidates=True).landmarks[0].candidates or []
     assert candidate.ras_mm == (1.0, 2.0, 3.0)
     assert candidate.lps_mm == (-1.0, -2.0, 3.0)
 
 
-def test_markups_are_as_the_schema_of_slicer_wants_them() -> None:
+def test_markups_conform_to_the_schema_of_slicer() -> None:
     found = answer_of({"a": (1.0, -2.5, 3.0), "b": None})
     for text in (
         write_mrk_json(found).decode(),
@@ -219,10 +219,10 @@ def test_accept_header_is_ranked_by_quality(accept: str | None, name: str) -> No
     ("name", "accept"),
     [("png", None), (None, "image/png"), (None, "*/*;q=0"), (None, "text/event-stream")],
 )
-def test_format_that_nobody_writes_is_refused(name: str | None, accept: str | None) -> None:
+def test_unknown_format_is_refused(name: str | None, accept: str | None) -> None:
     with pytest.raises(UnknownFormat, match="expected"):
         negotiate_format(FORMATS, name, accept)
 
 
-def test_wire_knows_the_same_statuses_as_the_landmarks() -> None:
+def test_wire_format_has_the_statuses_of_landmarks() -> None:
     assert schemas.Status == landmarks.Status

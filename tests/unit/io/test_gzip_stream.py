@@ -9,7 +9,7 @@ from app.errors import BrokenVolume
 from app.io.gzip_stream import CHUNK_BYTES, FileStream
 
 PLAIN = bytes(range(256)) * 20_000
-"""5 MB: several pieces, the last one short."""
+"""5 MB: several chunks, the last one short."""
 
 
 def drain(stream: FileStream) -> bytes:
@@ -29,7 +29,7 @@ def drain(stream: FileStream) -> bytes:
     ],
     ids=["plain", "gzip", "several members", "zero padding between and after members"],
 )
-def test_stream_gives_every_byte_once_and_hashes_it(body: bytes) -> None:
+def test_stream_yields_every_byte_once_and_hashes_it(body: bytes) -> None:
     stream = FileStream(body)
     assert drain(stream) == PLAIN
     assert stream.position == len(PLAIN)
@@ -58,7 +58,7 @@ def test_skipped_bytes_are_counted_and_hashed(zipped: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [2, 5, 10, 18, 3000, -9, -8, -1])
-def test_truncated_gzip_is_told_as_such(kept: int) -> None:
+def test_truncated_gzip_is_reported_as_truncated(kept: int) -> None:
     with pytest.raises(BrokenVolume, match="truncated"):
         drain(FileStream(gzip.compress(PLAIN)[:kept]))
 
@@ -66,7 +66,7 @@ def test_truncated_gzip_is_told_as_such(kept: int) -> None:
 @pytest.mark.parametrize(
     "at", [2, 40, -8, -4], ids=["method", "deflate codes", "checksum", "length"]
 )
-def test_corrupt_gzip_is_told_as_such(at: int) -> None:
+def test_corrupt_gzip_is_reported_as_corrupt(at: int) -> None:
     body = bytearray(gzip.compress(PLAIN))
     body[at] ^= 0xFF
     with pytest.raises(BrokenVolume, match="corrupt"):
@@ -93,7 +93,7 @@ def test_filling_past_the_end_says_where_the_file_ends(zipped: bool) -> None:
         stream.fill(memoryview(bytearray(len(PLAIN))))
 
 
-def test_no_byte_inflates_to_more_than_the_bound_says() -> None:
+def test_no_body_inflates_beyond_its_upper_bound() -> None:
     zeros = bytes(50 << 20)
     body = gzip.compress(zeros, 9)
     assert len(zeros) / len(body) > 1000

@@ -1,4 +1,4 @@
-"""Header: what is a NIfTI file, its axes, types, affine and units."""
+"""NIfTI headers: recognition, axes, types, affine and units."""
 
 import gzip
 import io
@@ -45,7 +45,7 @@ def archive() -> bytes:
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_header_foretells_shape_size_and_place(
+def test_header_declares_shape_size_and_affine(
     version: Version, order: ByteOrder, zipped: bool
 ) -> None:
     array = counting((*SHAPE, 1, 3), "float32")
@@ -82,7 +82,7 @@ def test_header_foretells_shape_size_and_place(
         (nifti(version=2, intent_code=3001), "CIFTI"),
     ],
 )
-def test_what_is_no_volume_is_named(content: bytes, said: str) -> None:
+def test_other_kinds_of_file_are_named(content: bytes, said: str) -> None:
     with pytest.raises(NotAVolume, match=rf"expected a NIfTI .*, got .*{said}|{said}"):
         header_of(content)
 
@@ -93,7 +93,7 @@ def test_random_bytes_are_not_quoted_in_the_answer() -> None:
     assert "DOE" not in str(caught.value)
 
 
-def test_nifti2_header_cut_short_is_broken() -> None:
+def test_truncated_nifti2_header_is_broken() -> None:
     with pytest.raises(BrokenVolume, match="header of 540 bytes, got 500"):
         header_of(nifti(version=2)[:500])
 
@@ -120,7 +120,7 @@ def test_nifti2_file_without_the_line_end_check_is_read() -> None:
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_axes_without_a_3d_reading_are_refused(version: Version, dim: list[int], said: str) -> None:
+def test_axes_that_are_not_3d_are_refused(version: Version, dim: list[int], said: str) -> None:
     with pytest.raises(BadGeometry, match=f"axes.*{said}"):
         header_of(nifti(version=version, dim=dim))
 
@@ -158,7 +158,7 @@ def test_quadruple_precision_is_refused_where_the_machine_lacks_it() -> None:
         header_of(nifti(datatype=1536))
 
 
-def test_intercept_that_is_no_number_is_refused() -> None:
+def test_intercept_that_is_not_finite_is_refused() -> None:
     with pytest.raises(BadVoxels, match="finite intercept"):
         header_of(nifti(scl_slope=2.0, scl_inter=math.nan))
 
@@ -223,7 +223,7 @@ def test_quaternion_over_unit_length_by_rounding_is_normalised() -> None:
         {"pixdim": [1, 2, math.nan, 3, 1, 1, 1, 1]},
     ],
 )
-def test_unsound_qform_is_refused_alone_and_warned_of_beside_an_sform(
+def test_invalid_qform_is_refused_alone_and_warned_of_beside_an_sform(
     fields: dict[str, Any],
 ) -> None:
     with pytest.raises(BadGeometry, match="expected a finite affine"):
@@ -261,7 +261,7 @@ def test_no_affine_is_refused() -> None:
         ({"srow_x": [2000, 0, 0, 0]}, "expected a spacing"),
     ],
 )
-def test_affine_that_maps_no_scan_is_refused(rows: dict[str, Any], said: str) -> None:
+def test_degenerate_affine_is_refused(rows: dict[str, Any], said: str) -> None:
     with pytest.raises(BadGeometry, match=re.escape(said)):
         header_of(nifti(**rows))
 

@@ -1,4 +1,4 @@
-"""Landmark files that imaging tools write, read into RAS mm."""
+"""Landmark files of imaging tools, read into RAS mm."""
 
 import json
 from pathlib import Path
@@ -48,13 +48,13 @@ def test_tables_are_read_by_their_column_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_landmarks(lps)["n"], read_landmarks(ras)["n"])
 
 
-def test_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,2,3\nn,1,2,4\n")
     with pytest.raises(ValueError, match="'n' twice"):
         read_landmarks(path)
 
 
-def test_coordinate_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_coordinate_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,nan,3\n")
     with pytest.raises(ValueError, match="finite"):
         read_landmarks(path)

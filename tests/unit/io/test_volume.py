@@ -50,7 +50,7 @@ def test_every_type_is_read_as_stored_in_native_order(
 
 @pytest.mark.parametrize("dtype", INTEGERS + REALS)
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_slope_and_intercept_give_the_values_nibabel_gives(dtype: str, order: ByteOrder) -> None:
+def test_slope_and_intercept_are_applied_as_by_nibabel(dtype: str, order: ByteOrder) -> None:
     content = nifti(counting(dtype=dtype), order=order, scl_slope=0.25, scl_inter=-7.5)
     volume = read_volume(content)
     assert_allclose(volume.voxels, by_nibabel(content)[0], rtol=1e-6)
@@ -61,7 +61,7 @@ def test_slope_and_intercept_give_the_values_nibabel_gives(dtype: str, order: By
     ("dtype", "scaled"),
     [("uint8", "float32"), ("int16", "float32"), ("float32", "float32"), ("int32", "float64")],
 )
-def test_scaled_values_are_float32_where_that_holds_the_stored_ones(
+def test_scaled_values_are_float32_if_it_represents_the_stored_type(
     dtype: str, scaled: str
 ) -> None:
     volume = read_volume(nifti(counting(dtype=dtype), scl_slope=3.0, scl_inter=1.0))
@@ -75,7 +75,7 @@ def test_intercept_that_cancels_large_integers_loses_no_precision() -> None:
 
 
 @pytest.mark.parametrize("slope", [0.0, math.nan, 1.0])
-def test_slope_that_scales_nothing_leaves_the_stored_type(slope: float) -> None:
+def test_slope_of_one_keeps_the_stored_type(slope: float) -> None:
     volume = read_volume(nifti(counting(), scl_slope=slope, scl_inter=0.0))
     assert volume.voxels.dtype == np.int16
     assert_array_equal(volume.voxels, counting())
@@ -83,7 +83,7 @@ def test_slope_that_scales_nothing_leaves_the_stored_type(slope: float) -> None:
 
 @pytest.mark.parametrize("hole", [math.nan, math.inf, -math.inf, 1e300])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_holes_are_counted_and_filled_with_the_smallest_value(
+def test_masked_voxels_are_counted_and_filled_with_the_smallest_value(
     hole: float, order: ByteOrder
 ) -> None:
     array = counting(dtype="float64") - 12.5
@@ -98,14 +98,14 @@ def test_holes_are_counted_and_filled_with_the_smallest_value(
     assert_fit_for_use(volume)
 
 
-def test_values_that_overflow_by_scaling_count_as_holes() -> None:
+def test_values_that_overflow_by_scaling_are_masked() -> None:
     volume = read_volume(nifti(counting(dtype="float32"), scl_slope=1e38, scl_inter=0.0))
     assert volume.masked == np.count_nonzero(counting() >= 4)
     assert_fit_for_use(volume)
 
 
 @pytest.mark.parametrize("hole", [math.nan, math.inf])
-def test_nothing_finite_is_refused(hole: float) -> None:
+def test_volume_without_finite_voxels_is_refused(hole: float) -> None:
     with pytest.raises(BadVoxels, match="expected finite voxels, got 140 that are not"):
         read_volume(nifti(np.full(SHAPE, hole, dtype=np.float32)))
 
@@ -149,7 +149,7 @@ def test_frame_that_a_3d_volume_lacks_is_refused(frame: int) -> None:
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
-def test_limits_are_told_from_the_header_alone(
+def test_limits_are_checked_by_the_header_alone(
     limits: VolumeLimits, said: str, zipped: bool
 ) -> None:
     head = nifti()[:352]
@@ -168,14 +168,14 @@ def test_absurd_sizes_are_refused_by_default() -> None:
 
 
 @pytest.mark.parametrize("row", [[0, 0, 1, 20_000], [0, 0, 1, math.pi * 1e30], [0, 0, 900, 9000]])
-def test_scan_that_reaches_out_of_the_building_is_refused(row: list[float]) -> None:
+def test_scan_too_far_from_the_origin_is_refused(row: list[float]) -> None:
     with pytest.raises(BadGeometry, match="is its unit of length right"):
         read_volume(nifti(srow_z=row))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_reading_holds_the_voxels_once(order: ByteOrder, zipped: bool) -> None:
+def test_reading_allocates_the_voxels_once(order: ByteOrder, zipped: bool) -> None:
     array = counting((160, 128, 192))
     content = nifti(array, order=order, zipped=zipped)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Volume: truncated, padded, exploding and randomly damaged files."""
+"""Volume: truncated, padded and randomly damaged files, and decompression bombs."""
 
 import gzip
 import re
@@ -65,7 +65,7 @@ def test_padding_is_read_with_a_warning_and_more_than_that_refused(zipped: bool)
     ],
     ids=["zeros after the voxels", "claim in gzip", "claim in a plain file", "far voxels"],
 )
-def test_bomb_takes_next_to_no_memory(bomb: bytes) -> None:
+def test_decompression_bomb_takes_almost_no_memory(bomb: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BrokenVolume):
@@ -99,7 +99,7 @@ SOURCES = (
 
 @st.composite
 def damaged_files(draw: st.DrawFn) -> bytes:
-    """Overwrite bytes of a sound file before and after compressing it, cut it, append to it."""
+    """Overwrite bytes of a valid file before and after compression; truncate it or append to it."""
 
     def overwrite(content: bytes) -> bytes:
         changed = bytearray(content)
@@ -115,7 +115,7 @@ def damaged_files(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=400, deadline=None)
 @given(content=damaged_files(), frame=st.none() | st.integers(-1, 2))
-def test_random_damage_gives_a_sound_volume_or_a_named_error(
+def test_random_damage_gives_a_valid_volume_or_a_named_error(
     content: bytes, frame: int | None
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, and nothing in it that may identify a patient."""
+"""Logs: one JSON object per line, without anything that may identify a patient."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ def test_line_for_a_terminal_is_one_line() -> None:
     assert "hello model=toy tiles=3" in line
 
 
-def test_exception_leaves_types_and_functions_but_no_message() -> None:
+def test_exception_is_logged_by_types_and_functions_without_message() -> None:
     line = line_of(JsonFormatter(), raised())
     assert "Jane" not in line
     said = describe_exception(raised())
@@ -52,7 +52,7 @@ def test_exception_leaves_types_and_functions_but_no_message() -> None:
     assert "/" not in str(said["where"])
 
 
-def test_request_is_one_line_without_what_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+def test_request_is_one_line_without_unknown_fields(caplog: pytest.LogCaptureFixture) -> None:
     log_request(RequestRecord("id", "GET", "/v1/models", 503, "not-ready", 1.23456))
     (line,) = caplog.records
     said = json.loads(JsonFormatter().format(line))
