@@ -4,9 +4,9 @@
 
     LandmarkdError
     ├── RequestError              the request is at fault; the answer says what was expected and got
-    │   ├── NotAVolume            400 not-a-volume         bytes are no NIfTI-1 or NIfTI-2 file
+    │   ├── NotAVolume            400 not-a-volume         bytes are not a NIfTI-1 or NIfTI-2 file
     │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
-    │   ├── NotAnArchive          400 not-an-archive       bytes are no safetensors or npz file
+    │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
     │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── UnknownModel          404 unknown-model
@@ -18,7 +18,7 @@
     │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   ├── BadParameter          422 bad-parameter        a query or form parameter
-    │   └── ClientLeft            499 client-left          nobody reads this answer
+    │   └── ClientLeft            499 client-left          the client closed its connection
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
     │   ├── NotReady              503 not-ready
@@ -42,8 +42,8 @@ from typing import ClassVar
 class LandmarkdError(Exception):
     """Base of all errors that the service raises on purpose.
 
-    ``str(error)`` is the problem's ``detail``: it says what was expected and what came, and
-    holds no path, patient data or stack trace.
+    ``str(error)`` is the problem's ``detail``: it says what was expected and what was got, and
+    contains no path, patient data or stack trace.
     """
 
     status: ClassVar[int] = 500
@@ -52,7 +52,7 @@ class LandmarkdError(Exception):
 
 
 class RequestError(LandmarkdError):
-    """The request cannot be answered as it stands."""
+    """The request is invalid; sent again unchanged, it fails again."""
 
     status = 400
     code = "bad-request"
@@ -136,7 +136,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class BadGeometry(RequestError):
-    """The volume's axes, affine or units have no clear reading in 3D space."""
+    """The volume's axes, affine or units do not define its position in 3D space."""
 
     status = 422
     code = "bad-geometry"
@@ -144,7 +144,7 @@ class BadGeometry(RequestError):
 
 
 class BadVoxels(RequestError):
-    """The voxel values are of a kind that no network here can read."""
+    """The voxel values are of a type that networks here do not support."""
 
     status = 422
     code = "bad-voxels"
@@ -160,7 +160,7 @@ class BadArrays(RequestError):
 
 
 class BadParameter(RequestError):
-    """A parameter of the request has no valid reading."""
+    """A parameter of the request is invalid."""
 
     status = 422
     code = "bad-parameter"
@@ -168,7 +168,7 @@ class BadParameter(RequestError):
 
 
 class ClientLeft(RequestError):
-    """The client closed the connection before its answer; nobody reads this status (nginx's)."""
+    """The client closed the connection before its answer; the status, nginx's, is only logged."""
 
     status = 499
     code = "client-left"
@@ -176,7 +176,7 @@ class ClientLeft(RequestError):
 
 
 class ServiceError(LandmarkdError):
-    """The service cannot answer now; the request itself may be fine."""
+    """The service cannot answer now; the request itself may be valid."""
 
     status = 503
     code = "unavailable"
@@ -184,7 +184,7 @@ class ServiceError(LandmarkdError):
 
 
 class QueueFull(ServiceError):
-    """As many requests as allowed are already accepted."""
+    """As many requests as allowed are in flight already."""
 
     status = 429
     code = "queue-full"
@@ -224,7 +224,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class InsufficientMemory(ServiceError):
-    """One tile needs more memory than the device has."""
+    """The grid or a single tile of the scan needs more memory than the device has."""
 
     status = 507
     code = "does-not-fit"
@@ -232,7 +232,7 @@ class InsufficientMemory(ServiceError):
 
 
 class NetworkFailed(LandmarkdError):
-    """The model's network raised, or gave scores that are not numbers, for this volume."""
+    """The model's network raised, or its scores are not finite, for this volume."""
 
     code = "network-failed"
     title = "Network failed"

@@ -1,4 +1,4 @@
-"""What happens in the service -> Prometheus metrics, one registry per application."""
+"""Prometheus metrics of one application, in a registry of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -25,19 +25,19 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 TILES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 SHARES: Final = (0.125, 0.25, 0.5, 0.75, 1)
 SIZES: Final = (1, 8, 64)
-"""Tiles of small, middling and large scans."""
+"""Upper limits of small, medium and large scans, in tiles."""
 VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is read at the moment the metrics are asked for.
+    """Functions that read current values whenever the metrics are rendered.
 
     Attributes:
-        queue_depth: Tiles that wait.
+        queue_depth: Waiting tiles.
         in_flight: Requests accepted, unanswered.
-        queue_age_s: How long the oldest scan is in work.
-        batch_sizes: Most tiles in a forward pass, by device.
+        queue_age_s: Age of the oldest scan in work.
+        batch_sizes: Maximum number of tiles in a forward pass, by device.
         ready: Whether new requests are accepted.
     """
 
@@ -52,7 +52,7 @@ class Metrics:
     """The service's counters and histograms."""
 
     def __init__(self) -> None:
-        """Make all of them, at zero, in a registry of their own."""
+        """Create all of them, at zero."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._requests = self._counter("requests", "Requests by outcome.", "route", "code")
@@ -98,10 +98,10 @@ class Metrics:
         )
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
-        """Count a request that was answered.
+        """Record a request that was answered.
 
         Args:
-            route: The route's template, never the path that came.
+            route: The route's template, never the path of the request.
             code: ``ok`` or the problem's code.
             seconds: From the request's head to the end of the answer.
         """
@@ -109,31 +109,31 @@ class Metrics:
         self._latency.labels(route).observe(seconds)
 
     def observe_stage(self, stage: Stage, seconds: float) -> None:
-        """Note the time that one request spent in one stage."""
+        """Record the time that one request spent in one stage."""
         self._stages.labels(stage).observe(seconds)
 
     def observe_stages(self, times: StageTimes) -> None:
-        """Note the time that one request spent in each of the engine's stages."""
+        """Record the time that one request spent in each of the engine's stages."""
         for stage, milliseconds in asdict(times).items():
             self.observe_stage(cast("Stage", stage), milliseconds / 1e3)
 
     def observe_batch(self, size: int, capacity: int) -> None:
-        """Note how many tiles one forward pass took, of how many it could have taken."""
+        """Record how many tiles one forward pass had, and how many it could have had."""
         self._batches.observe(size)
         self._fill.observe(size / max(size, capacity))
         self._tiles.inc(size)
 
     def observe_busy(self, device: str, seconds: float) -> None:
-        """Note that a device was at work."""
+        """Record that a device was busy."""
         self._busy.labels(device).inc(seconds)
 
     def observe_wait(self, tiles: int, seconds: float) -> None:
-        """Note how long a scan of so many tiles has waited for the device."""
+        """Record how long a scan of so many tiles has waited for the device."""
         limit = next((edge for edge in SIZES if tiles <= edge), None)
         self._waits.labels("more" if limit is None else f"{limit}").observe(seconds)
 
     def count_shared(self) -> None:
-        """Count a request for what is computed already."""
+        """Count a request that joins the job of another."""
         self._shared.inc()
 
     def count_dropped(self, why: Literal["cancelled", "late"], saved_s: float) -> None:
@@ -142,7 +142,7 @@ class Metrics:
         self._saved.inc(saved_s)
 
     def observe_volume(self, voxels: int) -> None:
-        """Note the size of a decoded volume."""
+        """Record the size of a decoded volume."""
         self._voxels.observe(voxels)
 
     def count_faults(self, kind: Fault, number: int) -> None:
@@ -150,7 +150,7 @@ class Metrics:
         self._faults.labels(kind).inc(number)
 
     def watch(self, gauges: Gauges) -> None:
-        """Read the gauges from these functions whenever the metrics are asked for."""
+        """Set the functions that the gauges are read from."""
         self._depth.set_function(gauges.queue_depth)
         self._in_flight.set_function(gauges.in_flight)
         self._age.set_function(gauges.queue_age_s)

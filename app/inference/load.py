@@ -60,5 +60,5 @@ def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:
     truth = dict(zip(phantom.names, phantom.points, strict=True))
     missing = np.full(3, np.nan)
     landmarks = Detector(model).detect(phantom.volume).landmarks
-    found = [missing if mark.ras_mm is None else mark.ras_mm for mark in landmarks]
-    return np.stack(found), np.stack([truth.get(mark.name, missing) for mark in landmarks])
+    found = [missing if landmark.ras_mm is None else landmark.ras_mm for landmark in landmarks]
+    return np.stack(found), np.stack([truth.get(landmark.name, missing) for landmark in landmarks])

@@ -137,8 +137,12 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
         The pose; None if fewer than four landmarks, or too few of them, agree on one.
     """
     missing = np.full(3, np.nan)
-    points = np.stack([missing if mark.ras_mm is None else mark.ras_mm for mark in landmarks])
-    weights = np.array([0.0 if mark.ras_mm is None else mark.confidence for mark in landmarks])
+    points = np.stack(
+        [missing if landmark.ras_mm is None else landmark.ras_mm for landmark in landmarks]
+    )
+    weights = np.array(
+        [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]
+    )
     fit = fit_constellation(points[:, None], weights[:, None], shape)
     if fit is None:
         return None
@@ -156,12 +160,12 @@ def pose_of(similarity: Similarity) -> Pose:
 
 def any_detected(landmarks: Sequence[Landmark]) -> bool:
     """Return whether any landmark is detected."""
-    return any(mark.status == "detected" for mark in landmarks)
+    return any(landmark.status == "detected" for landmark in landmarks)
 
 
 def has_enough_votes(landmarks: Sequence[Landmark]) -> bool:
     """Return whether enough landmarks have votes for the scan to show the subject."""
-    return sum(mark.mass > 0 for mark in landmarks) >= MIN_LANDMARKS
+    return sum(landmark.mass > 0 for landmark in landmarks) >= MIN_LANDMARKS
 
 
 def merge_stages(

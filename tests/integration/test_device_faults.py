@@ -1,4 +1,4 @@
-"""A real service with two devices, one of which fails: who is hurt, and what is left after."""
+"""A real service with two devices, one of which fails: the other goes on."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real service with a network that misbehaves on command: who is hurt, and what is left after."""
+"""A real service with a network that misbehaves: which requests fail, and how it recovers."""
 
 import shutil
 import time
@@ -48,7 +48,7 @@ def test_one_bad_scan_fails_alone(service: Faulty, fault: float) -> None:
         assert_same(answer.result(), service.ask(command_scan(seed=seed)))
 
 
-def test_batch_of_strangers_changes_nothing(service: Faulty) -> None:
+def test_sharing_a_batch_changes_no_answer(service: Faulty) -> None:
     shapes = [(40, 30, 50), TILE, (20, 60, 41), (33, 25, 90), (31, 23, 39)]
     scans = [command_scan(seed=seed, shape=shape) for seed, shape in enumerate(shapes)]
     alone = [service.ask(scan) for scan in scans]
@@ -155,7 +155,7 @@ def test_device_that_fails_its_self_check_stays_out(fresh: Faulty) -> None:
     assert fresh.wait() == 0
 
 
-def test_lost_device_thread_fails_who_waits_and_is_replaced(fresh: Faulty) -> None:
+def test_dead_device_thread_fails_its_jobs_and_is_replaced(fresh: Faulty) -> None:
     with fresh.held() as blocker:
         waiting = [blocker, *(fresh.send(command_scan(seed=seed)) for seed in (1, 2))]
         deadly = fresh.send(command_scan(commands.DIE))

@@ -1,4 +1,4 @@
-"""The thread of a device that ends: everybody is told, and another takes over once."""
+"""A device's thread that ends: its jobs fail, and a new thread replaces it once."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ class EndsItsThread(nn.Module):
 
 
 @pytest.mark.parametrize("sound", [True, False])
-def test_lost_thread_fails_who_waits_and_a_new_one_must_pass_the_self_check(
+def test_dead_thread_fails_its_jobs_and_a_new_one_must_pass_the_self_check(
     where: NamedDevice, model: LoadedModel, sound: bool
 ) -> None:
     checks: list[str] = []

@@ -27,6 +27,7 @@ from tests.support.model_folders import make_model_folder
 POISON = 1e6
 FAR = 1e9
 CPU = torch.device("cpu")
+EVENT_TIMEOUT_S = 30.0
 
 
 class Faulty(nn.Module):
@@ -42,7 +43,7 @@ class Faulty(nn.Module):
 
     def forward(self, tiles: Tensor) -> Tensor:
         self.entered.set()
-        assert self.gate.wait(timeout=30)
+        assert self.gate.wait(EVENT_TIMEOUT_S)
         self.batches.append(len(tiles))
         if float(tiles.max()) >= POISON:
             raise RuntimeError("poisoned")
@@ -93,6 +94,11 @@ async def ask(
 ) -> Detection:
     """Ask a device for the landmarks of a scan; by default there is no deadline."""
     return await loop.run(DetectRequest(model, volume, deadline, frame))
+
+
+async def wait_for(event: threading.Event) -> None:
+    """Wait for another thread's event; with a limit, as asyncio joins the thread that waits."""
+    assert await asyncio.to_thread(event.wait, EVENT_TIMEOUT_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:

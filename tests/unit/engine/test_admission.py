@@ -1,18 +1,19 @@
-"""The door: what is let in, and what a refusal says."""
+"""Which requests are admitted, and what a refusal says."""
 
+import asyncio
 from functools import partial
 
 import pytest
 
-from app.engine.admission import Admission
-from app.errors import Draining, QueueFull, TooLarge
+from app.engine.admission import Admission, DecodeSlot
+from app.errors import DeadlineExceeded, Draining, QueueFull, TooLarge
 
 
 def make_admission() -> Admission:
     return Admission(max_requests=2, max_bytes=1000, max_body_bytes=600)
 
 
-def test_places_are_given_back_when_requests_end() -> None:
+def test_requests_that_end_make_room() -> None:
     admission = make_admission()
     for _ in range(5):
         with admission.admit(100):
@@ -22,7 +23,7 @@ def test_places_are_given_back_when_requests_end() -> None:
     assert admission.idle.is_set()
 
 
-def test_too_many_requests_are_refused_with_a_time_to_come_back() -> None:
+def test_too_many_requests_are_refused_with_a_time_to_try_again() -> None:
     admission = make_admission()
     admission.observe_cost(busy_s=21.0)
     with admission.admit(1), admission.admit(1), pytest.raises(QueueFull) as refusal:
@@ -31,7 +32,7 @@ def test_too_many_requests_are_refused_with_a_time_to_come_back() -> None:
     assert "fewer than 2 requests" in str(refusal.value)
 
 
-def test_too_many_bytes_are_refused_even_with_places_left() -> None:
+def test_too_many_bytes_are_refused_whatever_the_number_of_requests() -> None:
     admission = make_admission()
     with admission.admit(500), pytest.raises(QueueFull), admission.admit(501):
         pass
@@ -48,27 +49,27 @@ def test_body_over_the_limit_is_refused_with_both_sizes() -> None:
         make_admission().admit(601).__enter__()
 
 
-def test_one_body_within_its_limit_is_always_let_in() -> None:
+def test_single_body_within_its_limit_is_always_admitted() -> None:
     admission = Admission(max_requests=2, max_bytes=10, max_body_bytes=600)
     with admission.admit(600):
         assert admission.requests == 1
 
 
-def test_nothing_is_let_in_while_draining() -> None:
+def test_nothing_is_admitted_while_draining() -> None:
     admission = make_admission()
     admission.open = False
     with pytest.raises(Draining):
         admission.admit(1).__enter__()
 
 
-def test_place_is_given_back_when_the_request_fails() -> None:
+def test_request_that_fails_makes_room() -> None:
     admission = make_admission()
     with pytest.raises(RuntimeError, match="broken"), admission.admit(5):
         raise RuntimeError("broken")
     assert admission.requests == 0
 
 
-def test_two_devices_halve_the_time_to_come_back() -> None:
+def test_two_devices_halve_the_time_to_try_again() -> None:
     waits = []
     for count in (1, 2):
         admission = Admission(8, 1000, 600, devices=partial(int, count))
@@ -76,3 +77,21 @@ def test_two_devices_halve_the_time_to_come_back() -> None:
         with admission.admit(1), admission.admit(1):
             waits.append(admission.retry_after_s())
     assert waits == [20, 10]
+
+
+def test_decode_slots_are_waited_for_and_freed_once() -> None:
+    async def scenario() -> None:
+        slots = asyncio.Semaphore(1)
+        now = asyncio.get_running_loop().time()
+        first, second, third = (DecodeSlot(slots) for _ in range(3))
+        await first.acquire(now + 30)
+        with pytest.raises(DeadlineExceeded):
+            await second.acquire(now + 0.01)
+        waiting = asyncio.create_task(third.acquire(now + 30))
+        first.release()
+        first.release()
+        second.release()
+        await waiting
+        assert slots.locked()
+
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""How many tiles go into a batch: measured on the batches that come."""
+"""Batch sizes, as measured on the batches that run."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ LANE = ("model", (8, 9, 10))
 
 
 def run(sizes: BatchSizes, seconds_of: dict[int, float], batches: int = 40) -> None:
-    """Let full batches come, which take as long as is said, and the first of each size longer."""
+    """Run full batches that take so long, and the first of each size longer."""
     seen: set[int] = set()
     for _ in range(batches):
         size = sizes.size(LANE)
@@ -34,8 +34,8 @@ def run(sizes: BatchSizes, seconds_of: dict[int, float], batches: int = 40) -> N
         "gains too little",
         "gains up to four",
         "then costs",
-        "four would make others wait",
-        "two would",
+        "four takes too long",
+        "two takes too long",
     ],
 )
 def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
@@ -60,7 +60,7 @@ def test_sizes_end_where_memory_or_the_limit_does() -> None:
     assert full.size(LANE) == 1
 
 
-def test_size_that_did_not_fit_is_never_tried_again() -> None:
+def test_size_that_ran_out_of_memory_is_never_tried_again() -> None:
     sizes = BatchSizes()
     run(sizes, {2**power: 0.01 for power in range(12)}, batches=9)
     assert sizes.size(LANE) > 2
@@ -78,7 +78,7 @@ def test_fixed_size_is_kept_and_its_cost_measured() -> None:
     assert sizes.cost(LANE) == pytest.approx(0.5, rel=0.1)
 
 
-def test_unknown_tile_is_taken_to_cost_what_others_do() -> None:
+def test_tile_of_an_unknown_lane_costs_the_mean() -> None:
     sizes = BatchSizes(fixed=1)
     assert sizes.cost(LANE) > 0
     sizes.observe(LANE, 1, 0.25)

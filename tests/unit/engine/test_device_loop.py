@@ -28,6 +28,7 @@ from tests.support.device_loops import (
     running,
     scan,
     until,
+    wait_for,
     with_network,
 )
 
@@ -54,7 +55,7 @@ def test_tiles_of_several_requests_share_a_batch(
         async with running(batch_size=8, device=where) as loop:
             faulty.gate.clear()
             first = asyncio.create_task(ask(loop, gated, scan(1, (20, 20, 20))))
-            await asyncio.to_thread(faulty.entered.wait)
+            await wait_for(faulty.entered)
             others = [asyncio.create_task(ask(loop, gated, scan(n))) for n in (2, 3)]
             await until(lambda: loop.depth >= 2)
             faulty.gate.set()
@@ -93,7 +94,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(
         async with running(batch_size=4, device=where) as loop:
             faulty.gate.clear()
             stays = asyncio.create_task(ask(loop, gated, scan(1)))
-            await asyncio.to_thread(faulty.entered.wait)
+            await wait_for(faulty.entered)
             leaves = asyncio.create_task(ask(loop, gated, scan(2)))
             await until(lambda: loop.depth > 0)
             leaves.cancel()
@@ -131,7 +132,7 @@ def test_who_still_waits_gets_an_error_when_the_loop_stops(
         loop.start()
         faulty.gate.clear()
         waiting = asyncio.create_task(ask(loop, gated, scan(1)))
-        await asyncio.to_thread(faulty.entered.wait)
+        await wait_for(faulty.entered)
         stopping = asyncio.create_task(loop.stop())
         await asyncio.sleep(0)
         faulty.gate.set()
@@ -181,7 +182,7 @@ def test_late_request_fails_at_once_though_the_device_is_busy(
         async with running(batch_size=2, device=where) as loop:
             faulty.gate.clear()
             patient = asyncio.create_task(ask(loop, gated, scan(1)))
-            await asyncio.to_thread(faulty.entered.wait)
+            await wait_for(faulty.entered)
             soon = asyncio.get_running_loop().time() + 0.05
             # Nothing polls and the device is held, so only the timer can tell.
             with pytest.raises(DeadlineExceeded):

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from app.compute.device import HOST, NamedDevice
-from app.engine.device_loop import JOIN_S
 from app.engine.devices import Devices
 from app.engine.host_pool import run_in_daemon_thread
 from app.engine.jobs import DetectRequest
@@ -28,6 +27,7 @@ from tests.support.device_loops import (
     make_faulty,
     scan,
     until,
+    wait_for,
     with_network,
 )
 from tests.support.model_folders import TILE, make_model_folder
@@ -107,10 +107,6 @@ class Running:
             await until(lambda: loop.lost)
 
 
-async def until_entered(network: Faulty) -> None:
-    assert await asyncio.to_thread(network.entered.wait, JOIN_S)
-
-
 def test_two_scans_run_side_by_side(model: LoadedModel, networks: list[Faulty]) -> None:
     spread_model = spread(model, networks)
 
@@ -121,7 +117,7 @@ def test_two_scans_run_side_by_side(model: LoadedModel, networks: list[Faulty]) 
             asked = [running.ask(spread_model, scan(seed)) for seed in (1, 2)]
             # Both are held in their forward passes at the same time.
             for network in networks:
-                await until_entered(network)
+                await wait_for(network.entered)
             for network in networks:
                 network.gate.set()
             return await asyncio.gather(*asked)
@@ -140,7 +136,7 @@ def test_identical_scan_in_flight_is_shared_across_devices(
         async with Running() as running:
             networks[0].gate.clear()
             first = running.ask(spread_model, scan(1))
-            await until_entered(networks[0])
+            await wait_for(networks[0].entered)
             # The other device is free, and yet not asked.
             second = running.ask(spread_model, scan(1))
             await asyncio.sleep(0)
@@ -163,7 +159,7 @@ def test_scan_goes_to_the_device_that_is_free_first(
         async with Running() as running:
             networks[0].gate.clear()
             held = running.ask(spread_model, scan(1, (60, 60, 90)))
-            await until_entered(networks[0])
+            await wait_for(networks[0].entered)
             for seed in (2, 3, 4):
                 await running.ask(spread_model, scan(seed))
             networks[0].gate.set()

@@ -12,7 +12,7 @@ from app.engine.engine import Engine
 from app.engine.metrics import Metrics
 from app.inference.load import load_checked
 from app.model import LoadedModel
-from tests.support.device_loops import until
+from tests.support.device_loops import until, wait_for
 from tests.support.model_folders import make_model_folder
 from tests.support.services import toy_models, toy_settings
 
@@ -27,8 +27,8 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
         make_model_folder(models, f"toy{number}")
     loading, finish_loading = threading.Event(), threading.Event()
 
-    def load_slowly(folder: Path, device: torch.device, precision: str) -> LoadedModel:
-        del precision
+    def load_slowly(folder: Path, device: torch.device, **options: object) -> LoadedModel:
+        del options
         loading.set()
         assert finish_loading.wait(timeout=30)
         return load_checked(folder, device)
@@ -38,7 +38,7 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
     async def scenario() -> None:
         engine = Engine(toy_settings(models), Metrics())
         starting = asyncio.create_task(engine.start())
-        await asyncio.to_thread(loading.wait)
+        await wait_for(loading)
         engine.close()
         stopping = asyncio.create_task(engine.stop())
         # Its queue is closed while the thread still loads, and refuses the next model.

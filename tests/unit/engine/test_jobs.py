@@ -1,4 +1,4 @@
-"""The same scan asked for several times at once: computed once, answered to all."""
+"""Single flight: equal requests at the same time are computed once."""
 
 import asyncio
 from dataclasses import replace
@@ -16,6 +16,7 @@ from tests.support.device_loops import (
     assert_same_landmarks,
     running,
     scan,
+    wait_for,
     with_network,
 )
 
@@ -24,7 +25,7 @@ async def held(loop: DeviceLoop, faulty: Faulty, model: LoadedModel) -> "asyncio
     """Keep the device busy with another scan until the gate opens."""
     faulty.gate.clear()
     task = asyncio.create_task(ask(loop, model, scan(9, (20, 20, 20))))
-    await asyncio.to_thread(faulty.entered.wait)
+    await wait_for(faulty.entered)
     return task
 
 
@@ -58,9 +59,7 @@ def test_identical_scans_in_flight_are_computed_once(model: LoadedModel, faulty:
         assert_same_landmarks(answer, Detector(model).detect(scan(1)))
 
 
-def test_other_frames_and_other_models_are_other_questions(
-    model: LoadedModel, faulty: Faulty
-) -> None:
+def test_other_frames_and_other_models_are_other_jobs(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
             blocker = await held(loop, faulty, with_network(model, faulty))
@@ -79,9 +78,7 @@ def test_other_frames_and_other_models_are_other_questions(
     assert sum(faulty.batches) == 1 + 3 * tiles_of(model)
 
 
-def test_one_who_leaves_does_not_take_the_work_of_others_along(
-    model: LoadedModel, faulty: Faulty
-) -> None:
+def test_cancelled_waiter_does_not_cancel_the_others(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> Detection:
         async with running(batch_size=4) as loop:
             gated = with_network(model, faulty)
@@ -99,9 +96,7 @@ def test_one_who_leaves_does_not_take_the_work_of_others_along(
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_one_who_is_late_does_not_take_the_work_of_others_along(
-    model: LoadedModel, faulty: Faulty
-) -> None:
+def test_expired_waiter_does_not_cancel_the_others(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> Detection:
         async with running(batch_size=4) as loop:
             gated = with_network(model, faulty)
@@ -118,7 +113,9 @@ def test_one_who_is_late_does_not_take_the_work_of_others_along(
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_last_one_who_leaves_takes_the_work_along(model: LoadedModel, faulty: Faulty) -> None:
+def test_job_is_dropped_when_its_last_waiter_is_cancelled(
+    model: LoadedModel, faulty: Faulty
+) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
             gated = with_network(model, faulty)
@@ -136,7 +133,7 @@ def test_last_one_who_leaves_takes_the_work_along(model: LoadedModel, faulty: Fa
     assert sum(faulty.batches) == 1
 
 
-def test_scan_that_fails_fails_for_all_who_asked_and_can_be_asked_again(
+def test_scan_that_fails_fails_for_all_waiters_and_can_be_requested_again(
     model: LoadedModel, faulty: Faulty
 ) -> None:
     async def scenario() -> None:

@@ -11,7 +11,7 @@ from app.engine.work_queue import TimedOut, WorkQueue
 from app.errors import NotReady
 from app.inference.detector import Detector
 from app.model.registry import LoadedModel
-from tests.support.device_loops import Faulty, ask, running, scan, with_network
+from tests.support.device_loops import Faulty, ask, running, scan, wait_for, with_network
 
 
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
@@ -52,7 +52,7 @@ def test_job_prepared_while_all_jobs_are_failed_is_not_queued(
         async with running(batch_size=1) as loop:
             faulty.gate.clear()
             waiting = asyncio.create_task(ask(loop, with_network(model, faulty), scan(1)))
-            await asyncio.to_thread(faulty.entered.wait)
+            await wait_for(faulty.entered)
             monkeypatch.setattr(WorkQueue, "remove", remove_then_add_tiles)
             stopping = asyncio.create_task(loop.stop())
             await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""A device that is given a batch before the one before is done."""
+"""A device that is given a batch before the one before is collected."""
 
 import asyncio
 import threading
@@ -20,31 +20,32 @@ from tests.support.device_loops import (
     assert_same_landmarks,
     running,
     scan,
+    wait_for,
     with_network,
 )
 from tests.support.model_folders import make_model_folder
 
 SMALL = (20, 20, 20)
-AHEAD = replace(HOST, asynchronous=True)
+ASYNCHRONOUS = replace(HOST, asynchronous=True)
 
 
-class InSteps(nn.Module):
-    """A network each pass of which waits for leave, and some of which find no memory."""
+class Stepped(nn.Module):
+    """A network whose passes are released one by one; some of them run out of memory."""
 
-    def __init__(self, inner: nn.Module, short: frozenset[int] = frozenset()) -> None:
+    def __init__(self, inner: nn.Module, out_of_memory: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.inner = inner
-        self.leave = [threading.Event() for _ in range(9)]
+        self.release = [threading.Event() for _ in range(9)]
         self.begun = [threading.Event() for _ in range(9)]
         self.tiles: list[int] = []
-        self.short = short
+        self.out_of_memory = out_of_memory
 
     def forward(self, tiles: Tensor) -> Tensor:
         number = len(self.tiles)
         self.tiles.append(len(tiles))
         self.begun[number].set()
-        assert self.leave[number].wait(timeout=30)
-        if number in self.short:
+        assert self.release[number].wait(timeout=30)
+        if number in self.out_of_memory:
             raise torch.OutOfMemoryError("out of memory")
         output: Tensor = self.inner(tiles)
         return output
@@ -55,27 +56,27 @@ def inner(model: LoadedModel, tmp_path: Path) -> nn.Module:
     return load_module(make_model_folder(tmp_path), model.manifest)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
-    model: LoadedModel, inner: nn.Module, ahead: bool
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_next_batch_is_launched_before_the_last_is_collected(
+    model: LoadedModel, inner: nn.Module, asynchronous: bool
 ) -> None:
-    network = InSteps(inner)
+    network = Stepped(inner)
     stepped = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=1, device=replace(HOST, asynchronous=ahead)) as loop:
+        async with running(batch_size=1, device=replace(HOST, asynchronous=asynchronous)) as loop:
             prepared = asyncio.Event()
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
-            await asyncio.to_thread(network.begun[0].wait)
+            await wait_for(network.begun[0])
             second = asyncio.create_task(
                 loop.run(DetectRequest(stepped, scan(2, SMALL), FAR, on_prepared=prepared.set))
             )
             await prepared.wait()
-            network.leave[0].set()
-            await asyncio.to_thread(network.begun[1].wait)
-            await asyncio.wait([first], timeout=0.5 if ahead else 10)
-            assert first.done() is not ahead
-            network.leave[1].set()
+            network.release[0].set()
+            await wait_for(network.begun[1])
+            await asyncio.wait([first], timeout=0.5 if asynchronous else 10)
+            assert first.done() is not asynchronous
+            network.release[1].set()
             for seed, task in ((1, first), (2, second)):
                 assert_same_landmarks(
                     await task, Detector(with_network(model, inner)).detect(scan(seed, SMALL))
@@ -84,17 +85,17 @@ def test_next_batch_is_given_before_the_votes_of_the_last_are_waited_for(
     asyncio.run(scenario())
 
 
-def test_batch_that_found_no_memory_beside_another_is_tried_alone(
+def test_batch_that_runs_out_of_memory_beside_another_is_run_again_alone(
     model: LoadedModel, inner: nn.Module
 ) -> None:
-    """It was not too large, so batches stay as large as they are."""
-    network = InSteps(inner, short=frozenset({1}))
+    """It was not too large by itself, so the batch size stays."""
+    network = Stepped(inner, out_of_memory=frozenset({1}))
     stepped = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=4, device=AHEAD) as loop:
+        async with running(batch_size=4, device=ASYNCHRONOUS) as loop:
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
-            await asyncio.to_thread(network.begun[0].wait)
+            await wait_for(network.begun[0])
             prepared = asyncio.Semaphore(0)
             others = [
                 asyncio.create_task(
@@ -106,8 +107,8 @@ def test_batch_that_found_no_memory_beside_another_is_tried_alone(
             ]
             for _ in others:
                 await prepared.acquire()
-            for leave in network.leave:
-                leave.set()
+            for event in network.release:
+                event.set()
             await asyncio.gather(first, *others)
             assert network.tiles == [1, 2, 2]
             detector = Detector(stepped)
@@ -116,17 +117,17 @@ def test_batch_that_found_no_memory_beside_another_is_tried_alone(
     asyncio.run(scenario())
 
 
-def test_scan_that_fails_in_one_batch_is_not_answered_for_by_the_next(
+def test_scan_that_fails_in_one_batch_is_not_settled_again_by_the_next(
     model: LoadedModel, inner: nn.Module
 ) -> None:
     """Its other tiles may be on the device already."""
-    network = InSteps(inner, short=frozenset({0}))
+    network = Stepped(inner, out_of_memory=frozenset({0}))
     stepped = with_network(model, network)
-    for leave in network.leave:
-        leave.set()
+    for event in network.release:
+        event.set()
 
     async def scenario() -> None:
-        async with running(batch_size=1, device=AHEAD) as loop:
+        async with running(batch_size=1, device=ASYNCHRONOUS) as loop:
             with pytest.raises(Exception, match="expected"):
                 await ask(loop, stepped, scan(1, (30, 33, 70)))
             found = await ask(loop, stepped, scan(2, SMALL))

@@ -1,4 +1,4 @@
-"""Long random days of the scheduler, checked after every event against plain bookkeeping."""
+"""Long random simulations of the scheduler, checked after every event against a plain model."""
 
 import math
 import random
@@ -11,13 +11,13 @@ from app.engine.scheduler import Batch, Scheduler
 
 EVENTS = 4000
 MAX_REQUESTS = 12
-LANES = {"cheap": (4, 1.0), "dear": (2, 5.0), "single": (1, 2.0)}
+LANES = {"cheap": (4, 1.0), "expensive": (2, 5.0), "single": (1, 2.0)}
 """Batch size and cost of a tile."""
 
 
 @dataclass
-class Asked:
-    """What a request is known to have, kept apart from the scheduler."""
+class Expected:
+    """What is known of a request, kept apart from the scheduler."""
 
     lane: str
     tiles: int
@@ -28,85 +28,89 @@ class Asked:
     passed: int = 0
 
 
-class Day:
-    """A scheduler, everything that happens to it, and what must be true of it."""
+class Simulation:
+    """A scheduler, the events that happen to it, and what must hold after each."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.scheduler = Scheduler[int](lambda n: LANES[str(n)][0], lambda n: LANES[str(n)][1])
         self.now = 0.0
-        self.open: dict[int, Asked] = {}
+        self.requests: dict[int, Expected] = {}
         self.finished = self.names = 0
 
     def arrive(self) -> None:
-        if len(self.open) == MAX_REQUESTS:
+        if len(self.requests) == MAX_REQUESTS:
             return
         name, self.names = self.names, self.names + 1
         deadline = self.now + self.random.choice([3.0, 30.0, 300.0])
         lane, tiles = self.random.choice(list(LANES)), self.random.choice([1, 1, 2, 7, 40])
-        self.open[name] = Asked(lane, tiles, deadline, stages=self.random.choice([1, 1, 2]))
+        self.requests[name] = Expected(lane, tiles, deadline, stages=self.random.choice([1, 1, 2]))
         self.scheduler.add(name, deadline)
         self.scheduler.add_tiles(name, lane, tiles)
 
     def leave(self) -> None:
-        """A client goes, or a request fails."""
-        if self.open:
-            name = self.random.choice(list(self.open))
-            gone = self.open.pop(name)
+        """A client disconnects, or a request fails."""
+        if self.requests:
+            name = self.random.choice(list(self.requests))
+            gone = self.requests.pop(name)
             assert self.scheduler.remove(name) == gone.tiles - gone.run.total()
 
     def tick(self) -> None:
         self.now += self.random.random()
         late = self.scheduler.expired(self.now)
-        assert set(late) == {n for n, asked in self.open.items() if self.now >= asked.deadline}
+        assert set(late) == {
+            n for n, expected in self.requests.items() if self.now >= expected.deadline
+        }
         for name in late:
             if self.random.random() < 0.3:
                 # Somebody else waits for the same answer.
-                self.open[name].deadline = self.now + 5.0
+                self.requests[name].deadline = self.now + 5.0
                 self.scheduler.set_deadline(name, self.now + 5.0)
             else:
                 self.scheduler.remove(name)
-                del self.open[name]
+                del self.requests[name]
 
     def run(self) -> None:
         batch = self.scheduler.next_batch(self.now)
-        active = {n: a for n, a in self.open.items() if self.now < a.deadline}
+        active = {n: a for n, a in self.requests.items() if self.now < a.deadline}
         waiting = {n: a for n, a in active.items() if a.run.total() < a.tiles}
         if batch is None:
             assert not waiting, "nothing runs though tiles wait"
             return
         self.check(batch, waiting)
         for name, tile in batch.tiles:
-            asked = self.open[name]
-            assert asked.run[tile] == 0, "a tile runs twice"
-            asked.run[tile] = 1
+            expected = self.requests[name]
+            assert expected.run[tile] == 0, "a tile runs twice"
+            expected.run[tile] = 1
         served = set(batch.requests())
-        for name, asked in waiting.items():
-            asked.waited = 0 if name in served else asked.waited + 1
-            asked.passed = 0 if name in served else asked.passed + (batch.lane == asked.lane)
-            assert asked.waited <= bound(), f"{name} starves"
-            assert asked.passed < MAX_REQUESTS, f"{name} was passed twice by the same request"
+        for name, expected in waiting.items():
+            expected.waited = 0 if name in served else expected.waited + 1
+            expected.passed = (
+                0 if name in served else expected.passed + (batch.lane == expected.lane)
+            )
+            assert expected.waited <= bound(), f"{name} starves"
+            assert expected.passed < MAX_REQUESTS, f"{name} was passed twice by the same request"
         for name in served:
             self.maybe_finish(name)
 
-    def check(self, batch: Batch[int], waiting: dict[int, Asked]) -> None:
-        lane = [n for n, asked in waiting.items() if asked.lane == batch.lane]
+    def check(self, batch: Batch[int], waiting: dict[int, Expected]) -> None:
+        lane = [n for n, expected in waiting.items() if expected.lane == batch.lane]
         left = sum(waiting[n].tiles - waiting[n].run.total() for n in lane)
         assert set(batch.requests()) <= set(lane), "cancelled, late, or of another lane"
         assert len(batch.tiles) == min(LANES[str(batch.lane)][0], left), "an empty slot"
         assert len(set(batch.tiles)) == len(batch.tiles)
 
     def maybe_finish(self, name: int) -> None:
-        asked = self.open[name]
-        if asked.run.total() < asked.tiles:
+        expected = self.requests[name]
+        if expected.run.total() < expected.tiles:
             return
-        assert sorted(asked.run) == list(range(asked.tiles)), "a tile is lost"
-        asked.stages -= 1
-        if asked.stages:
-            asked.run, asked.tiles, asked.lane = Counter(), 1, "single"
+        assert sorted(expected.run) == list(range(expected.tiles)), "a tile is lost"
+        expected.stages -= 1
+        if expected.stages:
+            expected.run, expected.tiles, expected.lane = Counter(), 1, "single"
             self.scheduler.add_tiles(name, "single", 1)
         else:
-            del self.open[name]
+            del self.requests[name]
             assert self.scheduler.remove(name) == 0
             self.finished += 1
 
@@ -124,22 +128,26 @@ def bound() -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_tile_is_lost_doubled_or_starved_in_a_long_day(seed: int) -> None:
-    day = Day(seed)
-    events = [day.arrive] * 4 + [day.run] * 8 + [day.leave, day.tick, day.tick]
+def test_no_tile_is_lost_doubled_or_starved_in_a_long_run(seed: int) -> None:
+    simulation = Simulation(seed)
+    events = (
+        [simulation.arrive] * 4
+        + [simulation.run] * 8
+        + [simulation.leave, simulation.tick, simulation.tick]
+    )
     for _ in range(EVENTS):
-        day.random.choice(events)()
-        assert set(day.scheduler.expired(math.inf)) == set(day.open)
-        assert len(day.open) <= MAX_REQUESTS
-        assert day.scheduler.waiting_tiles == sum(
-            asked.tiles - asked.run.total() for asked in day.open.values()
+        simulation.random.choice(events)()
+        assert set(simulation.scheduler.expired(math.inf)) == set(simulation.requests)
+        assert len(simulation.requests) <= MAX_REQUESTS
+        assert simulation.scheduler.waiting_tiles == sum(
+            expected.tiles - expected.run.total() for expected in simulation.requests.values()
         )
-    assert day.finished > EVENTS / 20
-    while day.open:
-        day.run()
-        day.tick()
-    assert day.scheduler.waiting_tiles == 0
-    assert day.scheduler.next_batch(day.now) is None
+    assert simulation.finished > EVENTS / 20
+    while simulation.requests:
+        simulation.run()
+        simulation.tick()
+    assert simulation.scheduler.waiting_tiles == 0
+    assert simulation.scheduler.next_batch(simulation.now) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -163,7 +171,7 @@ def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int)
 
 
 @pytest.mark.parametrize("competitors", [1, 5])
-def test_one_tile_passes_huge_scans_after_one_batch_per_competitor(competitors: int) -> None:
+def test_one_tile_overtakes_huge_scans_after_one_batch_per_competitor(competitors: int) -> None:
     scheduler = Scheduler[str](lambda _: 1)
     for number in range(competitors):
         scheduler.add(f"huge {number}")

@@ -1,0 +1,92 @@
+"""Threads for work on the host."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import pytest
+
+from app.engine.host_pool import HostPool, run_in_daemon_thread
+from app.errors import BadVoxels, DeadlineExceeded
+
+WAIT_S = 30.0
+
+
+def fail() -> int:
+    raise BadVoxels("expected voxels")
+
+
+def test_outcome_is_handed_on_by_the_thread_that_did_the_work() -> None:
+    outcomes: SimpleQueue[tuple[object, str]] = SimpleQueue()
+    pool = HostPool("host", 1)
+    for function in (lambda: 5, fail):
+        pool.submit(
+            function, lambda outcome: outcomes.put((outcome, threading.current_thread().name))
+        )
+    (first, name), (second, other) = outcomes.get(timeout=WAIT_S), outcomes.get(timeout=WAIT_S)
+    assert first == 5
+    assert isinstance(second, BadVoxels)
+    assert name == other
+    assert name.startswith("host")
+    pool.close()
+    pool.submit(lambda: 5, lambda outcome: outcomes.put((outcome, "closed")))
+    assert outcomes.empty()
+
+
+def test_crash_is_reported_whether_of_the_work_or_of_the_callback() -> None:
+    crashes: SimpleQueue[BaseException] = SimpleQueue()
+    pool = HostPool("host", 1, crashes.put)
+
+    def end_thread() -> None:
+        raise SystemExit
+
+    def on_done(_outcome: object) -> None:
+        raise KeyError("job")
+
+    pool.submit(end_thread, on_done)
+    assert isinstance(crashes.get(timeout=WAIT_S), SystemExit)
+    pool.submit(lambda: None, on_done)
+    assert isinstance(crashes.get(timeout=WAIT_S), KeyError)
+    pool.close()
+
+
+def test_result_of_work_is_awaited() -> None:
+    async def scenario() -> None:
+        pool, deadline = HostPool("host", 1), asyncio.get_running_loop().time() + WAIT_S
+        assert await pool.run(lambda _check: 5, deadline) == 5
+        with pytest.raises(BadVoxels):
+            await pool.run(lambda _check: fail(), deadline)
+        pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_work_past_its_deadline_is_told_to_end() -> None:
+    ended = threading.Event()
+
+    def work(check_cancelled: Callable[[], None]) -> None:
+        try:
+            while not ended.wait(0.001):
+                check_cancelled()
+        except DeadlineExceeded:
+            ended.set()
+            raise
+
+    async def scenario() -> None:
+        pool = HostPool("host", 1)
+        with pytest.raises(DeadlineExceeded, match="in time"):
+            await pool.run(work, asyncio.get_running_loop().time() + 0.05)
+        assert await asyncio.to_thread(ended.wait, WAIT_S)
+        pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_daemon_thread_hands_on_what_it_returns_or_raises() -> None:
+    async def scenario() -> None:
+        assert await run_in_daemon_thread(lambda: threading.current_thread().daemon)
+        with pytest.raises(BadVoxels):
+            await run_in_daemon_thread(fail)
+
+    asyncio.run(scenario())
