@@ -20,8 +20,8 @@ from torch import Tensor
 from app.compute import run_parts, split_range
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.readout import Readout
-from app.voting.reference import true_indices
-from app.voting.votes import FIXED_ONE, Votes, to_fixed
+from app.voting.reference import FIXED_ONE, to_fixed, true_indices
+from app.voting.votes import Votes
 
 COUNTER_BYTES: Final = 256 << 20
 """Fixed-point counters in memory at once, but those of one landmark at least: the heatmaps of more

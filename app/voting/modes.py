@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int64
 
 from app.compute import has_triton, run_parts, split_range
 from app.voting.cpu import modes as cpu_modes
-from app.voting.peaks import Cells, GroupedVotes, choose_cells, find_peaks, group_votes
+from app.voting.peaks import GroupedVotes, find_peaks, group_votes
 from app.voting.readout import (
     FIRST_REACH,
     FREE_STEPS,
@@ -26,10 +26,12 @@ from app.voting.readout import (
     MERGE_REACH,
     SETTLED,
     TERMS,
+    Cells,
     Readout,
+    choose_cells,
 )
-from app.voting.reference import true_indices
-from app.voting.votes import FIXED_ONE, Votes, select_votes
+from app.voting.reference import FIXED_ONE, true_indices
+from app.voting.votes import Votes, select_votes
 
 VOTES_PER_THREAD: Final = 1 << 15
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
@@ -90,7 +92,8 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     if has_triton(votes.landmark.device):
         from app.voting.cuda.modes import ModeFinder  # noqa: PLC0415 - not there for every platform
 
-        return _describe(ModeSums(*ModeFinder(votes, readout, count, cells).find()), readout)
+        columns = (votes.landmark, votes.position, votes.source, votes.weight)
+        return _describe(ModeSums(*ModeFinder(columns, readout, count, cells).find()), readout)
     return _describe(sum_modes(votes, readout, count, cells), readout)
 
 

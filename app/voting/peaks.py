@@ -11,21 +11,14 @@ device than they cost here.
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from app.voting.cpu import peaks as cpu_peaks
-from app.voting.readout import Readout
-from app.voting.votes import FIXED_ONE, Votes
-
-CELL_REACH: Final = 0.6
-"""Edge of a cell in reaches: small enough to separate peaks that the read-out can separate."""
-
-TABLE_BYTES: Final = 256 << 20
-"""Most memory for the table of all cells, of which only the pages of cells that are hit are
-used."""
+from app.voting.readout import Cells, Readout, choose_cells
+from app.voting.reference import FIXED_ONE
+from app.voting.votes import Votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +36,6 @@ class GroupedVotes:
     position: Float32[np.ndarray, "3 votes"]
     source: Float32[np.ndarray, "3 votes"]
     weight: Float64[np.ndarray, " votes"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Cells over the grid, a margin of the voting radius, and a border of cells never hit.
-
-    Attributes:
-        edge: Edge of a cell along each axis, in grid voxels.
-        shape: How many cells there are along each axis.
-        first: Grid index of the first voxel of the first cell; negative by margin and border.
-    """
-
-    edge: tuple[int, int, int]
-    shape: tuple[int, int, int]
-    first: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +102,3 @@ def find_peaks(
     peaks = np.full((3, readout.landmarks, count), np.nan)
     cpu_peaks.choose_peaks(landmark, centre_mm, height, readout.reach_mm, peaks)
     return Peaks(centre_mm=peaks, error_mm=float(np.linalg.norm(edge * spacing)) / 2)
-
-
-def choose_cells(readout: Readout) -> Cells:
-    """Choose the cells of a read-out: coarser only where the table of all would not fit.
-
-    Args:
-        readout: The grid, its voting radius, and the number of landmarks.
-
-    Returns:
-        Cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel.
-    """
-    coarsening = 1
-    while True:
-        i, j, k = (
-            coarsening * max(1, round(CELL_REACH * readout.reach_mm / mm))
-            for mm in readout.spacing_mm
-        )
-        cells = make_cells((i, j, k), readout)
-        if readout.landmarks * math.prod(cells.shape) * 4 <= TABLE_BYTES:
-            return cells
-        coarsening *= 2
-
-
-def make_cells(edge: tuple[int, int, int], readout: Readout) -> Cells:
-    """Make cells of a given edge in voxels."""
-    shape, first = [], []
-    for size, step, mm in zip(readout.shape, edge, readout.spacing_mm, strict=True):
-        margin = math.ceil(readout.radius_mm / (mm * step)) + 1
-        shape.append(-(-size // step) + 2 * margin)
-        first.append(-step * margin)
-    return Cells(edge, (shape[0], shape[1], shape[2]), (first[0], first[1], first[2]))

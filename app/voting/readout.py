@@ -1,5 +1,6 @@
 """Readout: the grid that votes point into, and how modes are read from them."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,16 @@ from app.preprocessing import Grid
 REACH: Final = 0.6
 """Share of the voting radius within which votes count for a mode: the measured optimum."""
 
-# Mean shift, by which a mode is found.
+# Cells, in which peaks are found.
+
+CELL_REACH: Final = 0.6
+"""Edge of a cell in reaches: small enough to separate peaks that the read-out can separate."""
+
+TABLE_BYTES: Final = 256 << 20
+"""Most memory for the table of all cells, of which only the pages of cells that are hit are
+used."""
+
+# Mean shift, which moves from a peak to a mode.
 
 MAX_STEPS: Final = 5
 """Steps at most; clean modes stand still after two."""
@@ -93,6 +103,21 @@ class Readout:
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells over the grid, a margin of the voting radius, and a border of cells never hit.
+
+    Attributes:
+        edge: Edge of a cell along each axis, in grid voxels.
+        shape: How many cells there are along each axis.
+        first: Grid index of the first voxel of the first cell; negative by margin and border.
+    """
+
+    edge: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    first: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class GridFrame:
     """Where a grid lies.
 
@@ -116,6 +141,37 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
         stride=manifest.network.output_stride,
         scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
     )
+
+
+def choose_cells(readout: Readout) -> Cells:
+    """Choose the cells of a read-out: coarser only where the table of all would not fit.
+
+    Args:
+        readout: The grid, its voting radius, and the number of landmarks.
+
+    Returns:
+        Cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel.
+    """
+    coarsening = 1
+    while True:
+        i, j, k = (
+            coarsening * max(1, round(CELL_REACH * readout.reach_mm / mm))
+            for mm in readout.spacing_mm
+        )
+        cells = make_cells((i, j, k), readout)
+        if readout.landmarks * math.prod(cells.shape) * 4 <= TABLE_BYTES:
+            return cells
+        coarsening *= 2
+
+
+def make_cells(edge: tuple[int, int, int], readout: Readout) -> Cells:
+    """Make cells of a given edge in voxels."""
+    shape, first = [], []
+    for size, step, mm in zip(readout.shape, edge, readout.spacing_mm, strict=True):
+        margin = math.ceil(readout.radius_mm / (mm * step)) + 1
+        shape.append(-(-size // step) + 2 * margin)
+        first.append(-step * margin)
+    return Cells(edge, (shape[0], shape[1], shape[2]), (first[0], first[1], first[2]))
 
 
 @np.errstate(invalid="ignore")

@@ -21,6 +21,10 @@ from app.model import Field
 BLOCK_BYTES: Final = 1 << 28
 """Scores tested at once: enough to fill a device, far below nonzero's 2^31 elements."""
 
+FIXED_ONE: Final = 1 << 24
+"""Fixed-point units of a weight of 1. Weights are summed as integers, which commute: so the order
+of votes changes no bit. The unit is float32's resolution near 1; int64 holds 2^39 unit votes."""
+
 Importance = tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]
 """How much a voxel counts: the product of one number per axis."""
 
@@ -115,3 +119,8 @@ def true_indices(mask: Bool[Tensor, " n"]) -> Int64[Tensor, " found"]:
     if mask.device.type == "cpu":  # Several times faster than torch.
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return torch.nonzero(mask)[:, 0]
+
+
+def to_fixed(weight: Float[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
+    """Round weights to whole fixed-point units."""
+    return (weight * FIXED_ONE).round_().long()

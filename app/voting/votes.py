@@ -9,7 +9,6 @@ then by landmark, whatever the memory layout; nothing downstream depends on the 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -19,11 +18,6 @@ from app.compute import has_triton
 from app.model import Field
 from app.voting.cpu import votes as cpu_votes
 from app.voting.reference import Importance, find_hits, true_indices
-
-FIXED_ONE: Final = 1 << 24
-"""Fixed-point units of a weight of 1. Weights are summed as integers, which commute: so the order
-of votes changes no bit. The unit is float32's own resolution near 1; int64 holds 2^39 unit
-votes."""
 
 Rows = Float[Tensor, "rows 5"]
 """Votes as rows: landmark, probability, and position i, j, k in voxels."""
@@ -181,11 +175,6 @@ def concat_votes(parts: Sequence[Votes]) -> Votes:
         probability=torch.cat([part.probability for part in parts]),
         weight=torch.cat([part.weight for part in parts]),
     )
-
-
-def to_fixed(weight: Float[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-    """Round weights to whole fixed-point units."""
-    return (weight * FIXED_ONE).round_().long()
 
 
 def select_votes(votes: Votes, rows: Bool[Tensor, " votes"] | Int64[Tensor, " rows"]) -> Votes:

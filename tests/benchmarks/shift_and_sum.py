@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.voting.votes import FIXED_ONE
+from app.voting.reference import FIXED_ONE
 
 
 def shift_and_sum(

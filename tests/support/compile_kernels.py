@@ -15,8 +15,7 @@ from triton.runtime import driver
 
 from app.voting.cuda import modes as cuda_modes
 from app.voting.cuda import votes as cuda_votes
-from app.voting.peaks import choose_cells
-from app.voting.readout import Readout
+from app.voting.readout import Readout, choose_cells
 from app.voting.votes import filter_votes_by_torch
 from tests.support.synthetic import random_field
 
@@ -74,7 +73,8 @@ def main(capability: int) -> None:
     cuda_votes.sort_chunks(buffers, 10, 3)
     votes = filter_votes_by_torch(field, 0.3)
     readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0)
-    cuda_modes.ModeFinder(votes, readout, 4, choose_cells(readout)).find()
+    columns = (votes.landmark, votes.position, votes.source, votes.weight)
+    cuda_modes.ModeFinder(columns, readout, 4, choose_cells(readout)).find()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.voting.cuda.modes_kernels import add_to_cells, add_to_modes
-from app.voting.peaks import Cells
 from app.voting.readout import (
     FIRST_REACH,
     FREE_STEPS,
@@ -24,12 +23,16 @@ from app.voting.readout import (
     MERGE_REACH,
     SETTLED,
     TERMS,
+    Cells,
     Readout,
 )
-from app.voting.votes import FIXED_ONE, Votes, to_fixed
+from app.voting.reference import FIXED_ONE, to_fixed
 
 BLOCK: Final = 256
 """Votes per program."""
+
+Columns = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Landmark, position, source and weight of votes, as in ``app.voting.votes.Votes``."""
 
 
 class ModeFinder:
@@ -42,18 +45,19 @@ class ModeFinder:
         cells: The cells that peaks are found in.
     """
 
-    def __init__(self, votes: Votes, readout: Readout, count: int, cells: Cells) -> None:
+    def __init__(self, votes: Columns, readout: Readout, count: int, cells: Cells) -> None:
         self._cells = cells
         self._readout = readout
         self._count = count
-        self._weight = to_fixed(votes.weight)
-        self._landmark = votes.landmark.contiguous()
+        landmark, position, source, weight = votes
+        self._weight = to_fixed(weight)
+        self._landmark = landmark.contiguous()
         self._votes = (
             self._landmark,
-            votes.position,
-            votes.position.stride(),
-            votes.source,
-            votes.source.stride(),
+            position,
+            position.stride(),
+            source,
+            source.stride(),
             self._weight,
         )
         self._units = self._filled([mm / readout.reach_mm for mm in readout.spacing_mm])

@@ -14,7 +14,8 @@ from app.voting.heatmaps import (
     sum_compiled,
 )
 from app.voting.readout import Readout
-from app.voting.votes import FIXED_ONE, Votes, empty_votes, filter_votes
+from app.voting.reference import FIXED_ONE
+from app.voting.votes import Votes, empty_votes, filter_votes
 from tests.support import oracle
 from tests.support.synthetic import random_field, shuffled
 

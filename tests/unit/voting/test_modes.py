@@ -13,8 +13,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import scaling, translation
 from app.voting.heatmaps import aggregate
 from app.voting.modes import Modes, find_modes, voters_around
-from app.voting.peaks import make_cells
-from app.voting.readout import Readout, ScanExtent
+from app.voting.readout import Readout, ScanExtent, make_cells
 from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes
 from tests.support import oracle
 from tests.support.synthetic import Activation, ball_votes, moved, random_field, shuffled, votes_at

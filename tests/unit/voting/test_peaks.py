@@ -1,11 +1,10 @@
 """Votes -> Peaks."""
 
 import numpy as np
-import pytest
 import torch
 
-from app.voting.peaks import TABLE_BYTES, Peaks, choose_cells, find_peaks, group_votes, make_cells
-from app.voting.readout import Readout
+from app.voting.peaks import Peaks, find_peaks, group_votes
+from app.voting.readout import Readout, make_cells
 from app.voting.votes import Votes, empty_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
 
@@ -83,28 +82,3 @@ def test_no_votes_have_no_peaks() -> None:
     """Nothing is found without an error or a warning."""
     peaks = peaks_of(empty_votes(torch.device("cpu")))
     assert np.isnan(peaks.centre_mm).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "landmarks", "radius", "edge"),
-    [
-        ((70, 71, 72), 3, 1.0, 1),
-        ((300, 301, 302), 3, 12.0, 4),
-        ((300, 301, 302), 45, 2.0, 4),
-        ((64, 65, 66), 45, 5.0, 2),
-    ],
-)
-def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
-    shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
-) -> None:
-    """Worked cases, at a spacing of 1 mm."""
-    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
-    cells = choose_cells(readout)
-    assert cells.edge == (edge, edge, edge)
-    assert landmarks * np.prod(cells.shape) * 4 <= TABLE_BYTES
-
-
-def test_cells_are_round_in_mm() -> None:
-    """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
-    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
-    assert choose_cells(readout).edge == (7, 4, 1)

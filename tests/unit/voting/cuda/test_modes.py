@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from app.voting.modes import ModeSums, sum_modes
-from app.voting.peaks import choose_cells
-from app.voting.readout import Readout
+from app.voting.readout import Readout, choose_cells
 from app.voting.votes import Votes, concat_votes, empty_votes
 from tests.support.synthetic import ball_votes, shuffled
 
@@ -31,8 +30,9 @@ def some_votes() -> Votes:
 
 def found_by_kernels(votes: Votes, device: torch.device) -> ModeSums:
     """Find modes and their sums on a device."""
-    there = Votes(*(getattr(votes, name).to(device) for name in Votes.__slots__))
-    return ModeSums(*ModeFinder(there, READOUT, 3, choose_cells(READOUT)).find())
+    columns = (votes.landmark, votes.position, votes.source, votes.weight)
+    a, b, c, d = (column.to(device) for column in columns)
+    return ModeSums(*ModeFinder((a, b, c, d), READOUT, 3, choose_cells(READOUT)).find())
 
 
 def test_centres_and_sums_are_those_of_the_host(device: torch.device) -> None:
