@@ -74,5 +74,5 @@ def test_no_second_network_is_trained_where_landmarks_keep_no_constellation(
     monkeypatch.chdir(folder)
     model = Path(__file__).resolve().parents[2] / "models" / "phantom"
     (refine,) = commands("refine")
-    with pytest.raises(BadParameter, match="fewer or lie anyhow"):
+    with pytest.raises(BadParameter, match="fewer or keep none"):
         run(refine.replace("models/my-model", shlex.quote(str(model))), "--device cpu")

@@ -1,4 +1,4 @@
-"""What is told of the mouse-skull model, against the errors of its cross-validation."""
+"""Regions and card of the mouse-skull model agree with the errors of its cross-validation."""
 
 import csv
 import re
@@ -21,7 +21,7 @@ def errors() -> list[dict[str, str]]:
 def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
     errors: list[dict[str, str]],
 ) -> None:
-    """So those can tell whether they hold."""
+    """So that those can test them."""
     mine: dict[str, list[float]] = defaultdict(list)
     for row in errors:
         if row["scan"] not in UNSEEN and row["status"] == "detected":
@@ -36,20 +36,20 @@ def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
         assert landmark.region95_mm == pytest.approx(region.radius_mm, abs=1.1e-3)
 
 
-def test_the_card_tells_the_errors_of_every_fold(errors: list[dict[str, str]]) -> None:
+def test_the_card_lists_the_errors_of_every_fold(errors: list[dict[str, str]]) -> None:
     card = (MODEL / "README.md").read_text()
     section = card.split("## Cross-validation")[1].split("## 95 % regions")[0]
-    told = [
+    cells = [
         re.findall(r"[\d.,]+", line.replace("*", "").split("|", 2)[2])
         for line in section.splitlines()
         if line.startswith(("| without", "| all"))
     ]
     folds = [[row for row in errors if row["fold"] == fold] for fold in "12345"]
     assert {row["scan"] for row in errors} >= set(UNSEEN)
-    for line, rows in zip(told, [*folds, errors], strict=True):
+    for line, rows in zip(cells, [*folds, errors], strict=True):
         mm = np.array([float(row["error_mm"]) for row in rows if row["error_mm"]])
         expected = mm.mean(), np.median(mm), np.percentile(mm, 95), mm.max()
         detected = sum(row["status"] == "detected" for row in rows)
-        figures = [float(number.replace(",", "")) for number in line]
-        # Errors are rounded in the file, and figures in the card.
-        assert figures == pytest.approx([*expected, detected, len(rows)], abs=1e-3)
+        metrics = [float(number.replace(",", "")) for number in line]
+        # Errors are rounded in the file, and metrics in the card.
+        assert metrics == pytest.approx([*expected, detected, len(rows)], abs=1e-3)
