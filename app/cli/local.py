@@ -14,6 +14,15 @@ from app.model import LoadedModel, Registry, scan_models
 from app.settings import Settings
 
 
+def first_device(settings: Settings) -> torch.device:
+    """Return the first of the service's devices.
+
+    Raises:
+        StartupError: This machine has no such device.
+    """
+    return choose_devices(settings.device)[0].device
+
+
 def make_registry(settings: Settings) -> Registry:
     """Make a registry that loads models as the service does, on the first of its devices.
 
@@ -26,12 +35,11 @@ def make_registry(settings: Settings) -> Registry:
     Raises:
         StartupError: This machine has no such device.
     """
-    device = choose_devices(settings.device)[0].device
     if settings.threads:
         torch.set_num_threads(settings.threads)
     load = partial(
         load_checked,
-        device=device,
+        device=first_device(settings),
         precision=settings.precision,
         allow_torchscript=settings.allow_torchscript,
     )

@@ -240,7 +240,7 @@ def check(
     device: Device = None,
 ) -> None:
     """Validate a model folder and run its self-check."""
-    from app.compute import choose_device
+    from app.cli.local import first_device
     from app.inference import load_checked
     from app.model import write_selfcheck
 
@@ -248,24 +248,22 @@ def check(
     unfinished = trainer.describe_unfinished(folder) if trainer else None
     if unfinished is not None:
         fail(unfinished)
-    allow = _settings().allow_torchscript
+    settings = _settings(device=device)
+    allow = settings.allow_torchscript
     if write:
         write_selfcheck(folder, allow_torchscript=allow)
     if write and scans:
-        _verify_precisions(folder, scans, device or "auto", allow)
-    where = choose_device(device or "auto")
-    manifest = load_checked(folder, where, allow_torchscript=allow).manifest
+        _verify_precisions(folder, scans, settings)
+    manifest = load_checked(folder, first_device(settings), allow_torchscript=allow).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
     )
 
 
-def _verify_precisions(
-    folder: Path, scans: list[Path], device: str, allow_torchscript: bool
-) -> None:
-    """Write in which precisions below float32 a model's landmarks stay where they are."""
-    from app.compute import choose_device
+def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> None:
+    """Measure how far landmarks shift in precisions below float32, and write it to the manifest."""
+    from app.cli.local import first_device
     from app.inference import verify_precisions
     from app.io import read_volume
     from app.model import write_precisions
@@ -273,15 +271,18 @@ def _verify_precisions(
     def volumes() -> Iterator[Volume]:
         return (read_volume(path.read_bytes()) for path in scans)
 
-    found = verify_precisions(
-        folder, volumes, choose_device(device), allow_torchscript=allow_torchscript
+    results = verify_precisions(
+        folder, volumes, first_device(settings), allow_torchscript=settings.allow_torchscript
     )
-    for one in found:
-        shift = one.reason if one.shift_mm is None else f"landmarks shift by {one.shift_mm:.2g} mm"
-        console.print(f"{one.precision}: {shift}")
-    if not found:
+    shifts_mm = {}
+    for result in results:
+        if result.shift_mm is None:
+            console.print(f"{result.precision}: {result.reason}")
+        else:
+            console.print(f"{result.precision}: landmarks shift by {result.shift_mm:.2g} mm")
+            shifts_mm[result.precision] = result.shift_mm
+    if not results:
         fail("expected --scans in which the model finds landmarks, got none")
-    shifts_mm = {one.precision: one.shift_mm for one in found if one.shift_mm is not None}
     write_precisions(folder, shifts_mm)
 
 
@@ -306,14 +307,14 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
 
 @app.command()
 def phantom(
-    output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz or .nii.")],
+    output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz.")],
     seed: Annotated[int, typer.Option(help="Seed of the random generator.")] = 6,
 ) -> None:
     """Write a generated scan, and its true landmarks as .mrk.json beside it."""
     from app.phantom import make_phantom, write_phantom
 
-    if not output.name.endswith(SCANS):
-        fail(f"expected a name ending in {' or '.join(SCANS)}, got {output.name}")
+    if not output.name.endswith(".nii.gz"):
+        fail(f"expected a name ending in .nii.gz, got {output.name}")
     write_phantom(make_phantom(seed), output)
 
 

@@ -255,8 +255,11 @@ def test_phantom_writes_a_scan_and_its_truth(tmp_path: Path) -> None:
     assert (index <= np.array(image.shape) - 1).all()
 
 
-def test_phantom_needs_the_name_of_a_scan(tmp_path: Path) -> None:
-    assert run("phantom", tmp_path / "p.txt").exit_code == 1
+@pytest.mark.parametrize("name", ["p.txt", "p.nii"])
+def test_phantom_needs_the_name_of_a_scan(name: str, tmp_path: Path) -> None:
+    result = run("phantom", tmp_path / name)
+    assert result.exit_code == 1
+    assert "expected a name ending in .nii.gz" in result.stderr
 
 
 def test_taken_port_is_a_clear_message(models: Path) -> None:
