@@ -1,4 +1,4 @@
-"""Routes for landmarks, models and health, with the real engine."""
+"""``POST /v1/landmarks``, with the real engine."""
 
 import gzip
 import json
@@ -10,14 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.upload.plan import CURL_TYPE
-from app.io.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
+from app.io.schemas import LandmarksAnswer, ModelInfo
 from tests.support.model_folders import make_program_folder
 from tests.support.services import (
     MODEL,
     RAW,
     SHAPE,
     body_then_disconnect,
-    problem_of,
     run_asgi,
     running,
     shared_of,
@@ -143,62 +142,6 @@ def test_work_is_cancelled_when_the_client_disconnects(client: TestClient, scan:
 def metrics(client: TestClient) -> str:
     text: str = client.get("/metrics").text
     return text
-
-
-def test_models_are_listed_and_described(client: TestClient) -> None:
-    listed = ModelsAnswer.model_validate_json(client.get("/v1/models").content).models
-    assert [(item.name, item.status) for item in listed] == [(MODEL, "ready")]
-    info = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content)
-    assert info.digest == listed[0].digest
-    assert len(info.landmarks) == listed[0].landmarks
-    (device,) = info.devices
-    assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
-
-
-def test_probes_report_alive_and_ready(client: TestClient) -> None:
-    assert client.get("/livez").json() == {"alive": True}
-    response = client.get("/readyz")
-    assert response.status_code == 200
-    assert response.json()["models"] == {MODEL: "ready"}
-
-
-def test_service_without_a_model_is_alive_but_not_ready(tmp_path: Path) -> None:
-    with running(toy_settings(tmp_path)) as client:
-        assert client.get("/livez").status_code == 200
-        response = client.get("/readyz")
-        assert response.status_code == 503
-        assert response.json()["reason"]
-        assert problem_of(client.post(URL, content=b"x")).code == "not-ready"
-
-
-def test_broken_model_is_listed_with_its_reason_and_the_other_serves(
-    tmp_path: Path, scan: bytes
-) -> None:
-    models = toy_models(tmp_path)
-    (models / "broken").mkdir()
-    (models / "broken" / "model.toml").write_text("schema = 2")
-    with running(toy_settings(models)) as client:
-        listed = {
-            item["name"]: item["status"] for item in client.get("/v1/models").json()["models"]
-        }
-        assert "schema" in listed["broken"]
-        problem = problem_of(client.get("/v1/models/broken"))
-        assert "schema" in problem.detail
-        response = client.post(URL, content=scan, headers=RAW, params={"model": MODEL})
-        assert response.status_code == 200
-
-
-def test_metrics_count_requests_by_route_and_outcome(client: TestClient, scan: bytes) -> None:
-    client.post(URL, content=scan)
-    client.post(URL, content=b"")
-    client.get("/patients/jane")
-    text = metrics(client)
-    assert 'landmarkd_requests_total{code="ok",route="/v1/landmarks"}' in text
-    assert 'landmarkd_requests_total{code="not-a-volume",route="/v1/landmarks"}' in text
-    assert 'landmarkd_requests_total{code="not-found",route="unmatched"}' in text
-    assert 'landmarkd_stage_seconds_count{stage="network"}' in text
-    assert "landmarkd_requests_in_flight 0.0" in text
-    assert "jane" not in text
 
 
 def test_log_line_of_a_request_contains_no_file_name(

@@ -1,0 +1,46 @@
+"""Probes and metrics."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.support.services import MODEL, problem_of, running, toy_models, toy_scan, toy_settings
+
+URL = "/v1/landmarks"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with running(toy_settings(toy_models(tmp_path_factory.mktemp("health")))) as client:
+        yield client
+
+
+def test_probes_report_alive_and_ready(client: TestClient) -> None:
+    assert client.get("/livez").json() == {"alive": True}
+    response = client.get("/readyz")
+    assert response.status_code == 200
+    assert response.json()["models"] == {MODEL: "ready"}
+
+
+def test_service_without_a_model_is_alive_but_not_ready(tmp_path: Path) -> None:
+    with running(toy_settings(tmp_path)) as client:
+        assert client.get("/livez").status_code == 200
+        response = client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["reason"]
+        assert problem_of(client.post(URL, content=b"x")).code == "not-ready"
+
+
+def test_metrics_count_requests_by_route_and_outcome(client: TestClient) -> None:
+    client.post(URL, content=toy_scan())
+    client.post(URL, content=b"")
+    client.get("/patients/jane")
+    text: str = client.get("/metrics").text
+    assert 'landmarkd_requests_total{code="ok",route="/v1/landmarks"}' in text
+    assert 'landmarkd_requests_total{code="not-a-volume",route="/v1/landmarks"}' in text
+    assert 'landmarkd_requests_total{code="not-found",route="unmatched"}' in text
+    assert 'landmarkd_stage_seconds_count{stage="network"}' in text
+    assert "landmarkd_requests_in_flight 0.0" in text
+    assert "jane" not in text

@@ -1,0 +1,51 @@
+"""``/v1/models``: the models of a service, listed and described."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.io.schemas import ModelInfo, ModelsAnswer
+from tests.support.services import (
+    MODEL,
+    RAW,
+    problem_of,
+    running,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
+
+URL = "/v1/landmarks"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with running(toy_settings(toy_models(tmp_path_factory.mktemp("models")))) as client:
+        yield client
+
+
+def test_models_are_listed_and_described(client: TestClient) -> None:
+    listed = ModelsAnswer.model_validate_json(client.get("/v1/models").content).models
+    assert [(item.name, item.status) for item in listed] == [(MODEL, "ready")]
+    info = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content)
+    assert info.digest == listed[0].digest
+    assert len(info.landmarks) == listed[0].landmarks
+    (device,) = info.devices
+    assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
+
+
+def test_broken_model_is_listed_with_its_reason_and_the_other_serves(tmp_path: Path) -> None:
+    models = toy_models(tmp_path)
+    (models / "broken").mkdir()
+    (models / "broken" / "model.toml").write_text("schema = 2")
+    with running(toy_settings(models)) as client:
+        listed = {
+            item["name"]: item["status"] for item in client.get("/v1/models").json()["models"]
+        }
+        assert "schema" in listed["broken"]
+        problem = problem_of(client.get("/v1/models/broken"))
+        assert "schema" in problem.detail
+        response = client.post(URL, content=toy_scan(), headers=RAW, params={"model": MODEL})
+        assert response.status_code == 200
