@@ -32,6 +32,10 @@ MAX_LANES: Final = 256
 SMOOTHING: Final = 0.8
 """Weight of the past in the running mean of a tile's cost: about the last five batches count."""
 
+MAX_SLOWDOWN: Final = 2.0
+"""How many times slower than the fastest a tile is expected to be. A machine that was once held up
+must not be expected to be slow for ever: scans that are refused for it are never timed again."""
+
 DEFAULT_TILE_S: Final = 0.1
 """Assumed cost of a tile before any was timed; only the order of lanes depends on it."""
 
@@ -64,6 +68,14 @@ class _Lane:
     counts: dict[int, int] = field(default_factory=dict)
     best: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def cost(self) -> float | None:
+        """Expected time of a tile; None before any was timed."""
+        if self.tile_s is None or not self.best:
+            return self.tile_s
+        fastest = min(seconds / tiles for tiles, seconds in self.best.items())
+        return min(self.tile_s, MAX_SLOWDOWN * fastest)
+
 
 class BatchSizes:
     """The batch size of every lane of one device, and the cost of its tiles."""
@@ -89,13 +101,13 @@ class BatchSizes:
         """Estimate how many seconds a tile of a lane takes; of an unknown lane, the mean."""
         with self._lock:
             known = self._lanes.get(lane)
-            return self._mean_cost() if known is None or known.tile_s is None else known.tile_s
+            return self._mean_cost() if known is None or known.cost is None else known.cost
 
     def is_measured(self, lane: Hashable) -> bool:
-        """Return whether tiles of a lane were timed."""
+        """Return whether the cost of a lane is known well enough to refuse scans by it."""
         with self._lock:
             known = self._lanes.get(lane)
-            return known is not None and known.tile_s is not None
+            return known is not None and bool(known.best)
 
     @property
     def mean_cost(self) -> float:
@@ -146,7 +158,7 @@ class BatchSizes:
             )
 
     def _mean_cost(self) -> float:
-        known = [lane.tile_s for lane in self._lanes.values() if lane.tile_s is not None]
+        known = [lane.cost for lane in self._lanes.values() if lane.cost is not None]
         return sum(known) / len(known) if known else DEFAULT_TILE_S
 
     def _update_size(self, known: _Lane) -> None:

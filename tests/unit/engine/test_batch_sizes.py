@@ -78,6 +78,18 @@ def test_fixed_size_is_kept_and_its_cost_measured() -> None:
     assert sizes.cost(LANE) == pytest.approx(0.5, rel=0.1)
 
 
+def test_machine_that_was_held_up_is_not_expected_to_stay_slow() -> None:
+    """Scans that are refused for the estimate would never be timed again."""
+    sizes = BatchSizes(fixed=1)
+    sizes.observe(LANE, 1, 60.0)
+    assert not sizes.is_measured(LANE)
+    sizes.observe(LANE, 1, 0.1)
+    assert sizes.is_measured(LANE)
+    assert sizes.cost(LANE) <= 0.2
+    sizes.observe(LANE, 1, 60.0)
+    assert sizes.cost(LANE) <= 0.2
+
+
 def test_tile_of_an_unknown_lane_costs_the_mean() -> None:
     sizes = BatchSizes(fixed=1)
     assert sizes.cost(LANE) > 0
