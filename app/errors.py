@@ -9,6 +9,7 @@
     │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
     │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
+    │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownFormat         406 unknown-format
     │   ├── SlowUpload            408 slow-upload
@@ -18,6 +19,7 @@
     │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   ├── BadParameter          422 bad-parameter        a query or form parameter
+    │   ├── HeadTooLarge          431 head-too-large       headers or trailers over a limit
     │   └── ClientLeft            499 client-left          the client closed its connection
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
@@ -31,7 +33,8 @@
 
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
-``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized and ClientLeft;
+``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden and
+ClientLeft; ``app.server`` HeadTooLarge;
 ``app.engine`` the ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory;
 ``app.model`` UnknownModel and ModelRefused.
 """
@@ -93,6 +96,14 @@ class Unauthorized(RequestError):
     status = 401
     code = "unauthorized"
     title = "Unauthorized"
+
+
+class Forbidden(RequestError):
+    """The request comes from another site's page, or is addressed to an unknown host."""
+
+    status = 403
+    code = "forbidden"
+    title = "Forbidden"
 
 
 class UnknownModel(RequestError):
@@ -165,6 +176,14 @@ class BadParameter(RequestError):
     status = 422
     code = "bad-parameter"
     title = "Bad parameter"
+
+
+class HeadTooLarge(RequestError):
+    """The headers or trailers are over a limit; the detail names it."""
+
+    status = 431
+    code = "head-too-large"
+    title = "Head too large"
 
 
 class ClientLeft(RequestError):

@@ -14,10 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.problems import problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
+from app.errors import LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
 SAFE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+REFUSAL_EXTENSION: Final = "landmarkd.refusal"
+"""ASGI extension: the ``LandmarkdError`` for which the server refuses a request; it is answered."""
+
+SEND_BYTES: Final = 256 << 10
+"""Sent at a time of a body: the server copies no more, and waits until the client has read it."""
 
 
 class RequestTracking:
@@ -40,10 +47,12 @@ class RequestTracking:
         start = time.perf_counter()
         method = scope["method"] if scope["method"] in METHODS else "other"
         record = RequestRecord(_request_id(scope), method)
-        scope[RECORD_KEY] = record
+        inner = {**scope, RECORD_KEY: record}
+        if method == "HEAD":
+            inner["method"] = "GET"  # As RFC 9110, 9.3.2 has it; the server leaves the body out.
         response = _TrackedResponse(send, record)
         try:
-            await self._app(scope, receive, response.send)
+            await self._answer(inner, receive, response.send)
         except Exception as error:
             problem = unexpected_error(error, record)
             record.status, record.code = problem.status, problem.code
@@ -52,7 +61,17 @@ class RequestTracking:
                 raise
             await problem_response(problem, record.request_id)(scope, receive, response.send)
         finally:
-            self._finish(scope, record, time.perf_counter() - start)
+            self._finish(inner, record, time.perf_counter() - start)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request as the server says, or pass it on."""
+        error: LandmarkdError | None = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            record: RequestRecord = scope[RECORD_KEY]
+            record.code = error.code
+            await problem_response(error, record.request_id)(scope, receive, send)
 
     def _finish(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         record.route = getattr(scope.get("route"), "path", record.route)
@@ -76,8 +95,15 @@ class _TrackedResponse:
             self._record.status = message["status"]
             if message["status"] < 400:
                 self._record.code = "ok"
-            MutableHeaders(scope=message)[ID_HEADER] = self._record.request_id
-        await self._send(message)
+            headers = MutableHeaders(scope=message)
+            headers[ID_HEADER] = self._record.request_id
+            headers["X-Content-Type-Options"] = "nosniff"
+        body = message.get("body", b"")
+        last = max(len(body) - 1, 0) // SEND_BYTES * SEND_BYTES
+        for start in range(0, last, SEND_BYTES):
+            part = body[start : start + SEND_BYTES]
+            await self._send({"type": message["type"], "body": part, "more_body": True})
+        await self._send({**message, "body": body[last:]} if last else message)
 
 
 def _request_id(scope: Scope) -> str:

@@ -1,8 +1,8 @@
 """The process of the service: runs the application on uvicorn until it is told to stop.
 
-uvicorn with four additions: large bodies are received in place (``app.server.http_protocol``); the
-head of a request has to arrive within a time limit; before it stops, the service drains (readiness
-says no, new work gets 503, accepted work is finished); after a requested stop the exit code is 0.
+uvicorn with three additions: connections have limits (``app.server.http_protocol``); before it
+stops, the service drains (readiness says no, new work and bodies that are still arriving get 503,
+accepted work is finished); after a requested stop the exit code is 0.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ import os
 import signal
 import socket
 from types import FrameType
-from typing import Final, cast
+from typing import Final
 
 import uvicorn
 
 from app.api import Shared, create_app
-from app.server.http_protocol import DirectBodyProtocol
+from app.errors import Draining
+from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
 from app.settings import Settings, is_public_without_keys, unknown_variables
 
@@ -67,7 +68,7 @@ class LandmarkdServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-        class Protocol(TimedHeadProtocol):
+        class Protocol(HttpProtocol):
             head_timeout_s = settings.header_timeout_s
 
         super().__init__(
@@ -109,6 +110,9 @@ class LandmarkdServer(uvicorn.Server):
         if self._draining is None:
             shared: Shared = self.app.state.shared
             shared.engine.close()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.refuse_body(Draining, "expected the body before the service stops")
             # After closing the engine, so that the line means that new requests are refused.
             logger.info("draining", extra={"signal": name})
             self._draining = asyncio.get_running_loop().create_task(self._drain_engine())
@@ -129,41 +133,3 @@ def _freeze_gc(starting: "asyncio.Task[None]") -> None:
     del starting
     gc.freeze()
     gc.enable()
-
-
-class TimedHeadProtocol(DirectBodyProtocol):
-    """uvicorn's HTTP/1.1 protocol, with a limit on the time between two requests.
-
-    The timer runs whenever no request is being handled: while a head arrives, and while a client
-    keeps sending the body of a request that was refused.
-    """
-
-    head_timeout_s: float
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the timer."""
-        super().connection_made(cast("asyncio.Transport", transport))
-        self._start_timer()
-
-    def data_received(self, data: bytes) -> None:
-        """Stop the timer if this completes a head, start it if there is no request."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_timer()
-        else:
-            self._start_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _start_timer(self) -> None:
-        if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -1,8 +1,12 @@
 """The service as a process: real sockets, real signals, exit codes."""
 
+import shutil
 import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -136,28 +140,68 @@ def test_disconnect_during_the_work_harms_no_other_request(service: ServiceProce
     assert response.status_code == 200
 
 
-def test_sigterm_answers_accepted_requests_refuses_others_and_exits_0(models: Path) -> None:
+JAVA = """\
+import java.net.URI;
+import java.net.http.*;
+import java.nio.file.Path;
+
+public class Upload {
+  public static void main(String[] args) throws Exception {
+    var body = HttpRequest.BodyPublishers.ofFile(Path.of(args[1]));
+    var request = HttpRequest.newBuilder(URI.create(args[0])).POST(body).build();
+    var answer = HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString());
+    System.out.print(answer.statusCode());
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("shape", [(20, 18, 24), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("client", ["curl", "java"])
+def test_clients_that_offer_http_2_are_answered(
+    client: str, shape: tuple[int, ...], service: ServiceProcess, tmp_path: Path
+) -> None:
+    if shutil.which(client) is None:
+        pytest.skip(f"needs {client}")
+    scan, source = tmp_path / "scan.nii", tmp_path / "Upload.java"
+    scan.write_bytes(toy_scan(shape))
+    source.write_text(JAVA)
+    url = service.url + URL
+    saved = str(tmp_path / "answer")
+    commands = {
+        "curl": ["--http2", "-sSw", "%{http_code}", "-o", saved, "--data-binary", f"@{scan}", url],
+        "java": [str(source), url, str(scan)],
+    }
+    command = [client, *commands[client]]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert answer.stdout == "200"
+
+
+def test_sigterm_refuses_bodies_that_still_arrive_and_exits_0_at_once(models: Path) -> None:
     service = ServiceProcess(models, DRAIN_S="30")
     scan = toy_scan(LARGE)
+    chunked = head(1, "chunked").replace(b"Content-Length: 1", b"Transfer-Encoding: chunked")
+    form = chunked.replace(b"Host", b"Content-Type: multipart/form-data; boundary=b\r\nHost")
+    begun = (head(len(scan), "direct") + scan[:700_000], chunked + b"1\r\na\r\n", form)
+    start = time.monotonic()
     try:
-        with connect(service) as connection:
-            connection.sendall(head(len(scan), "accepted") + scan[:700_000])
+        with ExitStack() as stack:
+            connections = [stack.enter_context(connect(service)) for _ in begun]
+            for connection, sent in zip(connections, begun, strict=True):
+                connection.sendall(sent)
             # In flight: the first line of the metrics that says so.
             while (
-                "requests_in_flight 1.0" not in httpx.get(service.url + "/metrics", timeout=60).text
+                "requests_in_flight 3.0" not in httpx.get(service.url + "/metrics", timeout=60).text
             ):
                 pass
             service.terminate()
-            service.wait_for(message="draining")
-            refused = httpx.post(service.url + URL, content=scan, headers=RAW, timeout=60)
-            draining = httpx.get(service.url + "/readyz", timeout=60)
-            connection.sendall(scan[700_000:])
-            answer = read_all(connection)
-        assert refused.status_code == 503
-        assert Problem.model_validate_json(refused.content).code == "draining"
-        assert draining.status_code == 503
-        assert answer.startswith(b"HTTP/1.1 200")
+            answers = [read_all(connection) for connection in connections]
+        for answer in answers:
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"connection: close" in answer
+            assert Problem.model_validate_json(answer.split(b"\r\n\r\n", 1)[1]).code == "draining"
         assert service.wait() == 0
+        assert time.monotonic() - start < 15
     finally:
         service.kill()
 

@@ -6,6 +6,7 @@ from asyncio import AbstractEventLoop, StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import cast
 
 import numpy as np
 from starlette.requests import ClientDisconnect
@@ -13,12 +14,17 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from app.api.middleware import RequestTracking
 from app.api.upload.direct import fill_body_of
-from app.server.http_protocol import DirectBodyProtocol
+from app.engine import Metrics
+from app.errors import LandmarkdError
+from app.io.schemas import Problem
+from app.server.http_protocol import HttpProtocol
 
 BODY = np.random.default_rng(5).bytes(3 << 20)
 OTHER = np.random.default_rng(6).bytes(len(BODY))
 LIVENESS = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = bytes(range(256)) * (64 << 10)
 IMPATIENT_S = 0.3
 
 
@@ -36,16 +42,30 @@ class Service:
         left: Is set when it has seen a client leave.
         counted: Bytes that have come in place.
         buffers: Weak references to the memory that bodies were received into.
+        received: Is set when a part of a body has been received.
+        go: Until it is set, ``/held`` does not answer.
+        lost: Is set when a connection has ended.
+        metrics: Counts the requests.
+        connections: Of the server.
     """
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
     counted: int = 0
     buffers: list[weakref.ref[np.ndarray]] = field(default_factory=list)
+    received: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    metrics: Metrics = field(default_factory=Metrics)
+    connections: set[HttpProtocol] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 if the body is as expected."""
+        """Answer 200 if the body is as expected, or with the body itself."""
+        answer = b""
         try:
-            status = await self._do(scope, receive)
+            if scope["path"] in {"/echo", "/large", "/held"}:
+                status, answer = HTTPStatus.OK, await self._answer(scope, receive)
+            else:
+                status = await self._do(scope, receive)
         except TimeoutError:
             status = HTTPStatus.REQUEST_TIMEOUT
         except ValueError:
@@ -53,9 +73,24 @@ class Service:
         except ClientDisconnect:
             self.left.set()
             return
-        headers = [(b"content-length", b"0")]
+        except LandmarkdError as error:
+            status, answer = HTTPStatus(error.status), str(error).encode()
+        headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> bytes:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            body += message["body"]
+            self.received.set()
+            more = message["more_body"]
+        if scope["path"] == "/held":
+            await self.go.wait()
+        return LARGE if scope["path"] == "/large" else body
 
     async def _do(self, scope: Scope, receive: Receive) -> HTTPStatus:
         path = scope["path"]
@@ -79,6 +114,7 @@ class Service:
         self.buffers.append(weakref.ref(buffer))
         content = buffer.data
         content[: len(first)] = first
+        self.received.set()
         await fill(content[len(first) :], self._count)
         return content
 
@@ -110,11 +146,43 @@ class Connection:
 
     async def status(self) -> int:
         """Wait for the next answer, and read its status."""
-        return int((await self.reader.readuntil(b"\r\n\r\n")).split()[1])
+        return (await self._head())[0]
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Wait for the next answer, and read its status and body."""
+        status, headers = await self._head()
+        return status, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def refusal(self) -> Problem:
+        """Wait for an answer that is a problem and the last of the connection."""
+        status, headers = await self._head()
+        assert headers["content-type"] == "application/problem+json"
+        assert headers["connection"] == "close"
+        assert headers["x-content-type-options"] == "nosniff"
+        problem = Problem.model_validate_json(await self.reader.read())
+        assert (problem.status, problem.request_id) == (status, headers["x-request-id"])
+        return problem
+
+    async def _head(self) -> tuple[int, dict[str, str]]:
+        line, *fields = (await self.reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+        headers = dict(field.lower().split(": ", 1) for field in fields if field)
+        return int(line.split()[1]), headers
 
 
 Client = Callable[[Connection], Awaitable[None]]
 RunClient = Callable[[Client], None]
+
+
+class ShortProtocol(HttpProtocol):
+    """The protocol with time limits that a test can wait for."""
+
+    head_timeout_s = 1.0
+    stall_timeout_s = 0.6
+    service: Service
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.service.lost.set()
 
 
 def client_runner(new_loop: Callable[[], AbstractEventLoop]) -> RunClient:
@@ -122,10 +190,16 @@ def client_runner(new_loop: Callable[[], AbstractEventLoop]) -> RunClient:
 
     async def serve(client: Client) -> None:
         service = Service()
-        config = Config(service, lifespan="off", log_config=None)
+        config = Config(RequestTracking(service, service.metrics), lifespan="off", log_config=None)
+        state = ServerState()
+        service.connections = cast("set[HttpProtocol]", state.connections)
 
+        class Protocol(ShortProtocol):
+            pass
+
+        Protocol.service = service
         server = await asyncio.get_running_loop().create_server(
-            lambda: DirectBodyProtocol(config, ServerState(), {}), "127.0.0.1", 0
+            lambda: Protocol(config, state, {}), "127.0.0.1", 0
         )
         address = server.sockets[0].getsockname()
         async with server, asyncio.timeout(30):
@@ -134,6 +208,9 @@ def client_runner(new_loop: Callable[[], AbstractEventLoop]) -> RunClient:
                 await client(Connection(service, reader, writer))
             finally:
                 writer.close()
+                for server_side in service.connections:
+                    server_side.transport.abort()
+                await asyncio.sleep(0)
 
     def run(client: Client) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:

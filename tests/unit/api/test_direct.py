@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from app.api.upload.direct import fill_body_of
 from app.api.upload.plan import plan_upload
 from app.api.upload.receive import MIN_DIRECT_BYTES, read_upload
-from app.server.http_protocol import DirectBodyProtocol
+from app.server.http_protocol import HttpProtocol
 
 BODY = np.random.default_rng(8).bytes(3 * MIN_DIRECT_BYTES + 5)
 
@@ -35,7 +35,7 @@ async def echo_digest(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "offered"),
-    [(H11Protocol, False), (HttpToolsProtocol, False), (DirectBodyProtocol, True)],
+    [(H11Protocol, False), (HttpToolsProtocol, False), (HttpProtocol, True)],
 )
 def test_large_body_arrives_whole_with_and_without_the_extension(
     protocol: Callable[[Config, ServerState, dict[str, object]], asyncio.Protocol], offered: bool

@@ -1,13 +1,11 @@
 """Buffers of bodies: never shared, and freed with their request."""
 
-import asyncio
 import gc
 
 import pytest
-import uvloop
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from app.server.http_protocol import DirectBodyProtocol
+from app.server.http_protocol import HttpProtocol
 from tests.support.body_services import (
     BODY,
     LIVENESS,
@@ -15,14 +13,8 @@ from tests.support.body_services import (
     Client,
     Connection,
     RunClient,
-    client_runner,
     post,
 )
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run_client(request: pytest.FixtureRequest) -> RunClient:
-    return client_runner(request.param)
 
 
 def test_bodies_received_side_by_side_do_not_mix(run_client: RunClient) -> None:
@@ -86,7 +78,7 @@ def test_requests_leave_nothing_to_the_garbage_collector(run_client: RunClient) 
         assert await connection.status() == 200
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = (RequestResponseCycle, DirectBodyProtocol, memoryview)
+        kinds = (RequestResponseCycle, HttpProtocol, memoryview)
         assert [held for held in gc.garbage if isinstance(held, kinds)] == []
 
     without_garbage_collection(run_client, client)

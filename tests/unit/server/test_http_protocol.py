@@ -1,16 +1,23 @@
-"""Bodies received in place, over real sockets, on both event loops."""
+"""Requests and bodies over real sockets, on both event loops, and what is refused of them."""
 
-import asyncio
+from itertools import repeat
 
 import pytest
-import uvloop
 
-from tests.support.body_services import BODY, LIVENESS, Connection, RunClient, client_runner, post
+from app.errors import Draining
+from app.server.http_protocol import MAX_FIELDS, MAX_HEAD_BYTES
+from tests.support.body_services import BODY, LIVENESS, Connection, RunClient, post
+
+GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+LONG = b"x" * MAX_HEAD_BYTES
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run_client(request: pytest.FixtureRequest) -> RunClient:
-    return client_runner(request.param)
+def counted(connection: Connection, code: str) -> bool:
+    """Return whether one request was counted under a code."""
+    line = f'landmarkd_requests_total{{code="{code}",route="unmatched"}} 1.0'
+    return line in connection.service.metrics.render().decode()
 
 
 def test_body_is_received_in_place_and_the_connection_is_reused(run_client: RunClient) -> None:
@@ -92,9 +99,8 @@ def test_client_that_expects_100_gets_it(run_client: RunClient) -> None:
 
 def test_bytes_after_the_last_request_are_ignored(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
-        await connection.send(post("/wait", "Connection: close") + BODY + b"\r\n\0nothing")
-        connection.writer.write_eof()
-        await connection.service.left.wait()
+        await connection.send(post("/fill", "Connection: close") + BODY + b"\r\n\0nothing")
+        assert await connection.status() == 200
         assert await connection.reader.read() == b""
 
     run_client(client)
@@ -113,5 +119,216 @@ def test_body_of_unknown_length_is_not_offered(run_client: RunClient) -> None:
         head = b"POST /fill HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         await connection.send(head + b"3\r\nabc\r\n0\r\n\r\n")
         assert await connection.status() == 500
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET + b"A: b\r\n" * MAX_FIELDS + b"\r\n",
+        GET + b"A: " + LONG + b"\r\n\r\n",
+        GET + LONG + b": a\r\n\r\n",
+        GET + b"".join(b"A: " + b"b" * 1000 + b"\r\n" for _ in range(70)) + b"\r\n",
+        b"GET /" + LONG + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        CHUNKED + b"3\r\nabc\r\n0\r\n" + b"A: b\r\n" * (MAX_FIELDS + 1) + b"\r\n",
+        CHUNKED + b"3\r\nabc\r\n0\r\nA: " + LONG + b"\r\n\r\n",
+        CHUNKED + b"3;" + 3 * LONG + b"\r\nabc\r\n0\r\n\r\n",
+    ],
+    ids=["fields", "value", "name", "sum", "url", "trailers", "trailer", "extension"],
+)
+def test_head_over_a_limit_is_refused(head: bytes, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(head)
+        if head.startswith(CHUNKED):
+            status, text = await connection.answer()
+            assert (status, b"expected a head of at most" in text) == (431, True)
+        else:
+            assert (await connection.refusal()).code == "head-too-large"
+            assert counted(connection, "head-too-large")
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /", GET, GET + b"A: ", CHUNKED + b"1\r\na\r\n0\r\nA: "]
+)
+def test_head_that_never_ends_is_refused_when_it_is_over_the_limit(
+    start: bytes, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        filler = b"\r\n" * 500 if start == b"" else b"a" * 1000
+        await connection.send(start)
+        for piece in repeat(filler, 2 * MAX_HEAD_BYTES // 1000):
+            await connection.send(piece)
+        assert await connection.status() == 431
+
+    run_client(client)
+
+
+def test_head_within_the_limits_is_answered_and_trailers_are_no_headers(
+    run_client: RunClient,
+) -> None:
+    async def client(connection: Connection) -> None:
+        fields = b"".join(b"A: " + b"b" * 600 + b"\r\n" for _ in range(MAX_FIELDS - 1))
+        await connection.send(GET + fields + b"\r\n")
+        assert await connection.answer() == (200, b"")
+        await connection.send(CHUNKED + b"3\r\nabc\r\n0\r\nX-Request-ID: no\r\n\r\n" + LIVENESS)
+        assert await connection.answer() == (200, b"abc")
+        assert await connection.status() == 200
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("upgrade", [H2C, ("Connection: Upgrade", "Upgrade: websocket")])
+def test_upgrade_is_ignored_and_the_body_received(
+    upgrade: tuple[str, ...], run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/echo", *upgrade, length=3) + b"abc")
+        assert await connection.answer() == (200, b"abc")
+        fields = "\r\n".join((*upgrade, "Transfer-Encoding: chunked")).encode()
+        head = CHUNKED.replace(b"Transfer-Encoding: chunked", fields)
+        await connection.send(head + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n" + LIVENESS)
+        assert await connection.answer() == (200, b"abc")
+        assert await connection.status() == 200
+        await connection.send(post("/fill", *upgrade) + BODY + LIVENESS)
+        assert [await connection.status(), await connection.status()] == [200, 200]
+        await connection.send(
+            b"GET /live HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\n\r\n0\r\n\r\n" + LIVENESS
+        )
+        assert [await connection.status(), await connection.status()] == [200, 200]
+
+    run_client(client)
+
+
+def test_many_upgrades_at_once_are_all_answered(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        head = post("/live", *H2C, length=0)
+        connection.writer.write(head * 2000)
+        assert {await connection.status() for _ in range(2000)} == {200}
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /echo HTTP/1.1\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+    ],
+)
+def test_host_is_required_once(head: bytes, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(head + LIVENESS)
+        problem = await connection.refusal()
+        assert (problem.status, problem.code) == (400, "bad-request")
+        assert "expected one Host header" in problem.detail
+
+    run_client(client)
+
+
+def test_old_clients_need_no_host(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(b"GET /echo HTTP/1.0\r\n\r\n")
+        assert await connection.status() == 200
+
+    run_client(client)
+
+
+def test_spaces_around_a_length_are_no_part_of_it(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/echo").replace(b"%d" % len(BODY), b"  3 \t ") + b"abc")
+        assert await connection.answer() == (200, b"abc")
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "head", [b"GARBAGE\r\n\r\n", b"GET /\xff HTTP/1.1\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"]
+)
+def test_malformed_head_is_a_counted_problem(
+    head: bytes, run_client: RunClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(head)
+        problem = await connection.refusal()
+        assert (problem.status, problem.code) == (400, "bad-request")
+        assert counted(connection, "bad-request")
+
+    run_client(client)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_garbage_behind_a_request_does_not_replace_its_answer(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/held", length=3) + b"abc" + LIVENESS + b"GARBAGE\r\n\r\n")
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"abc")
+        assert await connection.status() == 200
+        assert (await connection.refusal()).code == "bad-request"
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        CHUNKED,
+        post("/echo", *H2C).replace(
+            b"Content-Length: %d" % len(BODY), b"Transfer-Encoding: chunked"
+        ),
+    ],
+)
+def test_malformed_body_is_refused_where_it_is_received(head: bytes, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(head + b"3\r\nabc\r\nzz\r\n")
+        status, text = await connection.answer()
+        assert (status, text) == (400, b"expected an HTTP/1.1 request, got a malformed one")
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+def test_refused_client_that_expects_100_may_not_send_another_request(
+    run_client: RunClient,
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/live", "Expect: 100-continue"))
+        answer = (await connection.reader.read()).lower()
+        assert answer.startswith(b"http/1.1 200")
+        assert b"\r\nconnection: close\r\n" in answer
+
+    run_client(client)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [post("/fill") + BODY[:70_000], post("/fill") + BODY[:-1], CHUNKED + b"3\r\nabc\r\n"],
+    ids=["parsed", "direct", "chunked"],
+)
+def test_body_that_still_arrives_can_be_refused(sent: bytes, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(sent)
+        await connection.service.received.wait()
+        for server_side in connection.service.connections:
+            server_side.refuse_body(Draining, "stopping")
+        assert await connection.answer() == (503, b"stopping")
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+def test_body_that_has_arrived_is_not_refused(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/held", length=3) + b"abc")
+        await connection.service.received.wait()
+        for server_side in connection.service.connections:
+            server_side.refuse_body(Draining, "stopping")
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"abc")
+        await connection.send(LIVENESS)
+        assert await connection.status() == 200
 
     run_client(client)

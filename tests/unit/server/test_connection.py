@@ -1,0 +1,137 @@
+"""Time limits of a connection, and clients that close it, over real sockets and on both loops."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.support.body_services import (
+    BODY,
+    LARGE,
+    LIVENESS,
+    Connection,
+    RunClient,
+    ShortProtocol,
+    post,
+)
+
+
+def test_client_that_has_closed_its_half_is_answered(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        connection.writer.write(post("/echo", length=3) + b"abc" + post("/held", length=3) + b"def")
+        connection.writer.write_eof()
+        assert await connection.answer() == (200, b"abc")
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"def")
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+def test_client_that_has_closed_its_half_waits_as_long_as_it_takes(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        connection.writer.write(post("/held", length=3) + b"abc")
+        connection.writer.write_eof()
+        assert await connection.status() == 100  # To find out whether it has left.
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"abc")
+
+    run_client(client)
+
+
+def test_client_that_has_closed_its_half_gets_all_of_a_large_response(
+    run_client: RunClient,
+) -> None:
+    async def client(connection: Connection) -> None:
+        connection.writer.write(post("/large", length=0))
+        connection.writer.write_eof()
+        assert await connection.answer() == (200, LARGE)
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /li", post("/echo") + b"abc", LIVENESS])
+def test_connection_closes_with_its_client_if_nothing_is_to_be_answered(
+    sent: bytes, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        connection.writer.write(sent)
+        if sent == LIVENESS:
+            assert await connection.status() == 200
+        connection.writer.write_eof()
+        assert await connection.reader.read() == b""
+        await connection.service.lost.wait()
+
+    run_client(client)
+
+
+def test_head_has_to_arrive_in_time(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(LIVENESS)
+        assert await connection.status() == 200
+        await connection.send(LIVENESS[:-1])
+        start = time.monotonic()
+        assert await connection.reader.read() == b""
+        assert time.monotonic() - start < 3 * ShortProtocol.head_timeout_s
+
+    run_client(client)
+
+
+def test_refused_client_that_goes_on_sending_can_read_why(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/refuse", "Connection: close"))
+        for start in range(0, len(BODY), 100_000):
+            await connection.send(BODY[start : start + 100_000])
+        assert await connection.status() == 422
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+def test_refused_body_is_discarded_as_long_as_it_keeps_coming(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/refuse", length=50) + b"x")
+        assert await connection.status() == 422
+        for _ in range(49):
+            await asyncio.sleep(ShortProtocol.head_timeout_s / 25)
+            await connection.send(b"x")
+        await connection.send(LIVENESS)
+        assert await connection.status() == 200
+
+    run_client(client)
+
+
+def test_refused_body_that_stops_loses_its_connection(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/refuse", length=50) + b"x")
+        assert await connection.status() == 422
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+def test_response_that_is_not_read_is_given_up(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/large", length=0))
+        await connection.reader.readexactly(1000)
+        # The stream holds little and then stops reading its socket.
+        await connection.service.lost.wait()
+        with pytest.raises(ConnectionResetError):
+            await connection.reader.read()
+
+    run_client(client)
+
+
+def test_response_that_is_read_slowly_is_sent_whole_and_held_once(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/large", length=0))
+        parts, unsent = [await connection.reader.readuntil(b"\r\n\r\n")], []
+        while sum(map(len, parts[1:])) < len(LARGE):
+            parts.append(await connection.reader.read(1 << 20))
+            (server_side,) = connection.service.connections
+            unsent.append(server_side.transport.get_write_buffer_size())
+            await asyncio.sleep(ShortProtocol.stall_timeout_s / 50)
+        assert b"".join(parts[1:]) == LARGE
+        assert max(unsent) <= 256 << 10
+
+    run_client(client)
