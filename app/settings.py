@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ByteSize, Field, StringConstraints, model_
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX: Final = "LANDMARKD_"
+KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 DEVICES: Final = r"^(auto|all|(cpu|cuda)(:\d{1,3})?(, ?(cpu|cuda)(:\d{1,3})?)*)$"
@@ -28,6 +29,7 @@ def _split(value: object) -> object:
 KeyHash = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True)
 ]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 KeyHashes = Annotated[tuple[KeyHash, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -108,6 +110,12 @@ class Settings(BaseSettings):
         le=86_400,
         description="Seconds within which a request's body must arrive, else 408.",
     )
+    min_upload_rate: ByteSize = Field(
+        ByteSize(64 * KIB),
+        ge=0,
+        description="Bytes per second at which a request's body must arrive on average, after its "
+        "first 5 seconds, else 408; 0: no limit.",
+    )
     timeout_s: float = Field(
         60.0,
         gt=0,
@@ -128,6 +136,12 @@ class Settings(BaseSettings):
         (),
         description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`. Unset: "
         "no key is needed.",
+    )
+    allowed_hosts: Names = Field(
+        (),
+        description="Names in `Host`, comma-separated, under which pages of browsers may use a "
+        "service that needs no key, besides its address and `localhost`; `*`: any, and pages of "
+        "other sites. Unset: only those two if the address is a loopback address, else any.",
     )
     admin_key_hash: KeyHash | None = Field(
         None,
@@ -172,9 +186,14 @@ def is_public_without_keys(settings: Settings) -> bool:
     Returns:
         True unless the host is a loopback address or API keys are set.
     """
-    if settings.api_keys or settings.host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(settings.host).is_loopback
-    except ValueError:
+    return not settings.api_keys and not is_loopback(settings.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host can be reached only from its own machine, as far as its name tells."""
+    if host == "localhost":
         return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ sse           progress as server-sent events
 dependencies  state of the application, API keys, time limits
 middleware    request ids, log lines and metrics of all requests
 request_log   the log line of a request
+origin        which web pages may use a service that needs no key
 problems      errors as RFC 9457 problem details
 openapi       documentation beyond the types
 """

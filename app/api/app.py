@@ -14,8 +14,10 @@ from app.api.landmarks import landmarks_router
 from app.api.middleware import RequestTracking
 from app.api.models import models_router
 from app.api.openapi import DESCRIPTION
+from app.api.origin import make_origin_check
 from app.api.problems import install_problem_handlers
 from app.api.ui.page import page_router
+from app.api.ui.phantoms import PhantomScans
 from app.api.votes import votes_router
 from app.engine import Engine, Metrics
 from app.settings import Settings
@@ -60,10 +62,12 @@ def create_app(
         version=_version(),
         lifespan=lifespan,
         docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
+        openapi_url=None,  # The same, with a key where one is needed.
         redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    app.add_middleware(RequestTracking, metrics=metrics)
+    app.state.phantoms = PhantomScans()
+    app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
     for router in (landmarks_router, models_router, health_router, votes_router, page_router):
         app.include_router(router)

@@ -1,4 +1,4 @@
-"""What the routes of one application share: its state, API keys, time limits and timings.
+"""What the routes share: state, API keys, time limits, timings and admitted responses.
 
 Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and random
 (``openssl rand -hex 32``), so a fast hash is enough: there is nothing to guess.
@@ -7,11 +7,13 @@ Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and rand
 import hashlib
 import hmac
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import Receive, Scope, Send
 
 from app.engine import Engine, Metrics
 from app.errors import BadParameter, Unauthorized
@@ -55,6 +57,15 @@ async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
     if settings.api_keys:
         admin = (settings.admin_key_hash,) if settings.admin_key_hash else ()
         _check_key(key, (*settings.api_keys, *admin), "an API key")
+
+
+async def has_api_key(shared: SharedDep, key: KeyDep) -> bool:
+    """Return whether a call may see more than whether the service is ready."""
+    try:
+        await require_api_key(shared, key)
+    except Unauthorized:
+        return False
+    return True
 
 
 async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
@@ -104,3 +115,25 @@ def server_timing(timing: TimingAnswer) -> str:
     """Format stage times as the value of a ``Server-Timing`` header."""
     stages: dict[str, Any] = timing.model_dump()
     return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())
+
+
+class AdmittedResponse(Response):
+    """A response whose request stays admitted until it has been sent.
+
+    Args:
+        content: The body.
+        headers: Of the response.
+        media_type: Of the body.
+        admission: Closed when the response has been sent, or its client has left.
+    """
+
+    def __init__(
+        self, content: bytes | None, headers: dict[str, str], media_type: str, admission: ExitStack
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media_type)
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with self._admission:
+            await super().__call__(scope, receive, send)

@@ -1,10 +1,10 @@
-"""``/livez``, ``/readyz`` and ``/metrics``: probes and metrics, which need no key."""
+"""``/livez``, ``/readyz`` and ``/metrics``: probes, which need no key, and metrics."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from app.api.dependencies import SharedDep
+from app.api.dependencies import SharedDep, has_api_key, require_api_key
 from app.api.request_log import record_of
 from app.engine import METRICS_MEDIA_TYPE
 from app.errors import NotReady
@@ -25,12 +25,18 @@ async def get_livez() -> AliveAnswer:
     response_model=ReadinessAnswer,
     responses={503: {"model": ReadinessAnswer, "description": "Not ready; the reason says why"}},
 )
-async def get_readyz(request: Request, shared: SharedDep) -> Response:
-    """Report whether requests can be answered, and if not, why."""
+async def get_readyz(
+    request: Request, shared: SharedDep, may_know_why: Annotated[bool, Depends(has_api_key)]
+) -> Response:
+    """Report whether requests can be answered, and to those who have a key why not."""
     state = shared.engine.readiness()
     if not state.ready:
         record_of(request.scope).code = NotReady.code
-    answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
+    answer = ReadinessAnswer(
+        ready=state.ready, reason="ready" if state.ready else "not ready", models={}
+    )
+    if may_know_why:
+        answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
     return Response(
         answer.model_dump_json(), 200 if state.ready else 503, media_type="application/json"
     )
@@ -39,6 +45,7 @@ async def get_readyz(request: Request, shared: SharedDep) -> Response:
 @health_router.get(
     "/metrics",
     summary="Prometheus metrics",
+    dependencies=[Depends(require_api_key)],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )

@@ -16,7 +16,7 @@ from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.sse import EventStream, wants_events
 from app.api.upload.plan import plan_upload
-from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
+from app.api.upload.receive import Upload, UploadLimits, cancel_on_disconnect, read_upload
 from app.engine import Engine, Progress
 from app.errors import NotReady
 from app.inference import build_answer, model_ref, timing_of
@@ -80,8 +80,7 @@ async def find_landmarks(
         upload = await read_upload(
             request,
             plan,
-            max_bytes=settings.max_body_bytes,
-            timeout_s=settings.body_timeout_s,
+            UploadLimits.of(settings),
             check_head=partial(
                 engine.precheck, model=model, frame=query.frame, timeout_s=timeout_s
             ),

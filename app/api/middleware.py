@@ -11,6 +11,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.origin import OriginCheck
 from app.api.problems import problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
@@ -33,11 +34,15 @@ class RequestTracking:
     Args:
         app: The application inside.
         metrics: Where requests are counted.
+        check_origin: Refuses requests of other sites' pages.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, check_origin: OriginCheck = lambda _: None
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._check_origin = check_origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, then log and count it."""
@@ -64,8 +69,9 @@ class RequestTracking:
             self._finish(inner, record, time.perf_counter() - start)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request as the server says, or pass it on."""
+        """Refuse a request, if it is to be, or pass it on."""
         error: LandmarkdError | None = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
+        error = error or self._check_origin(scope)
         if error is None:
             await self._app(scope, receive, send)
         else:

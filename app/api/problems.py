@@ -18,7 +18,7 @@ PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:landmarkd:"
 
 MAX_QUOTED_CHARACTERS: Final = 64
-"""Of an invalid value that is quoted back to its sender."""
+"""Of an invalid parameter's name or value that is quoted back to its sender."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,9 @@ def _http_detail(request: Request, error: HTTPException) -> str:
 
 
 def _explain(item: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in item["loc"])
-    got = repr(item.get("input"))
-    if len(got) > MAX_QUOTED_CHARACTERS:
-        got = got[:MAX_QUOTED_CHARACTERS] + "…"
-    return f"{where}: {item['msg']}; got {got}"
+    where = ".".join(_quote(str(part)) for part in item["loc"])
+    return f"{where}: {item['msg']}; got {_quote(repr(item.get('input')))}"
+
+
+def _quote(text: str) -> str:
+    return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "…"

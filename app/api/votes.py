@@ -2,17 +2,24 @@
 
 import math
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from app.api.dependencies import SharedDep, request_timeout_s, require_api_key, server_timing
+from app.api.dependencies import (
+    AdmittedResponse,
+    SharedDep,
+    request_timeout_s,
+    require_api_key,
+    server_timing,
+)
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
-from app.api.upload.receive import cancel_on_disconnect, read_upload
+from app.api.upload.receive import UploadLimits, cancel_on_disconnect, read_upload
 from app.inference import VotesRequest, answer_votes, build_answer, timing_of
 from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
 from app.voting import VOTES_FORMATS, Layout, VotesFormat
@@ -116,13 +123,9 @@ async def find_votes(
     form = negotiate_format(ANSWER_FORMATS, query.format, request.headers.get("accept"))
     timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes, ARRAYS)
-    with engine.admit(plan.length):
-        upload = await read_upload(
-            request,
-            plan,
-            max_bytes=settings.max_body_bytes,
-            timeout_s=settings.body_timeout_s,
-        )
+    with ExitStack() as admission:
+        admission.enter_context(engine.admit(plan.length))
+        upload = await read_upload(request, plan, UploadLimits.of(settings))
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
         file = form if isinstance(form, VotesFormat) else None
@@ -131,25 +134,26 @@ async def find_votes(
         compute = partial(answer_votes, bytes(upload.content), question)
         work = engine.compute(compute, timeout_s=timeout_s)
         answer = await cancel_on_disconnect(request.receive, work)
-    detection = answer.detection
-    record.shape = detection.volume.shape
-    shared.metrics.observe_volume(math.prod(record.shape))
-    shared.metrics.observe_stages(detection.timing)
-    total_ms = 1e3 * (time.perf_counter() - start)
-    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
-    headers = {"Server-Timing": server_timing(timing)}
-    content = answer.file
-    if isinstance(form, Format):
-        content = form.write(
-            build_answer(
-                detection,
-                model=NO_MODEL,
-                request_id=record.request_id,
-                timing=timing,
-                candidates=query.candidates,
+        detection = answer.detection
+        record.shape = detection.volume.shape
+        shared.metrics.observe_volume(math.prod(record.shape))
+        shared.metrics.observe_stages(detection.timing)
+        total_ms = 1e3 * (time.perf_counter() - start)
+        timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+        headers = {"Server-Timing": server_timing(timing)}
+        content = answer.file
+        if isinstance(form, Format):
+            content = form.write(
+                build_answer(
+                    detection,
+                    model=NO_MODEL,
+                    request_id=record.request_id,
+                    timing=timing,
+                    candidates=query.candidates,
+                )
             )
-        )
-    return Response(content, headers=headers, media_type=form.media_type)
+        # The request stays admitted until its answer, of up to gigabytes, has been sent.
+        return AdmittedResponse(content, headers, form.media_type, admission.pop_all())
 
 
 def _question_of(query: VotesQuery, limits: VolumeLimits, file: VotesFormat | None) -> VotesRequest:

@@ -183,9 +183,13 @@ class ReadinessAnswer(_WireModel):
 
     ready: bool
     reason: str = Field(
-        description="`ready`, with the devices that have failed, if any; or the reason why not."
+        description="`ready`, with the devices that have failed, if any; or the reason why not. "
+        "Without a key where one is needed: `ready` or `not ready`."
     )
-    models: dict[str, str] = Field(description="Model → `ready`, or the reason why not.")
+    models: dict[str, str] = Field(
+        description="Model → `ready`, or the reason why not. Empty without a key where one is "
+        "needed."
+    )
 
 
 class AliveAnswer(_WireModel):

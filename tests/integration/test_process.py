@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def connect(service: ServiceProcess) -> socket.socket:
 
 def head(length: int, request_id: str) -> bytes:
     return (
-        f"POST {URL} HTTP/1.1\r\nHost: x\r\nX-Request-ID: {request_id}\r\n"
+        f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: {request_id}\r\n"
         f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
     ).encode()
 
@@ -102,9 +103,31 @@ def test_slow_body_gets_408(service: ServiceProcess) -> None:
     assert Problem.model_validate_json(answer.split(b"\r\n\r\n", 1)[1]).code == "slow-upload"
 
 
+def test_body_that_stalls_on_the_page_gets_408(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(head(1000, "stalled").replace(URL.encode(), b"/page/landmarks") + b"{")
+        assert read_all(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_disconnect_during_a_body_of_the_page_is_logged_as_such(service: ServiceProcess) -> None:
+    with connect(service) as connection:
+        connection.sendall(head(1000, "page-left").replace(URL.encode(), b"/page/landmarks") + b"{")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    line = service.wait_for(request_id="page-left")
+    assert (line["status"], line["code"], line["level"]) == (499, "client-left", "info")
+
+
+def test_page_of_another_site_is_refused(service: ServiceProcess) -> None:
+    headers = {"Host": "evil.example:8000"}, {"Sec-Fetch-Site": "cross-site"}
+    for header in headers:
+        response = httpx.post(service.url + URL, content=b"x", headers=RAW | header, timeout=60)
+        assert response.status_code == 403
+        assert Problem.model_validate_json(response.content).code == "forbidden"
+
+
 def test_connection_with_an_endless_head_is_closed(service: ServiceProcess) -> None:
     with connect(service) as connection:
-        connection.sendall(b"POST /v1/landmarks HTTP/1.1\r\nHost: x\r\n")
+        connection.sendall(b"POST /v1/landmarks HTTP/1.1\r\nHost: localhost\r\n")
         assert read_all(connection) == b""
 
 

@@ -97,7 +97,7 @@ def follow_upload(scan: Path, model: str, models: Path, walk: Walk) -> None:
     async def loaded() -> None:
         await asyncio.shield(app.state.starting)
 
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.portal is not None
         client.portal.call(loaded)
         for recording in (False, True):

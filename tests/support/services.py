@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,7 +56,7 @@ def toy_settings(models: Path, **changes: Any) -> Settings:
 def running(settings: Settings) -> Iterator[TestClient]:
     """Run an application in this process until the block ends; its models are loaded."""
     app = create_app(settings)
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         assert client.portal is not None
         client.portal.call(_loaded, app)
         yield client
@@ -99,13 +99,19 @@ def scope_of(path: str) -> Scope:
     }
 
 
-def run_asgi(client: TestClient, path: str, *messages: Message) -> list[Message]:
+def run_asgi(
+    client: TestClient,
+    path: str,
+    *messages: Message,
+    on_send: Callable[[Message], None] = lambda _: None,
+) -> list[Message]:
     """Post to an application by ASGI; after its messages, the client is silent.
 
     Args:
         client: Of a running service.
         path: Of the request.
         messages: Returned by ``receive``, one after the other.
+        on_send: Called with each message that the application sends.
 
     Returns:
         The messages that the application sends.
@@ -118,6 +124,7 @@ def run_asgi(client: TestClient, path: str, *messages: Message) -> list[Message]
         return pending.pop(0)
 
     async def send(message: Message) -> None:
+        on_send(message)
         sent.append(message)
 
     async def call() -> None:

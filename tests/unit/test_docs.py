@@ -13,7 +13,7 @@ from app.api.app import create_app
 from app.api.landmarks import LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
-from app.errors import LandmarkdError, ModelRefused, RequestError, ServiceError, StartupError
+from app.errors import LandmarkdError, ModelRefused, ServiceError, StartupError
 from app.io import FORMATS, LandmarkAnswer
 from app.settings import PREFIX, Settings
 from app.voting import VOTES_FORMATS
@@ -31,7 +31,7 @@ TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "average")
 OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "--model"}
 """Of pip, curl, and the modules in ``app.training.tools``."""
 
-ABSTRACT = (LandmarkdError, RequestError, ServiceError)
+ABSTRACT = (LandmarkdError, ServiceError)
 NOT_ANSWERED = (ModelRefused, StartupError)
 CLIENT_LEFT = 499
 

@@ -1,1 +1,6 @@
-"""The page for browsers: ``page`` has its routes, ``web/`` its HTML, CSS and JavaScript."""
+"""The page for browsers.
+
+page      its routes, and the interactive documentation
+phantoms  the scans that it generates
+web/      its HTML, CSS and JavaScript
+"""

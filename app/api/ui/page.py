@@ -16,16 +16,28 @@ from typing import Annotated, Final
 from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from app.api.dependencies import require_api_key
-from app.errors import BadParameter, TooLarge
+from app.api.dependencies import SharedDep, require_api_key
+from app.api.ui.phantoms import PhantomScans
+from app.api.upload.plan import UploadKind, plan_upload
+from app.api.upload.receive import UploadLimits, read_upload
+from app.errors import BadParameter
 from app.io import FORMATS, LandmarksAnswer, negotiate_format
-from app.phantom import make_phantom, scan_bytes
 
 WEB: Final = Path(__file__).with_name("web")
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of an answer to convert; one of 256 landmarks with candidates takes 1 MB."""
+
+ANSWER: Final = UploadKind(
+    name="an answer of POST /v1/landmarks",
+    field="answer",
+    media_types=("application/json", "text/plain"),  # The latter is what fetch sends of a string.
+    encodings=("identity",),
+    in_place=False,
+    empty_error=BadParameter,
+)
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -44,11 +56,8 @@ HEADERS: Final = {
     # Browsers keep a copy, but ask each time whether it is current; mostly the answer is 304.
     "Cache-Control": "no-cache",
 }
-DOCS_HEADERS: Final = HEADERS | {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self' 'unsafe-inline'; "
-    "style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}
+CDN: Final = "https://cdn.jsdelivr.net"
+"""Where FastAPI's page loads Swagger UI from, unless it is installed."""
 
 NIIVUE_CLASS: Final = re.compile(
     rb" = class extends EventTarget \{\s*/\*\*\s*"
@@ -127,6 +136,15 @@ PACKAGE_FILES: Final = {
 }
 
 
+def docs_headers(source: str) -> dict[str, str]:
+    """Return the headers of ``/docs``, whose scripts and styles come from one source."""
+    return HEADERS | {
+        "Content-Security-Policy": f"default-src 'none'; script-src {source} 'unsafe-inline'; "
+        f"style-src {source} 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    }
+
+
 @cache
 def page_files() -> Mapping[str, PageFile]:
     """Read all files of the page, by name; those of packages that are not installed are missing."""
@@ -153,12 +171,22 @@ def get_page(request: Request) -> Response:
     return get_file(request, "index.html")
 
 
-@page_router.get("/docs")
+@page_router.get("/openapi.json", dependencies=[Depends(require_api_key)])
+def get_openapi(request: Request) -> Response:
+    """Describe all calls, for programs."""
+    return JSONResponse(request.app.openapi())
+
+
+@page_router.get("/docs", dependencies=[Depends(require_api_key)])
 def get_docs(request: Request) -> Response:
     """Show all calls in Swagger UI, served from here if it is installed."""
     title = request.app.title
     if "swagger-ui.js" not in page_files():
-        return get_swagger_ui_html(openapi_url="openapi.json", title=title)
+        docs = get_swagger_ui_html(
+            openapi_url="openapi.json", title=title, swagger_favicon_url="page/icon.svg"
+        )
+        docs.headers.update(docs_headers(CDN))
+        return docs
     docs = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=title,
@@ -166,30 +194,34 @@ def get_docs(request: Request) -> Response:
         swagger_css_url="page/swagger-ui.css",
         swagger_favicon_url="page/icon.svg",
     )
-    docs.headers.update(DOCS_HEADERS)
+    docs.headers.update(docs_headers("'self'"))
     return docs
 
 
 @page_router.get("/page/phantom.nii.gz", dependencies=[Depends(require_api_key)])
-def get_phantom(seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6) -> Response:
+async def get_phantom(
+    request: Request, seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6
+) -> Response:
     """Generate a scan, for users who have none at hand."""
-    scan = scan_bytes(make_phantom(seed))
+    phantoms: PhantomScans = request.app.state.phantoms
+    scan = await phantoms.get(seed)
     return Response(scan, headers=HEADERS, media_type="application/gzip")
 
 
 @page_router.post("/page/landmarks", dependencies=[Depends(require_api_key)])
 async def convert_landmarks(
-    request: Request, name: Annotated[str, Query(alias="format")] = "json"
+    request: Request,
+    shared: SharedDep,
+    name: Annotated[str, Query(alias="format")] = "json",
 ) -> Response:
     """Write an answer of ``POST /v1/landmarks`` in another format."""
     form = negotiate_format(FORMATS, name, None)
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_ANSWER_BYTES:
-            raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got more")
+    plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
+    with shared.engine.admit(MAX_ANSWER_BYTES if plan.length is None else plan.length):
+        limits = UploadLimits.of(shared.settings, MAX_ANSWER_BYTES)
+        upload = await read_upload(request, plan, limits)
     try:
-        answer = LandmarksAnswer.model_validate_json(bytes(content))
+        answer = LandmarksAnswer.model_validate_json(bytes(upload.content))
     except ValidationError as error:
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"

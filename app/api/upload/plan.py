@@ -103,6 +103,7 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
         RequestError: Content-Length is not a number.
     """
     length = headers.get("content-length")
+    length = length and length.strip()
     if length is not None and not (length.isascii() and length.isdigit()):
         raise RequestError(f"expected Content-Length to be a number, got {length[:32]!r}")
     if length is not None and int(length) > max_bytes:

@@ -14,11 +14,36 @@ from app.api.upload.plan import UploadPlan
 from app.api.upload.sinks import BufferSink, Sink, make_sink
 from app.errors import ClientLeft, SlowUpload, TooLarge
 from app.io import HEAD_BYTES, Content
+from app.settings import Settings
 
 MIN_DIRECT_BYTES: Final = 1 << 20
 """A shorter rest of a body arrives in so few chunks that copying them costs little."""
 
+GRACE_S: Final = 5.0
+"""Before a body has to arrive at a rate: connections take time to gather speed."""
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """Limits of a body.
+
+    Attributes:
+        max_bytes: Largest allowed body, framing included.
+        timeout_s: Time within which all of it has to arrive.
+        min_rate: Bytes per second at which it has to arrive on average, after ``GRACE_S``.
+    """
+
+    max_bytes: int
+    timeout_s: float
+    min_rate: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings, max_bytes: int | None = None) -> "UploadLimits":
+        """Take the limits of the settings, the first one lowered if there is a lower one."""
+        most = settings.max_body_bytes if max_bytes is None else max_bytes
+        return cls(most, settings.body_timeout_s, settings.min_upload_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +62,7 @@ class Upload:
 async def read_upload(
     request: Request,
     plan: UploadPlan,
-    *,
-    max_bytes: int,
-    timeout_s: float,
+    limits: UploadLimits,
     check_head: Callable[[Content], None] | None = None,
 ) -> Upload:
     """Read a request's body.
@@ -47,8 +70,7 @@ async def read_upload(
     Args:
         request: A request whose body has not been read.
         plan: Made from its headers.
-        max_bytes: Largest allowed body, framing included.
-        timeout_s: Time within which all of it has to arrive.
+        limits: Of the body.
         check_head: Called once with the first ``HEAD_BYTES`` of the file, or with all of a shorter
             one; raises to refuse the file before the rest is received.
 
@@ -65,13 +87,17 @@ async def read_upload(
     """
     start = time.perf_counter()
     sink = make_sink(plan)
-    counter = _ByteCounter(max_bytes)
+    timeout = asyncio.timeout(limits.timeout_s)
+    counter = _ByteCounter(limits, timeout)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with timeout:
+            counter.add(0)
             checked = await _receive(request, sink, counter, check_head)
     except TimeoutError:
-        expected = f"expected the whole body within {timeout_s:g} s"
-        raise SlowUpload(f"{expected}, got {counter.total} bytes") from None
+        expected = f"expected the whole body within {limits.timeout_s:g} s"
+        if limits.min_rate:
+            expected += f", and {limits.min_rate} bytes/s after {GRACE_S:g} s"
+        raise SlowUpload(f"{expected}; got {counter.total} bytes") from None
     except ClientDisconnect:
         raise ClientLeft(f"expected a whole body, got {counter.total} bytes") from None
     content = sink.close()
@@ -149,15 +175,22 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class _ByteCounter:
-    """Counts the bytes of a body, and refuses those over the limit."""
+    """Counts the bytes of a body, and extends its time limit by what has arrived."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limits: UploadLimits, timeout: asyncio.Timeout) -> None:
+        self._limits = limits
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
         self.total = 0
 
     def add(self, count: int) -> None:
+        limits = self._limits
         self.total += count
-        if self.total > self._limit:
+        if self.total > limits.max_bytes:
             raise TooLarge(
-                f"expected a body of at most {self._limit} bytes, got {self.total} and more"
+                f"expected a body of at most {limits.max_bytes} bytes, got {self.total} and more"
             )
+        if limits.min_rate:
+            allowed_s = max(GRACE_S, self.total / limits.min_rate)
+            self._timeout.reschedule(self._start + min(allowed_s, limits.timeout_s))

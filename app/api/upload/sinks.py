@@ -1,15 +1,15 @@
 """Sinks: where the body of an upload goes as it arrives, until it is the file.
 
 A body of known length that is the file goes into one buffer, which the reader of the file uses
-without a copy. Other bodies are kept in chunks. Starlette's own form parser spools to disk through
-a thread pool; the one here keeps the chunks of the only part.
+without a copy. Other bodies are collected in one array. Starlette's own form parser spools to disk
+through a thread pool; the one here collects the only part.
 """
 
 import numpy as np
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.api.upload.plan import UploadPlan
+from app.api.upload.plan import UploadKind, UploadPlan
 from app.errors import BadParameter, RequestError
 
 
@@ -51,28 +51,30 @@ class BufferSink:
         return len(self._buffer) - len(self.rest)
 
 
-class ChunkSink:
-    """A body of unknown length that is the file."""
+class GrowingSink:
+    """A body of unknown length that is the file.
 
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
+    It is one array of bytes, however small the chunks are: a chunk in a list takes 40 bytes more.
+
+    Args:
+        in_place: Whether the reader takes the array itself, not only bytes.
+    """
+
+    def __init__(self, in_place: bool) -> None:
+        self._content = bytearray()
+        self._in_place = in_place
 
     def write(self, chunk: bytes) -> None:
         """Take the next chunk of the body."""
-        self._chunks.append(chunk)
+        self._content += chunk
 
     def head(self, size: int) -> bytes | None:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
-        head = b""
-        for chunk in self._chunks:
-            head += chunk[: size - len(head)]
-            if len(head) == size:
-                return head
-        return None
+        return bytes(self._content[:size]) if len(self._content) >= size else None
 
-    def close(self) -> bytes:
+    def close(self) -> bytes | bytearray:
         """Return the file."""
-        return b"".join(self._chunks)
+        return self._content if self._in_place else bytes(self._content)
 
 
 class MultipartSink:
@@ -80,15 +82,15 @@ class MultipartSink:
 
     Args:
         boundary: From the Content-Type header.
-        field: Name that the part must have.
+        kind: What the part must be; names its field.
 
     Raises:
         RequestError: The boundary is too long.
     """
 
-    def __init__(self, boundary: bytes, field: str) -> None:
-        self._field = field
-        self._file = ChunkSink()
+    def __init__(self, boundary: bytes, kind: UploadKind) -> None:
+        self._field = kind.field
+        self._file = GrowingSink(kind.in_place)
         self._header_name = self._header_value = b""
         self._parts = 0
         self._named = False
@@ -125,7 +127,7 @@ class MultipartSink:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
         return self._file.head(size)
 
-    def close(self) -> bytes:
+    def close(self) -> bytes | bytearray:
         """Return the file.
 
         Raises:
@@ -176,16 +178,16 @@ class MultipartSink:
         self._ended = True
 
 
-Sink = BufferSink | ChunkSink | MultipartSink
+Sink = BufferSink | GrowingSink | MultipartSink
 
 
 def make_sink(plan: UploadPlan) -> Sink:
     """Choose where a body goes."""
     if plan.boundary is not None:
-        return MultipartSink(plan.boundary, plan.kind.field)
+        return MultipartSink(plan.boundary, plan.kind)
     if plan.length is not None and plan.kind.in_place:
         return BufferSink(plan.length)
-    return ChunkSink()
+    return GrowingSink(plan.kind.in_place)
 
 
 def _malformed() -> RequestError:

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from app.api.upload.direct import fill_body_of
 from app.api.upload.plan import plan_upload
-from app.api.upload.receive import MIN_DIRECT_BYTES, read_upload
+from app.api.upload.receive import MIN_DIRECT_BYTES, UploadLimits, read_upload
 from app.server.http_protocol import HttpProtocol
 
 BODY = np.random.default_rng(8).bytes(3 * MIN_DIRECT_BYTES + 5)
@@ -27,7 +27,7 @@ async def echo_digest(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the digest of an upload, and whether the server offered the extension."""
     request = Request(scope, receive)
     plan = plan_upload(request.headers, len(BODY))
-    upload = await read_upload(request, plan, max_bytes=len(BODY), timeout_s=30)
+    upload = await read_upload(request, plan, UploadLimits(len(BODY), 30))
     offered = fill_body_of(scope) is not None
     answer = PlainTextResponse(f"{sha256(upload.content).hexdigest()} {offered}")
     await answer(scope, receive, send)

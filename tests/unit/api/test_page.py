@@ -1,5 +1,6 @@
 """What is served for the page; tests/integration/test_page_browser.py looks at it in a browser."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
-from app.api.ui.page import MAX_ANSWER_BYTES, PACKAGE_FILES, WEB, export_niivue, page_files
+from app.api.ui.page import CDN, MAX_ANSWER_BYTES, PACKAGE_FILES, WEB, export_niivue, page_files
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
 from app.phantom import make_phantom, scan_bytes
@@ -91,7 +92,12 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_page_without_niivue_has_no_viewer(client: TestClient) -> None:
     assert 'data-viewer="absent"' in client.get("/").text
     assert client.get("/page/niivue.js").status_code == 404
-    assert client.get("/docs").status_code == 200
+    docs = client.get("/docs")
+    assert docs.status_code == 200
+    policy = docs.headers["content-security-policy"]
+    assert policy.startswith(f"default-src 'none'; script-src {CDN} ")
+    loaded = set(re.findall(r"https://[^/\"]+", docs.text))
+    assert loaded == {CDN}
 
 
 def test_niivue_is_exported_from_its_bundle_or_counts_as_absent(
@@ -136,7 +142,7 @@ def test_invalid_answer_is_refused(client: TestClient) -> None:
 def test_page_needs_no_key_but_its_computations_do(tmp_path: Path) -> None:
     settings = toy_settings(toy_models(tmp_path), api_keys=(hash_key(KEY),))
     with running(settings) as client:
-        for path in ("/", "/page/page.js", "/docs"):
+        for path in ("/", "/page/page.js"):
             assert client.get(path).status_code == 200
         assert problem_of(client.get("/page/phantom.nii.gz")).code == "unauthorized"
         assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "unauthorized"

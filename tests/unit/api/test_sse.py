@@ -92,7 +92,7 @@ def test_file_is_refused_by_its_header_before_the_rest_arrives(service: Faulty) 
     broken = bytearray(command_scan(seed=1, shape=(64, 48, 80)))
     broken[40:56] = np.array([4, 64, 48, 80, 0, 1, 1, 1], "<i2").tobytes()
     head = (
-        f"POST /v1/landmarks HTTP/1.1\r\nHost: x\r\nContent-Length: {len(broken)}\r\n\r\n"
+        f"POST /v1/landmarks HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(broken)}\r\n\r\n"
     ).encode()
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
         connection.sendall(head + broken[:HEAD_BYTES])

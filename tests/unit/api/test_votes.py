@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.io.schemas import LandmarksAnswer
 from tests.support import oracle
-from tests.support.services import RAW, running, toy_settings
+from tests.support.services import RAW, run_asgi, running, shared_of, toy_settings
 from tests.support.vote_archives import (
     LANDMARKS,
     OBLIQUE,
@@ -253,6 +253,18 @@ def test_requests_are_counted_and_logged(
     text = client.get("/metrics").text
     assert 'landmarkd_requests_total{code="ok",route="/v1/votes"}' in text
     assert 'landmarkd_stage_seconds_count{stage="vote"}' in text
+
+
+def test_request_stays_admitted_until_its_answer_has_been_sent(
+    client: TestClient, balls: bytes
+) -> None:
+    admission = shared_of(client).engine.admission
+    in_flight = list[int]()
+    body = {"type": "http.request", "body": balls, "more_body": False}
+    sent = run_asgi(client, URL, body, on_send=lambda _: in_flight.append(admission.requests))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert in_flight == [1, 1]
+    assert admission.requests == 0
 
 
 def test_docs_describe_the_body_and_every_answer(client: TestClient) -> None:

@@ -51,7 +51,7 @@ async function request(path, options = {}) {
 export async function getReadiness() {
   // 503 has the same body as 200.
   try {
-    return await (await fetch("readyz")).json();
+    return await (await fetch("readyz", { headers: headers() })).json();
   } catch {
     return { ready: false, reason: "no answer" };
   }

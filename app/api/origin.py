@@ -1,0 +1,58 @@
+"""Which web pages may use a service that needs no key: its own.
+
+A browser sends requests of any site's page to the service, also on localhost, and a site may let
+its own name resolve to 127.0.0.1, so that its page can read the answers (DNS rebinding). The
+browser says the former in ``Sec-Fetch-Site``, the latter in ``Host``.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from app.errors import Forbidden
+from app.settings import Settings, is_loopback
+
+OriginCheck = Callable[[Scope], Forbidden | None]
+"""Returns the error for which a request is refused, if it is."""
+
+LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+MAX_QUOTED_CHARACTERS: Final = 64
+
+
+def make_origin_check(settings: Settings) -> OriginCheck:
+    """Make the check of a service's settings: keys, address and allowed hosts."""
+    named = frozenset(host.lower() for host in settings.allowed_hosts)
+    public = not (named or is_loopback(settings.host))
+    if settings.api_keys or "*" in named or public:
+        return lambda _: None
+    bound = f"[{settings.host}]" if ":" in settings.host else settings.host
+    allowed = LOCAL_HOSTS | named | {bound.lower()}
+
+    def check(scope: Scope) -> Forbidden | None:
+        headers = Headers(scope=scope)
+        if headers.get("sec-fetch-site") == "cross-site" and not _is_link(scope["method"], headers):
+            return Forbidden("expected a request of this service's own page, got another site's")
+        host = host_name(headers.get("host", ""))
+        if host and host not in allowed:
+            return Forbidden(
+                f"expected Host to be {', '.join(sorted(allowed))} or one of "
+                f"LANDMARKD_ALLOWED_HOSTS, got {host[:MAX_QUOTED_CHARACTERS]!r}"
+            )
+        return None
+
+    return check
+
+
+def _is_link(method: str, headers: Headers) -> bool:
+    """Return whether the user has followed a link, whose page sees nothing of the answer."""
+    mode, goal = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    return (method, mode, goal) == ("GET", "navigate", "document")
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a ``Host`` header, without the port and in lower case."""
+    name, _, port = host.strip().lower().rpartition(":")
+    return name.rstrip(".") if name and port.isdigit() else host.strip().lower().rstrip(".")

@@ -1,0 +1,99 @@
+"""What all responses have in common."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.middleware import SEND_BYTES, RequestTracking
+from app.engine import Metrics
+from tests.support.services import RAW, problem_of, running, scope_of, toy_models, toy_settings
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    settings = toy_settings(toy_models(tmp_path_factory.mktemp("middleware")))
+    with running(settings) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/metrics", "/", "/v1/models", "/page/page.js"]
+)
+def test_head_is_answered_as_get_without_the_body(path: str, client: TestClient) -> None:
+    got, head = client.get(path), client.head(path)
+    assert (got.status_code, head.status_code) == (200, 200)
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert head.headers["content-length"]
+    assert not head.content
+
+
+def test_head_of_what_is_only_posted_is_refused(client: TestClient) -> None:
+    assert client.head("/v1/landmarks").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/models", "/metrics", "/nowhere", "/docs"])
+def test_no_browser_may_guess_a_media_type(path: str, client: TestClient) -> None:
+    assert client.get(path).headers["x-content-type-options"] == "nosniff"
+    problem = client.post("/v1/landmarks", content=b"no scan", headers=RAW)
+    assert problem_of(problem).status == 400
+    assert problem.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("size", [0, 1, SEND_BYTES, SEND_BYTES + 1, 3 * SEND_BYTES - 1])
+def test_large_body_is_sent_in_pieces(size: int) -> None:
+    body, sent = hashlib.shake_128(b"").digest(size), list[Message]()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(RequestTracking(app, Metrics())(scope_of("/"), receive, send))
+    parts = sent[1:]
+    assert b"".join(part["body"] for part in parts) == body
+    assert all(0 < len(part["body"]) <= SEND_BYTES for part in parts) or size == 0
+    more = [part.get("more_body", False) for part in parts]
+    assert more == [True] * (len(parts) - 1) + [False]
+
+
+def test_parameter_names_are_quoted_in_short(client: TestClient) -> None:
+    response = client.post(f"/v1/votes?{'x' * 5000}=1", content=b"", headers=RAW)
+    assert problem_of(response).code == "bad-parameter"
+    assert len(response.content) < 1000
+
+
+def test_keys_guard_all_but_whether_the_service_is_ready(tmp_path: Path) -> None:
+    key = "correct horse"
+    settings = toy_settings(
+        toy_models(tmp_path), api_keys=(hashlib.sha256(key.encode()).hexdigest(),)
+    )
+    with running(settings) as client:
+        for path in ("/metrics", "/openapi.json", "/docs"):
+            assert problem_of(client.get(path)).code == "unauthorized"
+            assert client.get(path, headers={"Authorization": f"Bearer {key}"}).is_success
+        assert client.get("/livez").is_success
+        assert client.get("/readyz").json() == {"ready": True, "reason": "ready", "models": {}}
+        for wrong in ({}, {"Authorization": "Bearer wrong"}):
+            assert client.get("/readyz", headers=wrong).json()["models"] == {}
+        told = client.get("/readyz", headers={"Authorization": f"Bearer {key}"}).json()
+        assert told["models"] == {"toy": "ready"}
+
+
+def test_reason_why_a_guarded_service_is_not_ready_needs_a_key(tmp_path: Path) -> None:
+    settings = toy_settings(tmp_path, api_keys=(hashlib.sha256(b"key").hexdigest(),))
+    with running(settings) as client:
+        response = client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json() == {"ready": False, "reason": "not ready", "models": {}}
+        told = client.get("/readyz", headers={"Authorization": "Bearer key"}).json()
+        assert told["reason"] == "no usable model"
