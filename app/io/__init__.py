@@ -10,7 +10,12 @@ formats       the formats of an answer, and the choice among them
 
 from app.io.formats import FORMATS, Format, negotiate_format
 from app.io.gzip_stream import Content
-from app.io.nifti_header import MAX_SPACING_MM, MIN_DETERMINANT, MIN_SPACING_MM, UNIT_WARNINGS
+from app.io.nifti_header import (
+    MAX_SPACING_MM,
+    MIN_DETERMINANT,
+    MIN_SPACING_MM,
+    UNIT_WARNINGS,
+)
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,

@@ -5,6 +5,7 @@ caller has sized from the file's own header, so a decompression bomb inflates no
 """
 
 import io
+from collections.abc import Callable
 from typing import Final, cast
 
 from blake3 import blake3
@@ -36,6 +37,7 @@ class FileStream:
 
     Args:
         content: The body as it was received, or the start of it.
+        check_cancelled: Called before every piece; raises once nobody waits for the file any more.
 
     Attributes:
         gzipped: Whether the body is gzip.
@@ -43,7 +45,10 @@ class FileStream:
         position: Number of uncompressed bytes that have been read.
     """
 
-    def __init__(self, content: Content) -> None:
+    def __init__(
+        self, content: Content, check_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check_cancelled = check_cancelled
         body = _MemoryFile(content)
         self.gzipped = bytes(content[:2]) == GZIP_MAGIC
         self.max_bytes = len(content) * (MAX_INFLATION if self.gzipped else 1)
@@ -93,6 +98,7 @@ class FileStream:
 
     def _fill_some(self, target: memoryview) -> int:
         """Read into ``target`` until it is full or the file ends; return the number of bytes."""
+        self._check_cancelled()
         try:
             count = self._stream.readinto(target) or 0
         except EOFError as error:

@@ -5,6 +5,7 @@ so files over a limit, and those that hold no 3D scan, are refused before their 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +69,7 @@ def read_volume(
     content: Content,
     limits: VolumeLimits | None = None,
     frame: int | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Volume:
     """Read an uploaded NIfTI file.
 
@@ -75,6 +77,7 @@ def read_volume(
         content: The whole file, plain or gzip.
         limits: Limits on its size; the defaults if None.
         frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
+        check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
 
     Returns:
         The scan, in its own memory.
@@ -87,7 +90,7 @@ def read_volume(
         BadVoxels: Complex, RGB, or nothing finite.
         BadParameter: There is no such frame.
     """
-    stream = FileStream(content)
+    stream = FileStream(content, check_cancelled)
     header = read_header(stream)
     index = _check_limits(header, limits or VolumeLimits(), frame)
     stored, warnings = _read_frame(stream, header, index)

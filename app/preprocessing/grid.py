@@ -14,12 +14,19 @@ from torch import Tensor
 
 from app.compute import Voxels, upload
 from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of
-from app.io import Volume
+from app.io import FLOAT32_MAX, Volume
 from app.model import InputSpec, IntensitySpec
 from app.preprocessing.resampling import resample, resampled_size
 
 PERCENTILE_SAMPLES: Final = 1 << 20
 """Percentiles are computed from at most twice this many evenly spaced voxels."""
+
+
+SMALLER: Final = 2.0**-70
+"""Multiplies voxel values whose differences or squares float32 does not hold."""
+
+MAX_SQUARABLE: Final = 1e18
+"""Sums of squares of larger voxel values may be infinite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +169,14 @@ def normalise_(
     if intensity.method == "none":
         return values
     if intensity.method == "zscore":
+        if float(values.max()) > MAX_SQUARABLE or float(values.min()) < -MAX_SQUARABLE:
+            values.mul_(SMALLER)  # Exact, and without effect on the result.
         mean, deviation = values.mean(), values.std(correction=0)
         return values.sub_(mean).div_(deviation.clamp_min_(1e-6))
     lower, upper = window or find_window(values, intensity) or (0.0, 1.0)
+    if upper - lower > FLOAT32_MAX:
+        values.mul_(SMALLER)  # Exact; else the difference of two voxels would be infinite.
+        lower, upper = lower * SMALLER, upper * SMALLER
     return values.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
 
 

@@ -98,3 +98,21 @@ def test_no_body_inflates_beyond_its_upper_bound() -> None:
     body = gzip.compress(zeros, 9)
     assert len(zeros) / len(body) > 1000
     assert FileStream(body).max_bytes >= len(zeros)
+
+
+def test_reading_ends_with_the_next_piece_once_nobody_waits() -> None:
+    class NobodyWaitsError(Exception):
+        """Nobody waits."""
+
+    pieces = 0
+
+    def check_cancelled() -> None:
+        nonlocal pieces
+        pieces += 1
+        if pieces > 2:
+            raise NobodyWaitsError
+
+    stream = FileStream(gzip.compress(PLAIN), check_cancelled)
+    with pytest.raises(NobodyWaitsError):
+        stream.skip(len(PLAIN))
+    assert stream.position == 2 * CHUNK_BYTES

@@ -166,3 +166,14 @@ def test_every_stored_type_reaches_the_device(dtype: str) -> None:
     voxels = np.arange(60, dtype=dtype).reshape(3, 4, 5)
     grid = make_grid(make_volume(voxels, np.eye(4)), make_spec((1, 1, 1)), CPU)
     np.testing.assert_array_equal(grid.voxels.numpy(), voxels.astype(np.float32))
+
+
+@pytest.mark.parametrize("method", ["percentile", "window", "zscore"])
+def test_voxels_as_far_apart_as_float32_holds_are_normalised(method: str) -> None:
+    bounds = {"percentile": (0.0, 100.0), "window": (-3e38, 3e38), "zscore": (0.0, 1.0)}
+    lower, upper = bounds[method]
+    spec = IntensitySpec.model_validate({"method": method, "lower": lower, "upper": upper})
+    small = torch.linspace(-1.0, 1.0, 60).reshape(3, 4, 5)
+    found = normalise(small * 3e38, spec)
+    same = IntensitySpec(method="window", lower=-1.0, upper=1.0) if method == "window" else spec
+    torch.testing.assert_close(found, normalise(small, same))
