@@ -96,6 +96,11 @@ class Settings(BaseSettings):
         le=100_000,
         description="Maximum number of requests in progress; further ones are answered with 429.",
     )
+    memory: ByteSize | None = Field(
+        None,
+        description="Memory that all scans in progress may take together; a scan that needs more "
+        "is refused, others wait. Unset: half of the machine's, or of the container's limit.",
+    )
     max_queued_bytes: ByteSize = Field(
         ByteSize(2 * GIB),
         ge=1,

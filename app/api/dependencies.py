@@ -96,6 +96,17 @@ def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
         raise Unauthorized(f"expected {expected} {header}, got another")
 
 
+def client_of(request: Request, settings: Settings) -> str:
+    """Name the client that a request comes from: by its API key, else by its address.
+
+    Clients share the service evenly. Behind a proxy, all of them without keys count as one.
+    """
+    key = request.headers.get("authorization")
+    if settings.api_keys and key is not None:  # It was checked before.
+        return hash_key(key)
+    return request.client.host if request.client is not None else ""
+
+
 def request_timeout_s(requested: float | None, settings: Settings) -> float:
     """Return the time limit of a request: the one it asks for, or the default.
 

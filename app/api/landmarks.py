@@ -11,7 +11,13 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.dependencies import SharedDep, request_timeout_s, require_api_key, server_timing
+from app.api.dependencies import (
+    SharedDep,
+    client_of,
+    request_timeout_s,
+    require_api_key,
+    server_timing,
+)
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.sse import EventStream, wants_events
@@ -72,8 +78,9 @@ async def find_landmarks(
     form = negotiate_format(FORMATS, query.format or ("json" if streams else None), accept)
     timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes)
+    client = client_of(request, settings)
     with ExitStack() as admission:
-        admission.enter_context(engine.admit(plan.length))
+        admission.enter_context(engine.admit(plan.length, client))
         _require_ready(engine)
         model = engine.registry.get(query.model)
         record.model = model.manifest.name
@@ -82,12 +89,16 @@ async def find_landmarks(
             plan,
             UploadLimits.of(settings),
             check_head=partial(
-                engine.precheck, model=model, frame=query.frame, timeout_s=timeout_s
+                engine.precheck,
+                model=model,
+                frame=query.frame,
+                timeout_s=timeout_s,
+                client=client,
             ),
         )
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-        work = _Detection(engine, model, query, upload, timeout_s, start, record)
+        work = _Detection(engine, model, query, upload, timeout_s, start, record, client)
         if streams:
             # The request stays admitted until the last event has been sent.
             return EventStream(partial(_write_event, work, form), admission.pop_all())
@@ -107,6 +118,7 @@ class _Detection:
     timeout_s: float
     start: float
     record: RequestRecord
+    client: str
 
     async def run(self, on_progress: Callable[[Progress], None] | None = None) -> LandmarksAnswer:
         detection = await self.engine.detect(
@@ -114,6 +126,7 @@ class _Detection:
             self.model,
             frame=self.query.frame,
             timeout_s=self.timeout_s,
+            client=self.client,
             on_progress=on_progress,
         )
         self.record.shape = detection.volume.shape

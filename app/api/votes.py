@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.api.dependencies import (
     AdmittedResponse,
     SharedDep,
+    client_of,
     request_timeout_s,
     require_api_key,
     server_timing,
@@ -124,7 +125,7 @@ async def find_votes(
     timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, settings.max_body_bytes, ARRAYS)
     with ExitStack() as admission:
-        admission.enter_context(engine.admit(plan.length))
+        admission.enter_context(engine.admit(plan.length, client_of(request, settings)))
         upload = await read_upload(request, plan, UploadLimits.of(settings))
         record.bytes = len(upload.content)
         shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)

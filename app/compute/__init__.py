@@ -1,6 +1,7 @@
 """What is to be known of devices, threads and compilers, so that the stages of the data need not.
 
 device    which devices there are, their memory, and the errors that say it ran out
+heap_trim returns free memory to the OS
 transfer  host arrays to device tensors; CUDA streams and events
 threads   loops in parallel
 jit       Numba for the CPU; whether there is Triton for CUDA
@@ -21,6 +22,7 @@ from app.compute.device import (
     synchronize,
     total_memory,
 )
+from app.compute.heap_trim import HeapTrimmer
 from app.compute.jit import has_triton, numba_jit
 from app.compute.threads import run_parts, split_range
 from app.compute.transfer import (
@@ -35,9 +37,9 @@ from app.compute.transfer import (
 )
 
 __all__ = [
-    "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HostCopy", "NamedDevice", "ReadyEvent",
-    "Stopwatch", "Voxels", "choose_device", "choose_devices", "describe_out_of_memory",
-    "fast_precisions", "has_triton", "is_out_of_memory", "memory_headroom", "numba_jit",
-    "record_event", "release_memory", "run_parts", "set_device", "split_range", "synchronize",
-    "total_memory", "upload",
+    "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy", "NamedDevice",
+    "ReadyEvent", "Stopwatch", "Voxels", "choose_device", "choose_devices",
+    "describe_out_of_memory", "fast_precisions", "has_triton", "is_out_of_memory",
+    "memory_headroom", "numba_jit", "record_event", "release_memory", "run_parts", "set_device",
+    "split_range", "synchronize", "total_memory", "upload",
 ]  # fmt: skip

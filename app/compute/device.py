@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,6 +24,12 @@ OUT_OF_MEMORY: Final = re.compile(
 """What torch's errors say on CUDA, and on the CPU of each operating system."""
 
 ALLOCATION: Final = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB)|\d+)", re.IGNORECASE)
+
+CGROUP_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""Where Linux says how much memory a container may use, by version of its control groups."""
 
 MEMORY_SHARE: Final = 0.8
 """Share of a device's memory that a batch may take, grids and weights included."""
@@ -144,10 +151,18 @@ def describe_out_of_memory(error: BaseException, device: torch.device) -> str:
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory that a device has, used or not."""
+    """Return the bytes of memory that a device has, used or not; a container's limit counts."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(int(text) for text in map(_read, CGROUP_LIMITS) if text.isdigit())])
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def memory_headroom(device: torch.device) -> float:

@@ -7,13 +7,13 @@ function that runs there, each arrow a hand-over by the function at its beginnin
     1 thread                    2 threads      4 threads per device      1 thread per device
     ─────────────────────────────────────────────────────────────────────────────────────────
     Engine.detect
-      DecodeSlot.acquire
+      FairBudget.hold: memory, then a decode slot
       HostPool.run ───────────► read_volume
       Devices.choose ◄─ Volume ─┘
       DeviceLoop.run
         DeviceWorker.submit ─────────────────► _prepare
                                                WorkQueue.add_tiles ────► WorkQueue.take
-        DecodeSlot.release ◄─── Prepared ──────┘                         launch_batch
+        FairBudget.release ◄─── Prepared ──────┘                         launch_batch
                                                                          collect_batch
         on_progress ◄────────── Progressed ──────────────────────────────_continue
                                                _finish ◄─ HostPool.submit ┘
@@ -29,7 +29,7 @@ requests for landmarks, ``Engine.compute`` has a pool of 2 threads, and a daemon
 the device workers load models.
 
 engine         admission, decoding, models; ``Engine.detect``
-admission      bounds on requests in flight and on decoded scans
+admission      bounds on requests in flight
 devices        all devices of the process, and which of them runs a request
 device_loop    the event loop's side of one device: jobs, deadlines, health
 device_worker  the thread of one device, which runs the networks
@@ -39,7 +39,7 @@ scheduler      which tiles form the next batch: the policy, without threads or c
 batch_sizes    how many tiles a batch may hold, as measured
 host_pool      threads for work on the host
 metrics        Prometheus metrics
-heap_trim      returns free memory to the OS
+fair_budget    memory and other things that clients share evenly
 """
 
 from app.engine.devices import DeviceState

@@ -1,18 +1,22 @@
-"""Admits or refuses requests before their bodies are read, and bounds the decoded scans."""
+"""Admits or refuses requests before their bodies are read."""
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.errors import DeadlineExceeded, Draining, QueueFull, TooLarge
+from app.errors import Draining, QueueFull, TooLarge
 
 SMOOTHING: Final = 0.8
 """Weight of the past in the running mean of a request's cost: about the last five count."""
 
 MIB: Final = 1 << 20
+
+CLIENT_SHARE: Final = 0.75
+"""Of the places, and of what else is shared, that one client may hold."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class Admission:
         open: False once the service is draining.
         idle: Set while nothing is in flight.
         requests: Number of requests in flight.
+        clients: Likewise, by client.
         bytes: Bytes of their bodies.
     """
 
@@ -39,6 +44,7 @@ class Admission:
     open: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     requests: int = field(default=0, init=False)
+    clients: Counter[str] = field(default_factory=Counter, init=False)
     bytes: int = field(default=0, init=False)
     _cost_s: float = field(default=1.0, init=False)
 
@@ -47,11 +53,12 @@ class Admission:
         self.idle.set()
 
     @contextmanager
-    def admit(self, content_length: int | None) -> Iterator[None]:
+    def admit(self, content_length: int | None, client: str = "") -> Iterator[None]:
         """Count one request as in flight while the context lasts.
 
         Args:
             content_length: Bytes of the body; None if unknown.
+            client: Who sends it: one client leaves some of the places to others.
 
         Raises:
             Draining: The service is stopping.
@@ -74,13 +81,22 @@ class Admission:
                 f"{self.bytes // MIB} MiB",
                 retry_after_s=self.retry_after_s(),
             )
+        share = math.ceil(CLIENT_SHARE * self.max_requests)
+        if self.clients[client] >= share:
+            raise QueueFull(
+                f"expected fewer than {share} requests of one client in flight, got {share}",
+                retry_after_s=self.retry_after_s(),
+            )
         self.requests += 1
+        self.clients[client] += 1
         self.bytes += size
         self.idle.clear()
         try:
             yield
         finally:
             self.requests -= 1
+            self.clients[client] -= 1
+            self.clients += Counter()  # Drops clients without requests.
             self.bytes -= size
             if not self.requests:
                 self.idle.set()
@@ -94,38 +110,3 @@ class Admission:
         # Tiles predict better than requests, but scans that are not prepared have none yet.
         busy_s = max(self._cost_s * self.requests / max(1, self.devices()), self.backlog_s())
         return max(1, math.ceil(busy_s / 2))
-
-
-class DecodeSlot:
-    """One of a few slots for decoded scans, each of which may take gigabytes."""
-
-    def __init__(self, slots: asyncio.Semaphore) -> None:
-        """Create a slot that is not acquired.
-
-        Args:
-            slots: The slots of the process.
-        """
-        self._slots = slots
-        self._acquired = False
-
-    async def acquire(self, deadline: float) -> None:
-        """Wait for a free slot, first come, first served.
-
-        Args:
-            deadline: On the event loop's clock.
-
-        Raises:
-            DeadlineExceeded: There was none until then.
-        """
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
-                self._acquired = True
-        except TimeoutError:
-            raise DeadlineExceeded("expected a place in the queue in time, got none") from None
-
-    def release(self) -> None:
-        """Free the slot; a second call does nothing."""
-        if self._acquired:
-            self._acquired = False
-            self._slots.release()

@@ -134,9 +134,10 @@ class Devices:
         same = [loop for loop in healthy if loop.has_job(key)]
         return min(same or healthy, key=lambda loop: loop.load)
 
-    def estimate_latency_s(self, lane: Hashable, tiles: int) -> float:
-        """Estimate how long a new scan would take; 0 if no tile of its lane was timed."""
-        return min((loop.estimate_latency_s(lane, tiles) for loop in self._healthy), default=0.0)
+    def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
+        """Estimate how long a client's new scan would take; 0 if no tile of its lane was timed."""
+        estimates = (loop.estimate_latency_s(lane, tiles, client) for loop in self._healthy)
+        return min(estimates, default=0.0)
 
     @property
     def healthy_count(self) -> int:

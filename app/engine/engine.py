@@ -15,18 +15,17 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from app.compute import choose_devices
-from app.engine.admission import Admission, DecodeSlot
+from app.compute import HOST, HeapTrimmer, choose_devices, total_memory
+from app.engine.admission import CLIENT_SHARE, Admission
 from app.engine.devices import Devices
-from app.engine.heap_trim import HeapTrimmer
+from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
-from app.errors import DeadlineExceeded, NotReady
-from app.inference import Detection, check_again, load_checked
-from app.io import Content, Volume, VolumeLimits, check_header, read_volume
+from app.errors import DeadlineExceeded, NotReady, TooLarge
+from app.inference import Detection, Forecast, check_again, forecast, load_checked
+from app.io import Content, Volume, VolumeLimits, read_volume
 from app.model import LoadedModel, Registry
-from app.preprocessing import grid_shape, plan_tiles
 from app.settings import Settings
 
 logger = logging.getLogger("landmarkd.engine")
@@ -38,7 +37,9 @@ COMPUTE_THREADS: Final = 2
 """For work without a model; each piece may take gigabytes."""
 
 MAX_DECODED_VOLUMES: Final = 4
-"""Scans that are decoded or wait for the device at once; each may take gigabytes."""
+"""Scans that are decoded or prepared at once: more would only make each other slower."""
+
+MIB: Final = 1 << 20
 
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
@@ -105,7 +106,9 @@ class Engine:
         self._settings = settings
         self._metrics = metrics
         self._state: State = "loading"
-        self._decode_slots = asyncio.Semaphore(MAX_DECODED_VOLUMES)
+        memory = settings.memory or total_memory(HOST.device) // 2
+        self._memory = FairBudget(memory, CLIENT_SHARE)
+        self._decode_slots = FairBudget(MAX_DECODED_VOLUMES, CLIENT_SHARE)
         self._heap_trimmer = HeapTrimmer()
         self._decode_pool = HostPool("decode", DECODE_THREADS)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)
@@ -121,9 +124,9 @@ class Engine:
         )
 
     @contextmanager
-    def admit(self, content_length: int | None) -> Iterator[None]:
+    def admit(self, content_length: int | None, client: str = "") -> Iterator[None]:
         """Admit a request, see ``Admission.admit``; schedule a heap trim after it."""
-        with self.admission.admit(content_length):
+        with self.admission.admit(content_length, client):
             try:
                 yield
             finally:
@@ -191,7 +194,13 @@ class Engine:
         self._compute_pool.close()
 
     def precheck(
-        self, head: Content, model: LoadedModel, *, frame: int | None, timeout_s: float | None
+        self,
+        head: Content,
+        model: LoadedModel,
+        *,
+        frame: int | None,
+        timeout_s: float | None,
+        client: str = "",
     ) -> None:
         """Refuse a file by its header, before the rest of it is received.
 
@@ -200,20 +209,19 @@ class Engine:
             model: The model to use.
             frame: As for ``detect``.
             timeout_s: As for ``detect``.
+            client: As for ``detect``.
 
         Raises:
             RequestError: As ``read_volume``, where the header tells enough.
+            TooLarge: It would need more memory than all scans may take together.
             DeadlineExceeded: What is queued and its own tiles would take longer than allowed.
         """
-        header = check_header(head, self.limits, frame)
-        manifest = model.manifest
-        shape = grid_shape(header.shape, header.affine, manifest.input)
-        plan = plan_tiles(shape, manifest.input, manifest.network.output_stride)
-        latency_s = self.devices.estimate_latency_s((model.digest, plan.tile_shape), len(plan))
+        needs = self._forecast(head, frame, model)
+        latency_s = self.devices.estimate_latency_s(needs.lane, needs.tiles, client)
         limit_s = self._timeout_s(timeout_s)
         if latency_s > limit_s:
             raise DeadlineExceeded(
-                f"expected a scan that can be answered within {limit_s:g} s, got {len(plan)} "
+                f"expected a scan that can be answered within {limit_s:g} s, got {needs.tiles} "
                 f"tiles, which would take {latency_s:.1f} s with what is queued"
             )
 
@@ -224,6 +232,7 @@ class Engine:
         *,
         frame: int | None,
         timeout_s: float | None,
+        client: str = "",
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Detection:
         """Find the landmarks in an uploaded file.
@@ -235,6 +244,7 @@ class Engine:
             model: Of ``registry``; it is used even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
             timeout_s: Seconds after which nobody waits for the answer; None for the default.
+            client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
 
         Returns:
@@ -246,18 +256,19 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = self._deadline(timeout_s)
-        slot = DecodeSlot(self._decode_slots)
-        try:
-            await slot.acquire(deadline)
+        needs = self._forecast(content, frame, model)
+        async with (
+            self._memory.hold(needs.memory, client, deadline),
+            self._decode_slots.hold(1, client, deadline) as slot,
+        ):
             start = time.perf_counter()
             volume = await self._decode(content, frame, deadline)
             decode_s = time.perf_counter() - start
-            request = DetectRequest(model, volume, deadline, frame or 0, slot.release)
+            on_prepared = partial(self._decode_slots.release, slot)
+            request = DetectRequest(model, volume, deadline, frame or 0, on_prepared, client=client)
             if on_progress is not None:
                 request = replace(request, on_progress=on_progress)
             detection = await self.devices.choose(request.key).run(request)
-        finally:
-            slot.release()
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
         times = detection.timing
         self._metrics.observe_stages(times)
@@ -292,10 +303,20 @@ class Engine:
 
     async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
         volume = await self._decode_pool.run(
-            lambda _check_cancelled: read_volume(content, self.limits, frame), deadline
+            partial(read_volume, content, self.limits, frame), deadline
         )
         self._metrics.observe_volume(volume.voxels.size)
         return volume
+
+    def _forecast(self, head: Content, frame: int | None, model: LoadedModel) -> Forecast:
+        """Say what a scan will take; refuse one that takes more memory than there may be."""
+        needs = forecast(head, self.limits, frame, model)
+        if needs.memory > self._memory.limit:
+            raise TooLarge(
+                f"expected a scan that takes at most {self._memory.limit // MIB} MiB of memory, "
+                f"got one that takes {needs.memory // MIB} MiB at the model's spacing"
+            )
+        return needs
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""

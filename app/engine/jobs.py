@@ -48,6 +48,7 @@ class DetectRequest:
         on_prepared: Called once, when the scan is on the device or never will be: the job needs
             the volume's slot no longer.
         on_progress: Called with the progress of the scan.
+        client: Who waits; clients share the device evenly.
     """
 
     model: LoadedModel
@@ -56,6 +57,7 @@ class DetectRequest:
     frame: int = 0
     on_prepared: Callable[[], None] = _ignore
     on_progress: Callable[[Progress], None] = _ignore
+    client: str = ""
 
     @property
     def key(self) -> Hashable:
@@ -115,6 +117,11 @@ class Job:
     def deadline(self) -> float:
         """The earliest deadline of the waiters; infinity without any."""
         return min((waiter.request.deadline for waiter in self.waiters), default=math.inf)
+
+    @property
+    def client(self) -> str:
+        """The client that has waited longest."""
+        return self.waiters[0].request.client if self.waiters else ""
 
     def notify_prepared(self) -> None:
         """Call ``on_prepared`` of all waiters."""

@@ -1,23 +1,28 @@
 """Decides which tiles of which requests form the next batch: the policy, and nothing else.
 
 The unit of work on the device is the tile, not the request, so scans of any size share a batch. The
-policy is processor sharing: every active request contributes one tile in turn, so a scan of one
-tile overtakes a scan of a hundred after at most one batch per competitor. Slots left over go to the
-request with the earliest deadline, else to the oldest. There is no delay timer: a batch is never
-held back to be filled, and no slot stays empty while a tile waits.
+policy is start-time fair queueing (Goyal et al. 1996) on three levels:
 
-Only tiles of one **lane** (a network and a tile shape) can share a batch. Lanes share the device in
-proportion to their active requests, by start-time fair queueing (Goyal et al. 1996): each lane has
-a virtual time that advances by the cost of its batches per active request, and the lane with the
-smallest goes next.
+1. **Clients** share the device evenly: each has a virtual time that advances by the cost of its
+   tiles, and the client with the smallest goes next. So many scans of one client do not delay the
+   only scan of another.
+2. Only tiles of one **lane** (a network and a tile shape) can share a batch. The lanes in which a
+   client has tiles share its turns in proportion to their active requests.
+3. The slots of a batch go to the clients of the lane in the same way. The **requests** of a client
+   contribute one tile in turn, so a scan of one tile overtakes a scan of a hundred after at most
+   one batch per competitor; once each has, the one with the earliest deadline contributes more,
+   else the oldest.
+
+There is no delay timer: a batch is never held back to be filled, and no slot stays empty while a
+tile waits.
 
 Pure Python: no torch, no HTTP, no threads, no clock but the one that is passed in.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request", bound=Hashable)
@@ -45,6 +50,7 @@ class _Entry:
     """A request: its deadline, and its tiles that no batch has taken yet."""
 
     number: int
+    client: Hashable
     deadline: float
     lane: Hashable = None
     tiles: int = 0
@@ -59,12 +65,35 @@ class _Entry:
         return self.next_tile - 1
 
 
-@dataclass(slots=True)
-class _Lane(Generic[Request]):
-    """The requests of a lane with waiting tiles, in turn, and the lane's virtual time."""
+class _FairShares:
+    """Virtual times of parties that share the device; the one with the smallest goes next.
 
-    virtual_time: float
-    waiting: OrderedDict[Request, _Entry] = field(default_factory=OrderedDict)
+    A party that was idle gains nothing by it.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[Hashable, float] = {}  # Whoever went last stands last.
+        self._idle_times: dict[Hashable, float] = {}
+        self._now = 0.0
+
+    def join(self, party: Hashable) -> None:
+        if party not in self._times:
+            self._times[party] = max(self._now, self._idle_times.pop(party, 0.0))
+
+    def leave(self, party: Hashable) -> None:
+        self._idle_times[party] = self._times.pop(party)
+
+    def advance(self, party: Hashable, cost: float) -> None:
+        self._times[party] += cost
+
+    def smallest(self, among: Container[Hashable]) -> Hashable:
+        """Return the party to go next; of equals, the one that waited longest."""
+        return min((one for one in self._times if one in among), key=self._times.__getitem__)
+
+    def start_turn(self, party: Hashable) -> None:
+        self._times[party] = time = self._times.pop(party)
+        self._now = max(self._now, time)
+        self._idle_times = {one: idle for one, idle in self._idle_times.items() if idle > self._now}
 
 
 def _unit_cost(lane: Hashable) -> float:
@@ -87,24 +116,28 @@ class Scheduler(Generic[Request]):
         self._batch_size = batch_size
         self._cost = cost
         self._entries: dict[Request, _Entry] = {}
-        self._lanes: OrderedDict[Hashable, _Lane[Request]] = OrderedDict()
-        self._idle_virtual_times: dict[Hashable, float] = {}
-        self._virtual_time = 0.0
+        # The requests of each lane with waiting tiles, in turn.
+        self._lanes: dict[Hashable, OrderedDict[Request, _Entry]] = {}
+        self._lane_shares = _FairShares()
+        self._client_shares = _FairShares()
         self._count = 0
 
-    def add(self, request: Request, deadline: float | None = None) -> None:
+    def add(self, request: Request, deadline: float | None = None, client: Hashable = None) -> None:
         """Add a request, whose tiles may follow later.
 
         Args:
             request: The request, which is not in the scheduler.
             deadline: Time, on the caller's clock, after which nobody waits for the answer.
+            client: Who sent it.
 
         Raises:
             ValueError: The request is in the scheduler already.
         """
         if request in self._entries:
             raise ValueError(f"expected a new request, got one that was added before: {request!r}")
-        self._entries[request] = _Entry(self._count, math.inf if deadline is None else deadline)
+        deadline = math.inf if deadline is None else deadline
+        self._entries[request] = _Entry(self._count, client, deadline)
+        self._client_shares.join(client)
         self._count += 1
 
     def add_tiles(self, request: Request, lane: Hashable, tiles: int) -> None:
@@ -122,11 +155,8 @@ class Scheduler(Generic[Request]):
         if tiles < 1 or entry.waiting:
             raise ValueError(f"expected tiles, and none before, got {tiles} after {entry.waiting}")
         entry.lane, entry.tiles, entry.next_tile = lane, tiles, 0
-        if lane not in self._lanes:
-            # A lane that was idle gains nothing by it.
-            virtual_time = self._idle_virtual_times.pop(lane, 0.0)
-            self._lanes[lane] = _Lane(max(self._virtual_time, virtual_time))
-        self._lanes[lane].waiting[request] = entry
+        self._lane_shares.join(lane)
+        self._lanes.setdefault(lane, OrderedDict())[request] = entry
 
     def remove(self, request: Request) -> int:
         """Remove a request that is answered, cancelled, failed or expired.
@@ -139,6 +169,8 @@ class Scheduler(Generic[Request]):
             return 0
         if entry.waiting:
             self._leave_lane(request, entry)
+        if all(other.client != entry.client for other in self._entries.values()):
+            self._client_shares.leave(entry.client)
         return entry.waiting
 
     def set_deadline(self, request: Request, deadline: float) -> None:
@@ -161,24 +193,30 @@ class Scheduler(Generic[Request]):
         waiting = (entry for entry in self._entries.values() if entry.waiting)
         return sum(entry.waiting * self._cost(entry.lane) for entry in waiting)
 
-    def estimate_cost(self, lane: Hashable, tiles: int) -> float:
+    def estimate_cost(self, lane: Hashable, tiles: int, client: Hashable = None) -> float:
         """Estimate the cost of everything that runs until a new request's last tile has run.
 
         Args:
             lane: Lane of the request.
             tiles: How many tiles it would have.
+            client: Who sends it.
 
         Returns:
-            Cost of its tiles, and of as many of every other request as come in turn.
+            Cost of its tiles, of as many of the client's other requests as come in turn, and of
+            every other client's share meanwhile.
         """
-        others = (entry for entry in self._entries.values() if entry.waiting)
-        in_turn = sum(min(entry.waiting, tiles) * self._cost(entry.lane) for entry in others)
-        return in_turn + tiles * self._cost(lane)
+        own = tiles * self._cost(lane)
+        others: dict[Hashable, float] = {}
+        for entry in self._entries.values():
+            cost = self._cost(entry.lane) if entry.waiting else 0.0
+            if entry.client == client:
+                own += min(entry.waiting, tiles) * cost
+            else:
+                others[entry.client] = others.get(entry.client, 0.0) + entry.waiting * cost
+        return own + sum(min(cost, own) for cost in others.values())
 
     def next_batch(self, now: float) -> Batch[Request] | None:
         """Take the tiles to run now.
-
-        The lane with the smallest virtual time goes next; of equals, the one that waited longest.
 
         Args:
             now: The caller's clock. Requests past their deadline give no tiles; their slots go to
@@ -187,47 +225,52 @@ class Scheduler(Generic[Request]):
         Returns:
             The batch; None when nothing can run.
         """
-        ready = [(name, lane) for name, lane in self._lanes.items() if self._active(lane, now)]
+        ready = [one for one in self._entries.values() if one.waiting and now < one.deadline]
         if not ready:
             return None
-        name, lane = min(ready, key=lambda item: item[1].virtual_time)
-        self._virtual_time = max(self._virtual_time, lane.virtual_time)
-        self._idle_virtual_times = {
-            key: time for key, time in self._idle_virtual_times.items() if time > self._virtual_time
-        }
-        self._lanes.move_to_end(name)
-        return Batch(name, tuple(self._take_tiles(name, lane, self._active(lane, now))))
+        client = self._client_shares.smallest({entry.client for entry in ready})
+        lane = self._lane_shares.smallest({one.lane for one in ready if one.client == client})
+        self._client_shares.start_turn(client)
+        self._lane_shares.start_turn(lane)
+        return Batch(lane, tuple(self._take_tiles(lane, now)))
 
-    def _take_tiles(
-        self, name: Hashable, lane: _Lane[Request], active: Sequence[Request]
-    ) -> list[tuple[Request, int]]:
-        """Take one tile of each request in turn, then fill up with the most urgent."""
-        slots = self._batch_size(name)
+    def _take_tiles(self, lane: Hashable, now: float) -> list[tuple[Request, int]]:
+        """Fill the slots of a batch from clients and their requests in turn."""
+        waiting = self._lanes[lane]
+        active = {request: entry for request, entry in waiting.items() if now < entry.deadline}
+        slots, cost, requests = self._batch_size(lane), self._cost(lane), len(active)
         tiles: list[tuple[Request, int]] = []
-        for request in active[:slots]:
-            tiles.append((request, lane.waiting[request].take()))
-            # Served requests go behind the others, so turns rotate from batch to batch.
-            lane.waiting.move_to_end(request)
-        entries = self._entries
-        urgent = sorted(active, key=lambda one: (entries[one].deadline, entries[one].number))
-        for request in urgent:
-            entry = lane.waiting[request]
-            while entry.waiting and len(tiles) < slots:
-                tiles.append((request, entry.take()))
-        lane.virtual_time += self._cost(name) * len(tiles) / len(active)
-        for request in active:
-            if not entries[request].waiting:
-                self._leave_lane(request, entries[request])
+        served: set[Request] = set()
+        while active and len(tiles) < slots:
+            client = self._client_shares.smallest({entry.client for entry in active.values()})
+            request = self._choose(client, active, served)
+            tiles.append((request, active[request].take()))
+            self._client_shares.advance(client, cost)
+            if request not in served:
+                # Served requests go behind the others, so turns rotate from batch to batch.
+                waiting.move_to_end(request)
+                served.add(request)
+            if not active[request].waiting:
+                del active[request]
+        self._lane_shares.advance(lane, cost * len(tiles) / requests)
+        for request in served - active.keys():
+            self._leave_lane(request, waiting[request])
         return tiles
 
-    def _active(self, lane: _Lane[Request], now: float) -> list[Request]:
-        """List the requests of a lane whose deadline has not passed, in turn."""
-        return [request for request, entry in lane.waiting.items() if now < entry.deadline]
+    def _choose(
+        self, client: Hashable, active: Mapping[Request, _Entry], served: Container[Request]
+    ) -> Request:
+        """Choose the request of a client that contributes the next tile of a batch."""
+        own = [request for request, entry in active.items() if entry.client == client]
+        in_turn = next((request for request in own if request not in served), None)
+        if in_turn is not None:
+            return in_turn
+        return min(own, key=lambda one: (active[one].deadline, active[one].number))
 
     def _leave_lane(self, request: Request, entry: _Entry) -> None:
         """Take a request out of its lane, and remove the lane if it is empty."""
-        lane = self._lanes[entry.lane]
-        del lane.waiting[request]
-        if not lane.waiting:
-            self._idle_virtual_times[entry.lane] = lane.virtual_time
+        waiting = self._lanes[entry.lane]
+        del waiting[request]
+        if not waiting:
             del self._lanes[entry.lane]
+            self._lane_shares.leave(entry.lane)

@@ -90,7 +90,7 @@ class WorkQueue:
     def add(self, job: Job) -> None:
         """Add a job whose scan is being prepared."""
         with self._changed:
-            self._scheduler.add(job, job.deadline)
+            self._scheduler.add(job, job.deadline, job.client)
             self._unprepared.add(job)
 
     def add_tiles(self, job: Job, lane: Hashable, tiles: int) -> None:
@@ -138,10 +138,10 @@ class WorkQueue:
         with self._changed:
             return self._scheduler.backlog
 
-    def estimate_latency_s(self, lane: Hashable, tiles: int) -> float:
-        """Estimate how long a new scan of so many tiles would take."""
+    def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
+        """Estimate how long a client's new scan of so many tiles would take."""
         with self._changed:
-            return self._scheduler.estimate_cost(lane, tiles)
+            return self._scheduler.estimate_cost(lane, tiles, client)
 
     def take(self, timeout_s: float | None = None, *, calls_only: bool = False) -> Work:
         """Wait until there is something to do, and take it.

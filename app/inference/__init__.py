@@ -1,5 +1,6 @@
 """One scan on one device: passes of the networks, from a volume to landmarks.
 
+forecast       a header -> tiles and memory that a scan will take
 scan_state     what is kept of a scan between two forward passes
 forward        one forward pass over tiles of one or more scans
 batch_runner   the same with faults contained: in smaller batches, tile by tile
@@ -20,6 +21,7 @@ from app.inference.batch_runner import (
     translate_out_of_memory,
 )
 from app.inference.detector import Detection, Detector, StageTimes, describe, stage_times
+from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import check_again, load_checked
 from app.inference.refinement import Refiner, pose_of
@@ -28,8 +30,8 @@ from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes
 
 __all__ = [
-    "Detection", "Detector", "InFlightBatch", "Refiner", "ScanState", "StageTimes", "Verification",
-    "VotesRequest", "answer_votes", "build_answer", "check_again", "collect", "collect_batch",
-    "describe", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "stage_times",
-    "timing_of", "translate_out_of_memory", "verify_precisions",
+    "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState", "StageTimes",
+    "Verification", "VotesRequest", "answer_votes", "build_answer", "check_again", "collect",
+    "collect_batch", "describe", "forecast", "launch", "launch_batch", "load_checked", "model_ref",
+    "pose_of", "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
 ]  # fmt: skip

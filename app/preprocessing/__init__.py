@@ -20,6 +20,7 @@ from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaus
 from app.preprocessing.tiling import (
     Profiles,
     TilePlan,
+    count_tiles,
     extract_tile,
     load_profiles,
     plan_tiles,
@@ -28,7 +29,7 @@ from app.preprocessing.tiling import (
 
 __all__ = [
     "KERNEL_RADIUS_SIGMAS", "VIEWS", "Grid", "Pose", "Profiles", "TilePlan", "apply_along",
-    "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid", "load_profiles",
-    "make_grid", "make_posed_grid", "normalise", "plan_tiles", "reorient_grid", "resample",
-    "sample_at", "smooth_for", "tile_weights",
+    "count_tiles", "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid",
+    "load_profiles", "make_grid", "make_posed_grid", "normalise", "plan_tiles", "reorient_grid",
+    "resample", "sample_at", "smooth_for", "tile_weights",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ sum to one. Importance is a product of one profile per axis, so a plan holds a f
 however large the grid.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -100,6 +101,16 @@ def tile_shape(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> tuple
     return i, j, k
 
 
+def count_tiles(
+    grid_shape: Sequence[int], spec: InputSpec, stride: int
+) -> tuple[tuple[int, int, int], int]:
+    """Return the tile shape for a grid, and how many tiles ``plan_tiles`` would plan."""
+    edges = tile_shape(grid_shape, spec, stride)
+    axes = zip(grid_shape, edges, strict=True)
+    counts = (_count_starts(size, edge, spec.tile_overlap, stride) for size, edge in axes)
+    return edges, math.prod(counts)
+
+
 def extract_tile(
     voxels: Voxels, plan: TilePlan, index: int
 ) -> Float[Tensor, "1 tile_i tile_j tile_k"]:
@@ -129,12 +140,17 @@ def tile_weights(
 
 def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray, " tiles"]:
     """Spread the fewest tiles with enough overlap over an axis, at multiples of the stride."""
+    count = _count_starts(size, edge, overlap, stride)
+    last = -(-max(size - edge, 0) // stride) * stride
+    return np.asarray(np.round(np.linspace(0, last // stride, count)).astype(np.int64) * stride)
+
+
+def _count_starts(size: int, edge: int, overlap: float, stride: int) -> int:
     if size <= edge:
-        return np.zeros(1, dtype=np.int64)
+        return 1
     step = max(stride, int(edge * (1 - overlap)) // stride * stride)
     last = -(-(size - edge) // stride) * stride
-    count = -(-last // step) + 1
-    return np.asarray(np.round(np.linspace(0, last // stride, count)).astype(np.int64) * stride)
+    return -(-last // step) + 1
 
 
 def _profiles(

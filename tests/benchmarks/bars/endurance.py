@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from app.engine.heap_trim import DELAY_S
+from app.compute.heap_trim import DELAY_S
 from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.linux import resident_bytes
 from tests.benchmarks.loads import LEFT, LOST, Load, Message, Reply, Stream, send, send_one

@@ -1,12 +1,11 @@
 """Which requests are admitted, and what a refusal says."""
 
-import asyncio
 from functools import partial
 
 import pytest
 
-from app.engine.admission import Admission, DecodeSlot
-from app.errors import DeadlineExceeded, Draining, QueueFull, TooLarge
+from app.engine.admission import Admission
+from app.errors import Draining, QueueFull, TooLarge
 
 
 def make_admission() -> Admission:
@@ -79,19 +78,11 @@ def test_two_devices_halve_the_time_to_try_again() -> None:
     assert waits == [20, 10]
 
 
-def test_decode_slots_are_waited_for_and_freed_once() -> None:
-    async def scenario() -> None:
-        slots = asyncio.Semaphore(1)
-        now = asyncio.get_running_loop().time()
-        first, second, third = (DecodeSlot(slots) for _ in range(3))
-        await first.acquire(now + 30)
-        with pytest.raises(DeadlineExceeded):
-            await second.acquire(now + 0.01)
-        waiting = asyncio.create_task(third.acquire(now + 30))
-        first.release()
-        first.release()
-        second.release()
-        await waiting
-        assert slots.locked()
-
-    asyncio.run(scenario())
+def test_one_client_leaves_some_of_the_places_to_others() -> None:
+    admission = Admission(max_requests=4, max_bytes=1000, max_body_bytes=600)
+    with admission.admit(1, "greedy"), admission.admit(1, "greedy"), admission.admit(1, "greedy"):
+        with pytest.raises(QueueFull, match="fewer than 3 requests of one client"):
+            admission.admit(1, "greedy").__enter__()
+        with admission.admit(1, "other"):
+            assert admission.requests == 4
+    assert not admission.clients

@@ -19,8 +19,9 @@ def add(
     lane: str = "lane",
     tiles: int = 1,
     deadline: float | None = None,
+    client: str = "",
 ) -> None:
-    scheduler.add(name, deadline)
+    scheduler.add(name, deadline, client)
     scheduler.add_tiles(name, lane, tiles)
 
 
@@ -65,6 +66,46 @@ def test_leftover_slots_go_to_the_oldest_if_nothing_is_urgent() -> None:
     add(scheduler, "new", tiles=9)
     for _ in range(3):
         assert [request for request, _ in next_of(scheduler).tiles].count("old") == 2
+
+
+@pytest.mark.parametrize("lanes", [1, 60], ids=["one lane", "a lane each"])
+def test_many_huge_scans_of_one_client_do_not_delay_the_small_one_of_another(lanes: int) -> None:
+    scheduler = scheduler_of(4)
+    for number in range(60):
+        add(scheduler, f"huge {number}", lane=f"lane {number % lanes}", tiles=100, client="hog")
+    for _ in range(50):
+        next_of(scheduler)
+    add(scheduler, "small", lane="lane 0", tiles=8, client="other")
+    batches = [next_of(scheduler) for _ in range(5)]
+    assert sum(request == "small" for batch in batches for request, _ in batch.tiles) == 8
+
+
+def test_clients_share_the_device_evenly_whatever_they_ask() -> None:
+    scheduler = scheduler_of(3)
+    for number in range(10):
+        add(scheduler, f"many {number}", tiles=30, client="many")
+    add(scheduler, "one", tiles=300, client="one")
+    tiles = [request for _ in range(100) for request, _ in next_of(scheduler).tiles]
+    assert abs(tiles.count("one") - 150) <= 3
+
+
+def test_a_client_gains_nothing_by_coming_back() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "steady", tiles=100, client="steady")
+    for number in range(20):
+        add(scheduler, f"brief {number}", client="brief")
+        batches = [next_of(scheduler) for _ in range(2)]
+        assert sorted(batch.tiles[0][0] for batch in batches) == [f"brief {number}", "steady"]
+        scheduler.remove(f"brief {number}")
+
+
+def test_foreseen_cost_counts_the_share_of_every_other_client() -> None:
+    scheduler = scheduler_of(1)
+    for number in range(5):
+        add(scheduler, f"hog {number}", tiles=100, client="hog")
+    add(scheduler, "mine", tiles=2, client="me")
+    assert scheduler.estimate_cost("lane", 8, "me") == 8 + 2 + 10
+    assert scheduler.estimate_cost("lane", 8, "hog") == 8 + 5 * 8 + 2
 
 
 def test_expired_request_gives_its_slots_to_others() -> None:

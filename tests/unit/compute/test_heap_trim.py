@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from app.engine.heap_trim import HeapTrimmer, trim_heap
+from app.compute.heap_trim import HeapTrimmer, trim_heap
 from tests.benchmarks.linux import resident_bytes
 
 

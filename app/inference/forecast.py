@@ -1,0 +1,86 @@
+"""What a scan will take, from its header alone: tiles and memory.
+
+The bytes per voxel were measured on a CPU and rounded up: a volume is held as it is stored and once
+in float32 while it is resampled; a grid is held in float32, with the votes of its voxels; and a
+network that sees grids whole has 130 to 240 bytes of activations per voxel at once.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from app.errors import BadGeometry
+from app.io import Content, VolumeLimits, check_header
+from app.model import WHOLE, LoadedModel
+from app.preprocessing import count_tiles, grid_shape
+
+VOLUME_BYTES: Final = 8
+"""Per voxel of a scan, besides what is stored: its copy in float32, half resampled."""
+
+GRID_BYTES: Final = 16
+"""Per voxel of a grid: its value, a part of its neighbours' while resampled, and votes."""
+
+WHOLE_BYTES: Final = 256
+"""Per voxel of a grid that the network sees whole: activations."""
+
+BASE_BYTES: Final = 16 << 20
+"""Of any scan: what a batch of tiles takes, its votes, its answer."""
+
+
+MAX_UPSAMPLING: Final = 512
+"""Voxels of a grid per voxel of its scan: eight along each axis. More would show nothing more."""
+
+SMALL_GRID: Final = 1_000_000
+"""Voxels of a grid that is not worth a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a scan will take.
+
+    Attributes:
+        lane: As ``Detector.lane`` will say of its first pass.
+        tiles: Of its first pass.
+        memory: Bytes that it holds between its decoding and its answer.
+    """
+
+    lane: Hashable
+    tiles: int
+    memory: int
+
+
+def forecast(
+    head: Content, limits: VolumeLimits, frame: int | None, model: LoadedModel
+) -> Forecast:
+    """Read the header of a file, and say what its scan will take; nothing is allocated.
+
+    Args:
+        head: The file's first ``HEAD_BYTES``, or all of it.
+        limits: Of the scan.
+        frame: Which frame of a 4D file.
+        model: The model to use.
+
+    Returns:
+        The forecast.
+
+    Raises:
+        RequestError: As ``read_volume``, where the header tells enough.
+        TooLarge: The grid is larger than the model allows.
+        BadGeometry: The voxels of the scan are far too coarse for the model.
+    """
+    header = check_header(head, limits, frame)
+    spec, stride = model.manifest.input, model.manifest.network.output_stride
+    shape = grid_shape(header.shape, header.affine, spec)
+    voxels, grid = math.prod(header.shape), math.prod(shape)
+    if grid > max(SMALL_GRID, MAX_UPSAMPLING * voxels):
+        raise BadGeometry(
+            f"expected voxels at most 8 times as wide as the model's "
+            f"{' x '.join(f'{mm:g}' for mm in spec.spacing_mm)} mm, got a scan of {voxels} voxels "
+            f"that span {grid} of the model's; is the spacing right?"
+        )
+    tile_shape, tiles = count_tiles(shape, spec, stride)
+    per_grid_voxel = GRID_BYTES + (WHOLE_BYTES if spec.tile_shape == WHOLE else 0)
+    per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
+    memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
+    return Forecast((model.digest, tile_shape), tiles, memory)

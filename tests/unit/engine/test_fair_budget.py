@@ -1,0 +1,206 @@
+"""Fair budgets: nobody holds more than there is, and clients share it evenly."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine import fair_budget
+from app.engine.fair_budget import FairBudget
+from app.errors import DeadlineExceeded
+
+FAR = 1e9
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())
+
+
+class Client:
+    """Holds memory in a task of its own until it is told to let go."""
+
+    def __init__(self, budget: FairBudget, name: str, size: int, deadline: float = FAR) -> None:
+        self.holding = asyncio.Event()
+        self.release = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(budget, name, size, deadline))
+
+    async def _hold(self, budget: FairBudget, name: str, size: int, deadline: float) -> None:
+        async with budget.hold(size, name, deadline):
+            self.holding.set()
+            await self.release.wait()
+
+    async def leave(self) -> None:
+        self.release.set()
+        await self.task
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_what_does_not_fit_now_waits_until_it_does() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        first, second = Client(budget, "a", 60), Client(budget, "b", 60)
+        await settle()
+        assert first.holding.is_set()
+        assert not second.holding.is_set()
+        assert (budget.used, budget.waiting) == (60, 1)
+        await first.leave()
+        await second.holding.wait()
+        await second.leave()
+        assert (budget.used, budget.waiting, dict(budget.held)) == (0, 0, {})
+
+    run(test)
+
+
+def test_who_waits_too_long_is_told_and_holds_nothing() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        async with budget.hold(60, "a", FAR):
+            soon = asyncio.get_running_loop().time() + 0.01
+            with pytest.raises(DeadlineExceeded, match="other requests had it"):
+                async with budget.hold(60, "b", soon):
+                    pass
+            assert (budget.used, budget.waiting) == (60, 0)
+
+    run(test)
+
+
+def test_an_error_of_the_holder_gives_the_memory_back_and_is_not_hidden() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        with pytest.raises(TimeoutError, match="mine"):
+            async with budget.hold(60, "a", FAR):
+                raise TimeoutError("mine")
+        assert budget.used == 0
+
+    run(test)
+
+
+def test_the_client_that_holds_least_comes_first() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        greedy = [Client(budget, "greedy", 50) for _ in range(6)]
+        await settle()
+        modest = Client(budget, "modest", 50)
+        await settle()
+        assert [one.holding.is_set() for one in greedy] == [True, True, *[False] * 4]
+        await greedy[0].leave()
+        await settle()
+        assert modest.holding.is_set()
+        assert not greedy[2].holding.is_set()
+        for one in (modest, *greedy[1:]):
+            await one.holding.wait()
+            await one.leave()
+
+    run(test)
+
+
+def test_small_requests_pass_a_large_one_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        holder, large = Client(budget, "a", 50), Client(budget, "b", 90)
+        await settle()
+        early = Client(budget, "c", 10)
+        await settle()
+        assert early.holding.is_set()
+        monkeypatch.setattr(fair_budget, "PATIENCE_S", -1.0)
+        late = Client(budget, "d", 10)
+        await settle()
+        assert not late.holding.is_set()
+        await holder.leave()
+        await early.leave()
+        await settle()
+        assert large.holding.is_set()
+        assert late.holding.is_set()
+        await large.leave()
+        await late.leave()
+
+    run(test)
+
+
+def test_a_share_is_kept_free_for_other_clients() -> None:
+    async def test() -> None:
+        budget = FairBudget(4, max_share=0.75)
+        greedy = [Client(budget, "greedy", 1) for _ in range(5)]
+        await settle()
+        assert budget.used == 3
+        other = Client(budget, "other", 1)
+        await settle()
+        assert other.holding.is_set()
+        for one in (other, *greedy):
+            await one.holding.wait()
+            await one.leave()
+
+    run(test)
+
+
+def test_what_is_released_early_is_given_back_once() -> None:
+    async def test() -> None:
+        budget = FairBudget(4)
+        async with budget.hold(3, "a", FAR) as reservation:
+            budget.release(reservation)
+            assert budget.used == 0
+            async with budget.hold(4, "b", FAR):
+                budget.release(reservation)
+                assert budget.used == 4
+        assert budget.used == 0
+
+    run(test)
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        holder, waiting = Client(budget, "a", 100), Client(budget, "b", 100)
+        await settle()
+        waiting.task.cancel()
+        await asyncio.wait([waiting.task])
+        assert budget.waiting == 0
+        await holder.leave()
+        assert budget.used == 0
+
+    run(test)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 100), st.integers(0, 3)), max_size=30
+    )
+)
+def test_never_more_is_held_than_there_is_and_everybody_is_served(
+    requests: list[tuple[str, int, int]],
+) -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        served = 0
+
+        async def one(name: str, size: int, steps: int) -> None:
+            nonlocal served
+            async with budget.hold(size, name, FAR):
+                assert budget.used <= budget.limit
+                assert sum(budget.held.values()) == budget.used
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                served += 1
+
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            for request in requests:
+                group.create_task(one(*request))
+        assert served == len(requests)
+        assert (budget.used, budget.waiting) == (0, 0)
+
+    run(test)

@@ -1,0 +1,66 @@
+"""What a scan will take is known from its header, and bounds what is computed afterwards."""
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from app.errors import BadGeometry, TooLarge
+from app.inference.detector import Detector
+from app.inference.forecast import BASE_BYTES, forecast
+from app.inference.load import load_checked
+from app.io import VolumeLimits, read_volume
+from app.model import LoadedModel
+from tests.support.model_folders import make_model_folder
+
+LIMITS = VolumeLimits()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = make_model_folder(tmp_path_factory.mktemp("models"))
+    return load_checked(folder, torch.device("cpu"))
+
+
+def file_of(shape: tuple[int, int, int], spacing_mm: float = 1.0) -> bytes:
+    voxels = np.random.default_rng(0).integers(0, 99, shape).astype(np.int16)
+    image = nib.Nifti1Image(voxels, np.diag([*[spacing_mm] * 3, 1.0]))
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 7), (33, 20, 18), (70, 41, 64)])
+def test_forecast_tiles_are_those_of_the_plan(
+    model: LoadedModel, shape: tuple[int, int, int]
+) -> None:
+    content = file_of(shape)
+    needs = forecast(content, LIMITS, None, model)
+    detector = Detector(model)
+    state = detector.prepare(read_volume(content))
+    assert needs.tiles == len(state.plan)
+    assert needs.lane == detector.lane(state)
+    assert needs.memory > BASE_BYTES + state.grid.voxels.numel() * 4
+
+
+def test_memory_grows_with_the_scan_and_with_the_grid(model: LoadedModel) -> None:
+    small, fine, wide = (
+        forecast(content, LIMITS, None, model).memory
+        for content in (file_of((20, 20, 20)), file_of((40, 40, 40), 0.5), file_of((40, 40, 40)))
+    )
+    assert small < fine < wide
+
+
+def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:
+    with pytest.raises(BadGeometry, match=r"8 times as wide as the model's .* spacing right"):
+        forecast(file_of((3, 3, 3), 800.0), LIMITS, None, model)
+
+
+def test_tiles_are_counted_without_being_listed(model: LoadedModel) -> None:
+    needs = forecast(file_of((300, 300, 300), 8.0), LIMITS, None, model)
+    assert needs.tiles > 100_000
+
+
+def test_what_the_header_rules_out_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(TooLarge):
+        forecast(file_of((20, 20, 20)), VolumeLimits(axis=10), None, model)
