@@ -7,6 +7,7 @@ from tests.benchmarks.bars.decoding import s4_decoding
 from tests.benchmarks.bars.endurance import s7_endurance
 from tests.benchmarks.bars.exactness import v7_same_bits
 from tests.benchmarks.bars.filtering import v2_rows, v3_rows_and_heatmaps
+from tests.benchmarks.bars.fuzzing import r2_fuzzing
 from tests.benchmarks.bars.idling import s5_idling
 from tests.benchmarks.bars.ingest import s3_ingest
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
@@ -49,4 +50,5 @@ BARS: Final[dict[str, Bar]] = {
     "S8": s8_replicas,
     "S9": s9_tiling,
     "load": load,
+    "R2": r2_fuzzing,
 }
