@@ -270,6 +270,8 @@ class DeviceLoop:
         if reason is not None:
             extra = {"device": self.device.name, "reason": reason}
             logger.error("device unhealthy", extra=extra)
+        else:
+            logger.warning("device recovered", extra={"device": self.device.name})
         if fail_jobs:
             self._fail_all(f"expected a working device, but {reason}; try another")
 

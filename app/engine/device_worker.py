@@ -332,4 +332,3 @@ class DeviceWorker:
     def _set_healthy(self) -> None:
         self._consecutive_oom, self._retry_s = 0, None
         self._emit(HealthChanged(None))
-        logger.warning("device recovered", extra={"device": self._device.name})
