@@ -18,6 +18,8 @@ Affine = Float64[np.ndarray, "4 4"]
 """A map between two 3D frames, acting on homogeneous column vectors."""
 Points = Float64[np.ndarray, "*n 3"]
 """Points in a frame that the text around names."""
+PointSet = Float64[np.ndarray, "_ 3"]
+"""One of several sets of points, whose numbers of points may differ."""
 
 LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
 """Maps RAS mm to LPS mm, and back: it is its own inverse."""

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from app.geometry import Points
+from app.geometry import Points, PointSet
 from app.voting import MIN_LANDMARKS, Similarity, fit_similarity
 
 MAX_CANDIDATES: Final = 12
@@ -67,7 +67,7 @@ class RobustShape:
     consistent: bool
 
 
-def estimate_robust_shape(point_sets: Sequence[Points]) -> RobustShape | None:
+def estimate_robust_shape(point_sets: Sequence[PointSet]) -> RobustShape | None:
     """Estimate the median constellation.
 
     Args:

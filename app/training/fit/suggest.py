@@ -9,7 +9,7 @@ from rich.table import Table
 
 from app.compute import MEMORY_SHARE, choose_device, total_memory
 from app.errors import BadParameter
-from app.geometry import Points, spacing_of
+from app.geometry import Points, PointSet, spacing_of
 from app.model import InputSpec, Manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.summary import SpecimenSummary
@@ -140,7 +140,7 @@ def suggest_refine_recipe(
     return recipe, [spacing_choice, _radius_choice(options, recipe), batch_choice]
 
 
-def suggest_spacing(point_sets: Sequence[Points]) -> float:
+def suggest_spacing(point_sets: Sequence[PointSet]) -> float:
     """Choose a spacing at which the landmarks of a typical specimen fit an image in any pose.
 
     Args:
