@@ -6,10 +6,11 @@ identify a patient. Of an exception, its type and the functions of its traceback
 
 import json
 import logging
-import sys
 import time
 import traceback
 from typing import Final, Literal
+
+from app.server.log_writer import LogWriter
 
 # Attributes of every LogRecord; color_message is uvicorn's.
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -22,20 +23,24 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 
 def configure_logging(
     level: Literal["debug", "info", "warning", "error"], log_format: Literal["json", "text"]
-) -> None:
+) -> LogWriter:
     """Write the log of the process to standard error.
 
     Args:
         level: Lowest level that is written.
         log_format: ``json``, or ``text`` for a terminal.
+
+    Returns:
+        What writes it.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # It logs every request of the demo, which the service logs, too.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # At debug level it logs every instruction that it compiles.
     logging.getLogger("numba").setLevel(logging.WARNING)
+    return handler
 
 
 class JsonFormatter(logging.Formatter):

@@ -20,6 +20,7 @@ from app.api import Shared, create_app
 from app.errors import Draining
 from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
+from app.server.log_writer import LogWriter
 from app.settings import Settings, is_public_without_keys, unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
         The exit code: 0 after a requested stop, else 1.
     """
     chosen = Settings() if settings is None else settings
-    configure_logging(chosen.log_level, chosen.log_format)
+    log = configure_logging(chosen.log_level, chosen.log_format)
     for name in unknown_variables(os.environ):
         logger.warning("unknown setting", extra={"variable": name})
     if is_public_without_keys(chosen):
@@ -49,7 +50,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
             "the address is public and needs no key: set LANDMARKD_API_KEYS",
             extra={"host": chosen.host},
         )
-    server = LandmarkdServer(chosen)
+    server = LandmarkdServer(chosen, log)
     server.run(None if listener is None else [listener])
     return 1 if server.failed or not server.started else 0
 
@@ -60,10 +61,15 @@ class LandmarkdServer(uvicorn.Server):
     Attributes:
         app: The application.
         failed: Whether the engine could not start or continue.
+
+    Args:
+        settings: Of the process.
+        log: Whose dropped lines are among the metrics.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log: LogWriter) -> None:
         self.app = create_app(settings, on_fatal=self._fail)
+        self._log = log
         self.failed = False
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,6 +98,7 @@ class LandmarkdServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
+            self._log.register(self.app.state.shared.metrics.registry)
             self.app.state.starting.add_done_callback(_freeze_gc)
         for server in getattr(self, "servers", []):
             for listener in server.sockets:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.server.log_writer import LogWriter
 from tests.benchmarks.servers import free_port
 from tests.support.services import (
     RAW,
@@ -60,7 +61,10 @@ def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         metrics = shared_of(client).metrics
         metrics.count_faults("tile", 1)
         metrics.count_dropped("late", 0.1)
+        log = LogWriter()
+        log.register(metrics.registry)
         text = client.get("/metrics").text
+        log.close()
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -163,6 +163,23 @@ def test_disconnect_during_the_work_harms_no_other_request(service: ServiceProce
     assert response.status_code == 200
 
 
+def test_log_that_is_not_read_holds_nothing_up(models: Path) -> None:
+    service = ServiceProcess(models)
+    try:
+        service.stop_reading()
+        # At 200 bytes a line, more than a pipe of 64 KiB holds.
+        with httpx.Client(base_url=service.url, timeout=20) as client:
+            for _ in range(1000):
+                assert client.get("/livez").status_code == 200
+            assert "landmarkd_log_lines_dropped_total 0.0" in client.get("/metrics").text
+        start = time.monotonic()
+        service.terminate()
+        assert service.wait() == 0
+        assert time.monotonic() - start < 15
+    finally:
+        service.kill()
+
+
 JAVA = """\
 import java.net.URI;
 import java.net.http.*;

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, cast
 
 import nibabel as nib
@@ -164,8 +164,10 @@ class ServiceProcess:
             text=True,
             env={PREFIX + name: value for name, value in chosen.items()},
         )
-        # Read as they come, whether a test waits for them or not: a full pipe would stop it.
+        # Read as they come, whether a test waits for them or not.
         self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reading = Event()
+        self._reading.set()
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
         port = None
@@ -182,7 +184,12 @@ class ServiceProcess:
         with self._process.stderr as lines:
             for line in lines:
                 self._lines.put(line)
+                self._reading.wait()
         self._lines.put("")
+
+    def stop_reading(self) -> None:
+        """Read no log lines until it has ended, but those that are buffered."""
+        self._reading.clear()
 
     def next_line(self) -> dict[str, Any]:
         """Wait for the next log line."""
@@ -210,6 +217,7 @@ class ServiceProcess:
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
         code = self._process.wait(timeout=60)
+        self._reading.set()
         self._reader.join()
         return code
 
