@@ -2,7 +2,7 @@
 
 A browser sends requests of any site's page to the service, also on localhost, and a site may let
 its own name resolve to 127.0.0.1, so that its page can read the answers (DNS rebinding). The
-browser says the former in ``Sec-Fetch-Site``, the latter in ``Host``.
+browser says the former in ``Sec-Fetch-Site`` or ``Origin``, the latter in ``Host``.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def make_origin_check(settings: Settings) -> OriginCheck:
 
     def check(scope: Scope) -> Forbidden | None:
         headers = Headers(scope=scope)
-        if headers.get("sec-fetch-site") == "cross-site" and not _is_link(scope["method"], headers):
+        if _is_of_another_site(headers, allowed) and not _is_link(scope["method"], headers):
             return Forbidden("expected a request of this service's own page, got another site's")
         host = host_name(headers.get("host", ""))
         if host and host not in allowed:
@@ -44,6 +44,14 @@ def make_origin_check(settings: Settings) -> OriginCheck:
         return None
 
     return check
+
+
+def _is_of_another_site(headers: Headers, allowed: frozenset[str]) -> bool:
+    # Older browsers send only an Origin, and only with what is not a GET.
+    origin = headers.get("origin")
+    return headers.get("sec-fetch-site") == "cross-site" or (
+        origin is not None and host_name(origin.rpartition("://")[2]) not in allowed
+    )
 
 
 def _is_link(method: str, headers: Headers) -> bool:

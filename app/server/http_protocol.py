@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 import httptools
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
@@ -90,6 +91,8 @@ class HttpProtocol(TimedConnection):
             if cycle.waiting_for_100_continue:
                 # The client may send its body nevertheless, or its next request.
                 cycle.keep_alive = False
+            if message["type"] == "http.response.start" and not cycle.keep_alive:
+                MutableHeaders(scope=message)["Connection"] = "close"  # uvicorn 0.30 forgets it.
             await send(message)
             if not (cycle.keep_alive or cycle.response_complete):
                 # uvicorn would close the connection at once.

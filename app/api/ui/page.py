@@ -19,7 +19,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from app.api.dependencies import SharedDep, require_api_key
+from app.api.dependencies import SharedDep, client_of, require_api_key
 from app.api.ui.phantoms import PhantomScans
 from app.api.upload.plan import UploadKind, plan_upload
 from app.api.upload.receive import UploadLimits, read_upload
@@ -217,7 +217,8 @@ async def convert_landmarks(
     """Write an answer of ``POST /v1/landmarks`` in another format."""
     form = negotiate_format(FORMATS, name, None)
     plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
-    with shared.engine.admit(MAX_ANSWER_BYTES if plan.length is None else plan.length):
+    length = MAX_ANSWER_BYTES if plan.length is None else plan.length
+    with shared.engine.admit(length, client_of(request, shared.settings)):
         limits = UploadLimits.of(shared.settings, MAX_ANSWER_BYTES)
         upload = await read_upload(request, plan, limits)
     try:
