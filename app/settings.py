@@ -13,6 +13,9 @@ from pydantic import BeforeValidator, ByteSize, Field, StringConstraints, model_
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX: Final = "LANDMARKD_"
+API_KEY: Final = "LANDMARKD_API_KEY"
+"""Variable with the key that ``landmarkd detect --url`` sends; of no meaning to the service."""
+
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -178,7 +181,7 @@ def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     Returns:
         Their names, sorted.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {API_KEY, *(PREFIX + name.upper() for name in Settings.model_fields)}
     return tuple(sorted(n for n in environment if n.startswith(PREFIX) and n not in known))
 
 

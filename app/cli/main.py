@@ -23,7 +23,7 @@ from rich.table import Table
 from app.cli.plugins import Commands, import_trainer
 from app.errors import LandmarkdError, StartupError
 from app.io import FORMATS, Format, LandmarksAnswer, Volume
-from app.settings import Settings
+from app.settings import API_KEY, Settings
 
 SCANS: Final = (".nii", ".nii.gz")
 
@@ -130,7 +130,12 @@ def _listen(settings: Settings) -> socket.socket:
 def detect(
     scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of scans.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File, or folder for several scans.")
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File. Folder: if it ends in /, or for a folder or several scans.",
+        ),
     ] = None,
     model: ModelName = None,
     url: Annotated[
@@ -147,7 +152,8 @@ def detect(
     if not files:
         fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
     form = _output_format(output, format_)
-    targets = _targets(files, output, form)
+    to_folder = files != scans or len(files) > 1 or (output or "").endswith(("/", os.sep))
+    targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
     failures: list[str] = []
     with ExitStack() as stack:
         find = _finder(stack, url, models_dir, device)
@@ -164,12 +170,16 @@ def detect(
         raise typer.Exit(1)
 
 
-def _targets(files: list[Path], output: Path | None, form: Format) -> Mapping[Path, Path | None]:
+def _targets(
+    files: list[Path], output: Path | None, form: Format, *, to_folder: bool
+) -> Mapping[Path, Path | None]:
     """Choose where the answer to each scan is written; None: standard output."""
-    if len(files) == 1 and (output is None or not output.is_dir()):
-        return {files[0]: output}
     if output is None:
-        fail("expected -o FOLDER for several scans")
+        if len(files) > 1:
+            fail("expected -o FOLDER for several scans")
+        return {files[0]: None}
+    if not (to_folder or output.is_dir()):
+        return {files[0]: output}
     scans: dict[str, Path] = {}
     for path in files:
         stem = path.name.removesuffix(".gz").removesuffix(".nii")
@@ -191,7 +201,7 @@ def _scan_files(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-def _output_format(output: Path | None, name: str | None) -> Format:
+def _output_format(output: str | None, name: str | None) -> Format:
     by_name = {form.name: form for form in FORMATS}
     if name is not None:
         if name not in by_name:
@@ -200,7 +210,7 @@ def _output_format(output: Path | None, name: str | None) -> Format:
     if output is not None:
         # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
         for form in sorted(FORMATS, key=lambda form: -len(form.name)):
-            if output.name.endswith(f".{form.name}"):
+            if output.endswith(f".{form.name}"):
                 return form
     return by_name["json"]
 
@@ -211,7 +221,7 @@ def _finder(
     if url is not None:
         from app.cli.client import Client
 
-        client = stack.enter_context(Client(url, api_key=os.environ.get("LANDMARKD_API_KEY")))
+        client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
         return lambda content, model: client.detect(content, model=model)
     from app.cli.local import LocalDetector
 

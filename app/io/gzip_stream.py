@@ -6,7 +6,8 @@ caller has sized from the file's own header, so a decompression bomb inflates no
 
 import io
 from collections.abc import Callable
-from typing import Final, cast
+from functools import partial
+from typing import Final, TypeVar, cast
 
 from blake3 import blake3
 from isal import igzip, isal_zlib
@@ -27,6 +28,8 @@ CHUNK_BYTES: Final = 1 << 20
 
 MAX_INFLATION: Final = 1032
 """Largest ratio of deflate, which spends at least 2 bits on a copy of 258 bytes."""
+
+Result = TypeVar("Result")
 
 
 class FileStream:
@@ -53,19 +56,24 @@ class FileStream:
         self.gzipped = bytes(content[:2]) == GZIP_MAGIC
         self.max_bytes = len(content) * (MAX_INFLATION if self.gzipped else 1)
         self.position = 0
-        self._stream: io.RawIOBase | io.BufferedIOBase = body
-        if self.gzipped:
-            self._stream = igzip.IGzipFile(fileobj=body, mode="rb")
+        self._stream: io.BufferedIOBase = (
+            igzip.IGzipFile(fileobj=body, mode="rb") if self.gzipped else io.BufferedReader(body)
+        )
         self._digest = blake3()
 
     def read(self, size: int) -> bytes:
-        """Read ``size`` bytes, fewer only where the file ends.
+        """Read ``size`` bytes, fewer only where the file ends, and inflate none after them.
 
         Raises:
             BrokenVolume: The gzip stream is truncated or corrupt.
         """
-        target = bytearray(size)
-        return bytes(target[: self._fill_some(memoryview(target))])
+        data = bytearray()
+        # Not readinto, whose buffer takes 8 KiB: the start of a file may hold fewer.
+        while part := self._take(partial(self._stream.read1, size - len(data))):
+            data += part
+        self._digest.update(data)
+        self.position += len(data)
+        return bytes(data)
 
     def fill(self, target: memoryview) -> None:
         """Fill ``target``, a view of bytes, with the next bytes.
@@ -98,17 +106,21 @@ class FileStream:
 
     def _fill_some(self, target: memoryview) -> int:
         """Read into ``target`` until it is full or the file ends; return the number of bytes."""
+        count = self._take(lambda: self._stream.readinto(target))
+        self._digest.update(target[:count])
+        self.position += count
+        return count
+
+    def _take(self, read: Callable[[], Result]) -> Result:
+        """Call a read, with errors that say what is wrong with the file."""
         self._check_cancelled()
         try:
-            count = self._stream.readinto(target) or 0
+            return read()
         except EOFError as error:
             raise BrokenVolume("expected a whole gzip stream, got a truncated one") from error
         except (igzip.BadGzipFile, OverflowError, DEFLATE_ERROR) as error:
             # In turn: header, CRC or length of a member; a gzip header over 512 KiB; deflate codes.
             raise BrokenVolume("expected a valid gzip stream, got a corrupt one") from error
-        self._digest.update(target[:count])
-        self.position += count
-        return count
 
 
 class _MemoryFile(io.RawIOBase):

@@ -17,7 +17,7 @@ from app.io.gzip_stream import Content, FileStream
 from app.io.nifti_header import Header, by_axis, corners, read_header
 
 HEAD_BYTES: Final = 64 << 10
-"""All that ``check_header`` needs, unless the gzip header holds an absurdly long name."""
+"""All that ``check_header`` needs, but for absurdly long names or many empty members in gzip."""
 
 MAX_TRAILING_BYTES: Final = 64 << 10
 """Ignored after the voxels, because tapes and archives pad files to blocks of up to 64 KiB."""

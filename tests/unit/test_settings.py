@@ -65,6 +65,7 @@ def test_device_may_be_one_or_several(value: str) -> None:
 
 def test_misspelt_variable_is_found() -> None:
     environment = {"LANDMARKD_PROT": "1", "LANDMARKD_PORT": "1", "HOME": "/"}
+    environment["LANDMARKD_API_KEY"] = "of the client"
     assert unknown_variables(environment) == ("LANDMARKD_PROT",)
 
 

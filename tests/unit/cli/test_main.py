@@ -60,6 +60,24 @@ def test_detect_writes_a_folder_for_a_folder(models: Path, scans: Path, tmp_path
     assert len(read_landmarks(out / "one.mrk.json")) <= LANDMARKS
 
 
+@pytest.mark.parametrize(("given", "ending"), [("folder", ""), ("scan", "/")])
+def test_detect_writes_one_scan_to_a_folder_that_is_meant_as_one(
+    models: Path, scans: Path, tmp_path: Path, given: str, ending: str
+) -> None:
+    (scans / "two.nii").unlink()
+    scan = scans if given == "folder" else scans / "one.nii"
+    result = run("detect", scan, "-o", f"{tmp_path / 'found'}{ending}", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "found").iterdir()] == ["one.json"]
+
+
+def test_detect_prints_the_answer_for_a_folder_of_one_scan(models: Path, scans: Path) -> None:
+    (scans / "two.nii").unlink()
+    result = run("detect", scans, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"]["name"] == MODEL
+
+
 def test_detect_writes_the_format_of_the_suffix(models: Path, scans: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.csv"
     result = run("detect", scans / "one.nii", "-o", out, "--models-dir", models)

@@ -57,6 +57,13 @@ def test_skipped_bytes_are_counted_and_hashed(zipped: bool) -> None:
     assert stream.hexdigest() == blake3(PLAIN).hexdigest()
 
 
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_the_start_of_a_file_of_tiny_members_yields_what_it_holds(size: int) -> None:
+    """Fewer bytes than any buffer: none but those that are asked for are inflated."""
+    body = b"".join(gzip.compress(PLAIN[at : at + size]) for at in range(0, 4000, size))
+    assert FileStream(body[: 4000 * 20 // size]).read(540) == PLAIN[:540]
+
+
 @pytest.mark.parametrize("kept", [2, 5, 10, 18, 3000, -9, -8, -1])
 def test_truncated_gzip_is_reported_as_truncated(kept: int) -> None:
     with pytest.raises(BrokenVolume, match="truncated"):

@@ -224,3 +224,14 @@ def test_first_bytes_of_a_body_are_enough_to_check_its_header() -> None:
         check_header(head)
     with pytest.raises(TooLarge, match="limit axis"):
         check_header(head, VolumeLimits(axis=59), frame=1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_a_file_of_tiny_gzip_members_is_checked_by_its_first_bytes_as_any(size: int) -> None:
+    plain = nifti(version=2)
+    body = b"".join(gzip.compress(plain[at : at + size]) for at in range(0, len(plain), size))
+    # Padding, of which a file may have this much.
+    body += b"".join(gzip.compress(b"0") for _ in range(HEAD_BYTES // 20))
+    assert len(body) > HEAD_BYTES
+    assert check_header(body[:HEAD_BYTES]).shape == SHAPE
+    assert_array_equal(read_volume(body).voxels, counting())
