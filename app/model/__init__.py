@@ -8,7 +8,7 @@ onnx          ONNX files, checked, and computed by ONNX Runtime
 torchscript   TorchScript files, where they are allowed
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields of scores and offsets
-onednn        small 3D convolutions made fast on a CPU
+cpu_kernels   convolutions and group norms on a CPU
 precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
 registry      the models that serve, why others do not, and hot reload

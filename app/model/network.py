@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
+from app.model.cpu_kernels import CpuKernels
 from app.model.manifest import Manifest
-from app.model.onednn import OneDnnConvolutions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Network:
 
     Attributes:
         device: Where it runs.
-        dtype: What it computes in; below float32 by autocast, which keeps what needs precision.
+        dtype: What its weights and activations are.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class Network:
             manifest: How to read its output.
             module: The network; it is moved, not copied.
             device: Where it shall run.
-            dtype: What it shall compute in: float32, bfloat16 or float16.
+            dtype: Of its weights and activations: float32, bfloat16 or float16.
         """
         self.device = device
         self.dtype = dtype
+        self._manifest = manifest
         self._channels = manifest.channels
         self._stride = manifest.network.output_stride
         self._activation = manifest.network.activation
@@ -75,7 +76,8 @@ class Network:
             x, y, z = manifest.input.spacing_mm
             self._offset_scale = (1 / x, 1 / y, 1 / z)
         # Free in float32, and the layout in which bfloat16 is fast, on CPUs as on CUDA.
-        self._module = module.eval().to(device, memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        layout = torch.channels_last_3d
+        self._module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
 
     @property
     def precision(self) -> str:
@@ -83,10 +85,13 @@ class Network:
         return str(self.dtype).removeprefix("torch.")
 
     def computing_in(self, dtype: torch.dtype) -> "Network":
-        """Give the same network, weights shared, that computes in another precision."""
-        other = copy.copy(self)
-        other.dtype = dtype
-        return other
+        """Give a copy of the network whose weights and activations have another precision.
+
+        Not autocast, which converts at every layer: on a CPU that gains nothing.
+        """
+        if dtype == self.dtype:
+            return self
+        return Network(self._manifest, copy.deepcopy(self._module), self.device, dtype)
 
     def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
         """Stack tiles and run ``predict``, with errors that say what went wrong.
@@ -119,10 +124,8 @@ class Network:
         Raises:
             NetworkFailed: The output is not what the manifest promises.
         """
-        tiles = tiles.to(self.device, torch.float32, memory_format=torch.channels_last_3d)
-        lower = self.dtype != torch.float32
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=lower)
-        with torch.inference_mode(), autocast, OneDnnConvolutions():
+        tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
+        with torch.inference_mode(), CpuKernels():
             output = self._module(tiles)
         return [self._field(one) for one in self._check(output, tiles)]
 

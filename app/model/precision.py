@@ -43,7 +43,7 @@ def choose_precision(
         The precision.
     """
     if (manifest.network.program or "").endswith(ONNX_SUFFIX):
-        return "float32"  # What it computes in is fixed in the file; autocast does not reach it.
+        return "float32"  # What it computes in is fixed in the file.
     if setting != "auto":
         return setting
     verified = manifest.precision.verified

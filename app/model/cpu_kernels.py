@@ -1,9 +1,13 @@
-"""On a CPU, let oneDNN compute the 3D convolutions of a batch of one tile, too.
+"""What a network's operations do on a CPU, where PyTorch's own way is slow or depends on the batch.
 
-PyTorch hands a convolution to oneDNN if the batch holds several images, or channels * i * j of its
-one image exceed 20,480 (``use_mkldnn`` in ATen's Convolution.cpp): a rule that was made for images
-with two axes. A small volume alone falls back to a loop that is three to six times slower.
-The rule for 3D has been mended before: https://github.com/pytorch/pytorch/pull/46675.
+* **Convolutions** go to oneDNN for a batch of one tile, too. PyTorch hands one to oneDNN if the
+  batch holds several images, or channels * i * j of its one image exceed 20,480 (``use_mkldnn`` in
+  ATen's Convolution.cpp): a rule that was made for images with two axes. A small volume alone falls
+  back to a loop that is three to six times slower. The rule for 3D has been mended before:
+  https://github.com/pytorch/pytorch/pull/46675.
+* **Group norms** are computed tile by tile. PyTorch sums the voxels of channels-last tiles in parts
+  whose number depends on the batch (``group_norm_kernel.cpp``), so a scan's landmarks would move a
+  little with the scans that share its batch. The convolutions sum alike in batches of any size.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import group_norm
 from torch.overrides import TorchFunctionMode
 
 
-class OneDnnConvolutions(TorchFunctionMode):
-    """Context in which float32 3D convolutions on a CPU go to oneDNN, if torch has it.
+class CpuKernels(TorchFunctionMode):
+    """Context in which operations on a CPU are computed as the module says.
 
     Code that does not call Python's functions, such as TorchScript or ONNX, is not affected.
     """
@@ -27,10 +32,12 @@ class OneDnnConvolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - as of whatever is called
-        """Call a function, or its oneDNN equivalent."""
+        """Call a function, or what stands in for it."""
         del types
         if func is torch.conv3d:
             func = _conv3d
+        elif func is group_norm:
+            func = _group_norm
         return func(*args, **(kwargs or {}))
 
 
@@ -48,3 +55,9 @@ def _conv3d(  # noqa: PLR0913, PLR0917 - torch's own signature
         return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
     edges = [[one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)]
     return torch.mkldnn_convolution(input, weight, bias, *edges, groups)  # type: ignore[arg-type, call-arg]
+
+
+def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 - torch's
+    if input.device.type != "cpu" or len(input) < 2:
+        return group_norm(input, *args, **kwargs)
+    return torch.cat([group_norm(tile, *args, **kwargs) for tile in input.split(1)])

@@ -1,11 +1,13 @@
-"""A batch of one: oneDNN computes it, too, and what it computes is the same."""
+"""On a CPU: small convolutions are fast, and a tile's output does not depend on its batch."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from app.model.onednn import OneDnnConvolutions
+from app.model.cpu_kernels import CpuKernels
 
 SMALL = (1, 3, 9, 11, 13)
 KINDS = [
@@ -30,7 +32,7 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
     module, tile = nn.Conv3d(3, 6, 3, **kind), torch.randn(SMALL)  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = module(tile)
-        with OneDnnConvolutions():
+        with CpuKernels():
             torch.testing.assert_close(module(tile), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -38,14 +40,37 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
 def test_batch_of_one_small_tile_is_computed_by_onednn() -> None:
     module, tile = nn.Conv3d(3, 6, 3), torch.randn(SMALL)
     assert "aten::slow_conv3d" in operations(module, tile), "torch does so itself by now"
-    with OneDnnConvolutions():
+    with CpuKernels():
         assert "aten::mkldnn_convolution" in operations(module, tile)
 
 
 def test_other_types_and_keywords_are_left_alone() -> None:
     module, tile = nn.Conv3d(3, 6, 3).double(), torch.randn(SMALL).double()
-    with torch.inference_mode(), OneDnnConvolutions():
+    with torch.inference_mode(), CpuKernels():
         torch.testing.assert_close(
             torch.conv3d(tile, weight=module.weight, bias=module.bias, padding=1),
             torch.nn.functional.conv3d(tile, module.weight, module.bias, 1, 1),
         )
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_output_of_a_tile_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    norm = nn.GroupNorm(2, 8).to(dtype)
+    tiles = torch.randn(6, 8, 40, 32, 32, dtype=dtype).to(memory_format=torch.channels_last_3d)
+    with torch.inference_mode():
+        alone = torch.cat([norm(tile) for tile in tiles.split(1)])
+        assert not torch.equal(norm(tiles), alone), "torch does so by now"
+    with torch.inference_mode(), CpuKernels():
+        for size in (1, 2, 3, 6):
+            together = torch.cat([norm(batch) for batch in tiles.split(size)])
+            assert torch.equal(together, alone), size
