@@ -2,6 +2,7 @@
 # make test    run the tests (all but those marked slow or gpu)
 # make check   what continuous integration runs: format, lint, types, layers, tests and their coverage
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
+# make chaos   a service under ten minutes of chaos; MINUTES=1 makes it shorter
 # make format  put the code into shape
 # make clean   remove what the others made
 # PYTHON=, HOST= and PORT= choose the interpreter and the address.
@@ -12,7 +13,9 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test check bench format clean
+MINUTES ?= 10
+
+.PHONY: run test check bench chaos format clean
 .DELETE_ON_ERROR:
 
 # Only errors are logged here: what a person wants to see is the table that --demo prints.
@@ -33,6 +36,9 @@ check: .venv/dev.stamp
 
 bench: .venv/bench.stamp
 	$(BIN)/python -m tests.benchmarks $(BARS)
+
+chaos: .venv/dev.stamp
+	$(BIN)/python -m tests.benchmarks chaos --minutes $(MINUTES)
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .

@@ -28,7 +28,7 @@
     │   ├── DeadlineExceeded      504 deadline-exceeded
     │   └── InsufficientMemory    507 does-not-fit         needs more memory than the device has
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
-    ├── ModelRefused              a model folder that breaks the contract: key and reason
+    ├── ModelRefused              409 model-refused        a model folder that breaks the contract
     └── StartupError              settings or device that cannot work
 
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
@@ -260,6 +260,7 @@ class NetworkFailed(LandmarkdError):
 class ModelRefused(LandmarkdError):
     """A model folder breaks the contract; ``str`` names the key and the reason."""
 
+    status = 409
     code = "model-refused"
     title = "Model refused"
 

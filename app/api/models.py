@@ -47,7 +47,7 @@ async def get_model(name: str, shared: SharedDep) -> ModelInfo:
     "/v1/models/{name}/reload",
     summary="Load a model again",
     dependencies=[Depends(require_admin_key)],
-    responses=problems(401, 404, 500),
+    responses=problems(401, 404, 409, 503),
 )
 async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
     """Read a model's folder again; if it is refused, the loaded model stays in use."""

@@ -35,7 +35,7 @@ def main(words: list[str] | None = None) -> int:
     for name in options.bars or BARS:
         progress.print(f"[dim]{name} ...[/dim]")
         try:
-            rows[name] = list(measure_bar(BARS[name], Run(options.fast)))
+            rows[name] = list(measure_bar(BARS[name], Run(options.fast, options.minutes)))
         except DisagreementError as error:
             progress.print(f"[red]{name}: the two sides differ. {error}[/red]", soft_wrap=True)
             return 1
@@ -51,6 +51,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="landmarkd bench", description="Measure the bars.")
     parser.add_argument("bars", nargs="*", help=f"of {', '.join(BARS)}; none: all of them")
     parser.add_argument("--fast", action="store_true", help="small and rough: shows that it works")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of chaos; with --fast: 20 s")
     parser.add_argument(
         "--results", type=Path, help=f"folder for CSV files; without --fast: {RESULTS}"
     )

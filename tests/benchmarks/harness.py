@@ -139,9 +139,11 @@ class Run:
 
     Attributes:
         fast: Small sizes and few rounds: shows that everything works, not how fast it is.
+        minutes: How long chaos lasts.
     """
 
     fast: bool = False
+    minutes: float = 10.0
 
     @property
     def rounds(self) -> int:

@@ -107,12 +107,14 @@ class Server:
         port: On loopback.
         process: Its number; its children may be more.
         start_s: From its start until it said that it was ready.
+        log: What it writes, until it has ended.
     """
 
     kind: Kind
     port: int
     process: int
     start_s: float
+    log: Path = Path()
 
     def message(self, name: str, content: bytes, *, keep: bool = False, query: str = "") -> Message:
         """Make the request that brings a scan to this server."""
@@ -130,7 +132,7 @@ def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
     Args:
         kind: Who serves.
         model: The model folder.
-        settings: Of ours, such as ``MAX_BODY_BYTES``; all heed ``DEVICE``.
+        settings: Of ours, such as ``MAX_BODY_BYTES``; all heed ``DEVICE`` and ``PORT``.
 
     Yields:
         The server, ready.
@@ -139,7 +141,7 @@ def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
         models = Path(folder) / "models"
         models.mkdir()
         (models / model.name).symlink_to(model.resolve(), target_is_directory=True)
-        port = free_port()
+        port = int(settings.get("PORT", "0")) or free_port()
         start = time.perf_counter()
         process = subprocess.Popen(
             _command(kind, model, port, settings.get("DEVICE", "cpu")),
@@ -151,7 +153,8 @@ def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
         )
         try:
             _wait(process, port, kind.ready, log.name)
-            yield Server(kind, port, process.pid, time.perf_counter() - start)
+            start_s = time.perf_counter() - start
+            yield Server(kind, port, process.pid, start_s, Path(log.name))
         finally:
             _stop(process)
 

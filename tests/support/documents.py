@@ -14,6 +14,7 @@ DOCUMENTS: Final = (
     *PAGES,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "models").glob("**/README.md")),
 )
 FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)

@@ -13,7 +13,7 @@ from app.api.app import create_app
 from app.api.landmarks import LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
-from app.errors import LandmarkdError, ModelRefused, ServiceError, StartupError
+from app.errors import LandmarkdError, ServiceError, StartupError
 from app.io import FORMATS, LandmarkAnswer
 from app.settings import PREFIX, Settings
 from app.voting import VOTES_FORMATS
@@ -32,7 +32,7 @@ OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "
 """Of pip, curl, and the modules in ``app.training.tools``."""
 
 ABSTRACT = (LandmarkdError, ServiceError)
-NOT_ANSWERED = (ModelRefused, StartupError)
+NOT_ANSWERED = (StartupError,)
 CLIENT_LEFT = 499
 
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
@@ -104,6 +104,15 @@ def test_files_that_are_named_exist(path: Path) -> None:
     assert [name for name in named if "NAME" not in name and not _exists(name)] == []
     modules = re.findall(r"\b(?:app|tests)\.[a-z_.]+\b", read(path))
     assert [name for name in modules if not _is_module(name)] == []
+
+
+@pytest.mark.parametrize("path", [ROOT / "SECURITY.md"], ids=documented)
+def test_tests_that_are_named_exist(path: Path) -> None:
+    sources = [source.read_text(encoding="utf-8") for source in (ROOT / "tests").rglob("test_*.py")]
+    there = set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(sources), flags=re.MULTILINE))
+    named = set(re.findall(r"`(test_\w+)`", read(path)))
+    assert len(named) > 20
+    assert named - there == set()
 
 
 def _exists(name: str) -> bool:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.benchmarks.bars.accuracy import v8_accuracy
+from tests.benchmarks.bars.chaos import chaos
 from tests.benchmarks.bars.decoding import s4_decoding
 from tests.benchmarks.bars.endurance import s7_endurance
 from tests.benchmarks.bars.exactness import v7_same_bits
@@ -51,4 +52,5 @@ BARS: Final[dict[str, Bar]] = {
     "S9": s9_tiling,
     "load": load,
     "R2": r2_fuzzing,
+    "chaos": chaos,
 }

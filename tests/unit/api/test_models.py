@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.dependencies import hash_key
 from app.io.schemas import ModelInfo, ModelsAnswer
 from tests.support.services import (
     MODEL,
@@ -48,4 +49,18 @@ def test_broken_model_is_listed_with_its_reason_and_the_other_serves(tmp_path: P
         problem = problem_of(client.get("/v1/models/broken"))
         assert "schema" in problem.detail
         response = client.post(URL, content=toy_scan(), headers=RAW, params={"model": MODEL})
+        assert response.status_code == 200
+
+
+def test_reload_of_a_broken_folder_is_refused_and_no_failure_of_the_service(tmp_path: Path) -> None:
+    models = toy_models(tmp_path)
+    settings = toy_settings(models, admin_key_hash=hash_key("admin"))
+    with running(settings) as client:
+        url, key = f"/v1/models/{MODEL}/reload", {"Authorization": "Bearer admin"}
+        assert client.post(url, headers=key).status_code == 200
+        (models / MODEL / "model.toml").write_text("schema = 2")
+        problem = problem_of(client.post(url, headers=key))
+        assert (problem.status, problem.code) == (409, "model-refused")
+        assert "schema" in problem.detail
+        response = client.post(URL, content=toy_scan(), headers=RAW)
         assert response.status_code == 200

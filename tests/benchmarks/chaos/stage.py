@@ -1,0 +1,110 @@
+"""Groups of clients -> entries of a ledger, while a service comes and goes on one port."""
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tests.benchmarks.chaos.attempt import REFUSED, Answer, Attempt, make, post
+from tests.benchmarks.chaos.clients import Chaos, Group, Kind
+from tests.benchmarks.chaos.ledger import Ledger
+
+SEED: Final = 14
+BACK_OFF_S: Final = 0.5
+"""Until a client that was not served tries again."""
+
+CALM: Final = Kind("alone", lambda *_: Attempt(b""), frozenset({200}), frozenset())
+
+
+@dataclass(eq=False, slots=True)
+class Stage:
+    """All clients of a chaos.
+
+    Attributes:
+        port: Where the service listens, whenever it does.
+        chaos: What is sent.
+        ledger: Where it is entered.
+    """
+
+    port: int
+    chaos: Chaos
+    ledger: Ledger = field(default_factory=Ledger)
+    _going: asyncio.Event = field(default_factory=asyncio.Event)
+    _resting: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _sent: int = 0
+    _open: int = 0
+
+    @contextlib.asynccontextmanager
+    async def clients(self) -> AsyncIterator[None]:
+        """Have all clients at hand; they send nothing before ``go``."""
+        self._idle.set()
+        tasks = [
+            asyncio.create_task(self._send_all(group, number))
+            for group in self.chaos.groups
+            for number in range(group.clients)
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def learn(self) -> None:
+        """Ask for all answers that are known later, one by one."""
+        for name, scan in self.chaos.known.items():
+            content = post(scan.target, scan.body, f"alone-{name.replace(' ', '-')}")
+            answer = await self._make(CALM, Attempt(content), f"alone-{name.replace(' ', '-')}")
+            self.ledger.expected[name] = answer.body
+
+    def go(self) -> None:
+        """Let the clients send."""
+        self._resting.clear()
+        self._going.set()
+
+    async def rest(self) -> None:
+        """Let the clients send no more, and wait until all requests have ended."""
+        self._going.clear()
+        self._resting.set()
+        await self._idle.wait()
+
+    async def _send_all(self, group: Group, number: int) -> None:
+        random = np.random.default_rng((SEED, zlib.crc32(group.name.encode()), number))
+        weights = np.array([kind.weight for kind in group.kinds], dtype=float)
+        while True:
+            await self._going.wait()
+            kind = group.kinds[random.choice(len(weights), p=weights / weights.sum())]
+            self._sent += 1
+            request_id = f"chaos-{self._sent}"
+            attempt = kind.make(request_id, random)
+            answer = await self._make(kind, attempt, request_id, group.address)
+            turned_away = answer.status in {REFUSED, 429, 503}
+            await self._pause(max(group.pause_s, BACK_OFF_S * turned_away))
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._resting.wait(), seconds)
+
+    async def _make(
+        self, kind: Kind, attempt: Attempt, request_id: str, address: str = "127.0.0.1"
+    ) -> Answer:
+        self._open += 1
+        self._idle.clear()
+        start_s = time.monotonic()
+        try:
+            answer = await make(self.port, address, attempt, self._resting)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+        self.ledger.add(request_id, kind, answer, attempt.known, start_s, time.monotonic())
+        return answer
