@@ -3,7 +3,6 @@
 process        uvicorn with a drain before it stops, and exit codes
 connection     time limits of a connection, and how it closes
 http_protocol  limits on heads and trailers; refuses what is malformed
-direct_body    receives large bodies directly into the application's buffer
 ray_serve      one replica of the application per device; needs the extra ``ray``
 log_format     log lines as JSON or text, without anything that may identify a patient
 log_writer     writes them from a thread of its own, and drops what cannot be written

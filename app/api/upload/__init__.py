@@ -2,6 +2,5 @@
 
 plan     what a request's head allows and says: media type, length, limits
 sinks    where the body goes: one buffer, chunks, or the one part of a multipart form
-direct   ASGI extension for servers that receive a body directly into that buffer
 receive  reads the body within its limits, and notices clients that leave
 """

@@ -9,15 +9,11 @@ from typing import Any, Final, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from app.api.upload.direct import fill_body_of
 from app.api.upload.plan import UploadPlan
-from app.api.upload.sinks import BufferSink, Sink, make_sink
+from app.api.upload.sinks import Sink, make_sink
 from app.errors import ClientLeft, SlowUpload, TooLarge
 from app.io import HEAD_BYTES, Content
 from app.settings import Settings
-
-MIN_DIRECT_BYTES: Final = 1 << 20
-"""A shorter rest of a body arrives in so few chunks that copying them costs little."""
 
 GRACE_S: Final = 5.0
 """Before a body has to arrive at a rate: connections take time to gather speed."""
@@ -151,22 +147,10 @@ async def _receive(
         sink.write(chunk)
         if check_head is not None and not checked:
             head = sink.head(HEAD_BYTES)
-            if head is None:
-                continue
-            check_head(head)
-            checked = True
-        more = more and not await _receive_directly(request, sink, counter)
+            if head is not None:
+                check_head(head)
+                checked = True
     return checked
-
-
-async def _receive_directly(request: Request, sink: Sink, counter: "_ByteCounter") -> bool:
-    """Receive a large rest of a body into the sink's buffer, if the server can."""
-    fill = fill_body_of(request.scope)
-    if fill is None or not isinstance(sink, BufferSink) or len(sink.rest) < MIN_DIRECT_BYTES:
-        return False
-    await fill(sink.rest, counter.add)
-    sink.rest = sink.rest[:0]
-    return True
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

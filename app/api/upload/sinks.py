@@ -14,16 +14,12 @@ from app.errors import BadParameter, RequestError
 
 
 class BufferSink:
-    """A body of known length that is the file.
-
-    Attributes:
-        rest: The part of the buffer that is still to be filled; whoever fills it shortens it.
-    """
+    """A body of known length that is the file."""
 
     def __init__(self, length: int) -> None:
         # Not zeroed: only bytes that have been received are ever returned.
         self._buffer = np.empty(length, dtype=np.uint8).data
-        self.rest = self._buffer
+        self._rest = self._buffer
 
     def write(self, chunk: bytes) -> None:
         """Take the next chunk of the body.
@@ -31,12 +27,12 @@ class BufferSink:
         Raises:
             RequestError: The body is longer than Content-Length.
         """
-        if len(chunk) > len(self.rest):
+        if len(chunk) > len(self._rest):
             raise RequestError(
                 f"expected {len(self._buffer)} bytes, as Content-Length says, got more"
             )
-        self.rest[: len(chunk)] = chunk
-        self.rest = self.rest[len(chunk) :]
+        self._rest[: len(chunk)] = chunk
+        self._rest = self._rest[len(chunk) :]
 
     def head(self, size: int) -> memoryview | None:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
@@ -48,7 +44,7 @@ class BufferSink:
 
     @property
     def _filled(self) -> int:
-        return len(self._buffer) - len(self.rest)
+        return len(self._buffer) - len(self._rest)
 
 
 class GrowingSink:

@@ -20,12 +20,11 @@ def counted(connection: Connection, code: str) -> bool:
     return line in connection.service.metrics.render().decode()
 
 
-def test_body_is_received_in_place_and_the_connection_is_reused(run_client: RunClient) -> None:
+def test_connection_is_reused_for_one_body_after_the_other(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
-        for number in range(1, 4):
+        for _ in range(3):
             await connection.send(post("/fill") + BODY)
             assert await connection.status() == 200
-            assert connection.service.counted > 0.8 * number * len(BODY)
 
     run_client(client)
 
@@ -106,23 +105,6 @@ def test_bytes_after_the_last_request_are_ignored(run_client: RunClient) -> None
     run_client(client)
 
 
-def test_buffer_of_another_length_is_refused_and_the_body_discarded(run_client: RunClient) -> None:
-    async def client(connection: Connection) -> None:
-        await connection.send(post("/fill", length=len(BODY) + 1) + BODY + b"x" + LIVENESS)
-        assert [await connection.status() for _ in range(2)] == [406, 200]
-
-    run_client(client)
-
-
-def test_body_of_unknown_length_is_not_offered(run_client: RunClient) -> None:
-    async def client(connection: Connection) -> None:
-        head = b"POST /fill HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        await connection.send(head + b"3\r\nabc\r\n0\r\n\r\n")
-        assert await connection.status() == 500
-
-    run_client(client)
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -133,7 +115,7 @@ def test_body_of_unknown_length_is_not_offered(run_client: RunClient) -> None:
         b"GET /" + LONG + b" HTTP/1.1\r\nHost: x\r\n\r\n",
         CHUNKED + b"3\r\nabc\r\n0\r\n" + b"A: b\r\n" * (MAX_FIELDS + 1) + b"\r\n",
         CHUNKED + b"3\r\nabc\r\n0\r\nA: " + LONG + b"\r\n\r\n",
-        CHUNKED + b"3;" + 3 * LONG + b"\r\nabc\r\n0\r\n\r\n",
+        CHUNKED + b"3;" + 8 * LONG + b"\r\nabc\r\n0\r\n\r\n",
     ],
     ids=["fields", "value", "name", "sum", "url", "trailers", "trailer", "extension"],
 )
@@ -306,7 +288,7 @@ def test_refused_client_that_expects_100_may_not_send_another_request(
 @pytest.mark.parametrize(
     "sent",
     [post("/fill") + BODY[:70_000], post("/fill") + BODY[:-1], CHUNKED + b"3\r\nabc\r\n"],
-    ids=["parsed", "direct", "chunked"],
+    ids=["some", "nearly all", "chunked"],
 )
 def test_body_that_still_arrives_can_be_refused(sent: bytes, run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
