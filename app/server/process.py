@@ -98,7 +98,7 @@ class LandmarkdServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            self._log.register(self.app.state.shared.metrics.registry)
+            self.app.state.shared.metrics.registry.register(self._log)
             self.app.state.starting.add_done_callback(_freeze_gc)
         for server in getattr(self, "servers", []):
             for listener in server.sockets:

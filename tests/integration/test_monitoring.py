@@ -62,7 +62,7 @@ def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         metrics.count_faults("tile", 1)
         metrics.count_dropped("late", 0.1)
         log = LogWriter()
-        log.register(metrics.registry)
+        metrics.registry.register(log)
         text = client.get("/metrics").text
         log.close()
     labels: dict[str, set[str]] = {}

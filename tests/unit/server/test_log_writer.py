@@ -88,9 +88,26 @@ def test_lines_that_fail_are_counted(pipe: Pipe) -> None:
     stream, logger, handler = pipe
     stream.close()
     registry = CollectorRegistry()
-    handler.register(registry)
+    registry.register(handler)
     for _ in range(3):
         logger.warning("line")
     handler.close()
     assert handler.dropped == 3
     assert b"landmarkd_log_lines_dropped_total 3.0" in generate_latest(registry)
+
+
+def test_lines_that_fail_are_reported_once_lines_can_be_written_again(pipe: Pipe) -> None:
+    stream, logger, handler = pipe
+    stream.close()
+    for _ in range(3):
+        logger.warning("line")
+    while handler.dropped < 3:
+        pass
+    reader, writer = os.pipe()
+    os.dup2(writer, handler._file)  # noqa: SLF001 - as if the reader were there again
+    os.close(writer)
+    logger.warning("again")
+    with os.fdopen(reader, "rb") as again:
+        report, line = (json.loads(again.readline()) for _ in range(2))
+    assert (report["message"], report["lines"]) == ("log lines dropped", 3)
+    assert line["message"] == "again"
