@@ -5,17 +5,17 @@ for a while, so that its client can read the response. A client may close its ha
 and still get its response.
 
 Private parts of uvicorn that are used here and in ``app.server.http_protocol``, for which
-``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``app``, ``cycle``,
-``flow``, ``headers``, ``loop``, ``parser``, ``pipeline``, ``scope`` and ``transport``, the parser's
-callbacks, ``on_response_complete``, ``shutdown`` and ``_unset_keepalive_if_required``; all
-attributes of ``RequestResponseCycle``; and that the ``receive`` of an application is its method.
+``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``cycle``, ``flow``,
+``headers``, ``loop``, ``parser``, ``pipeline``, ``scope`` and ``transport``, the callbacks of the
+parser, ``on_response_complete``, ``shutdown``, ``_start_asgi_task`` and
+``_unset_keepalive_if_required``; and all attributes of ``RequestResponseCycle``.
 """
 
 import asyncio
 import logging
 import socket
 import struct
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -138,7 +138,7 @@ class TimedConnection(HttpToolsProtocol):
 
     # Clients that close their half.
 
-    def _keep_half(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's returns nothing
         """Keep the connection for the responses to requests that have arrived whole."""
         if self._lingering or self._in_body or not self._is_answering():
             return False
@@ -148,8 +148,6 @@ class TimedConnection(HttpToolsProtocol):
         self.cycle.keep_alive = False
         self._probe_timer = self.loop.call_later(PROBE_S, self._probe, PROBE_S)
         return True
-
-    eof_received: Any = _keep_half  # uvicorn's returns nothing, and the connection closes.
 
     def _probe(self, pause_s: float) -> None:
         """Write to a client that has closed its half, since only that tells whether it has left.

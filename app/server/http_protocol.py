@@ -9,11 +9,11 @@
 """
 
 from functools import partial
-from types import MethodType
 from typing import Final, cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.api import REFUSAL_EXTENSION
@@ -35,24 +35,24 @@ class HttpProtocol(TimedConnection):
 
     _pending = 0  # Bytes since the last head, bytes of a body, or end of a body.
     _fields = _field_bytes = 0
-    _restarted = False  # The parser is shown only the framing of a request.
     _refusal: RequestError | None = None  # Why the latest head was refused.
     _failure: partial[LandmarkdError] | None = None  # Why the latest body was refused.
 
     # Requests.
 
-    @property
-    def app(self) -> ASGIApp:
-        """What uvicorn runs for each request; not stored: a bound method would be a cycle."""
-        return self._respond
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        respond = partial(self._respond, cycle, cast("ASGIApp", app))
+        super()._start_asgi_task(cycle, cast("ASGI3Application", respond))
 
-    @app.setter
-    def app(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(
+        self,
+        cycle: RequestResponseCycle,
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Run the application for one request."""
-        cycle = cast("RequestResponseCycle", cast("MethodType", receive).__self__)
 
         async def receive_body() -> Message:
             self._raise_failure(cycle)
@@ -69,7 +69,7 @@ class HttpProtocol(TimedConnection):
                 # uvicorn would close the connection at once.
                 self._closing = cycle.keep_alive = True
 
-        await self._app(scope, receive_body, send_response)
+        await app(scope, receive_body, send_response)
 
     def _raise_failure(self, cycle: RequestResponseCycle) -> None:
         if self._failure is not None and cycle is self.cycle:
@@ -123,13 +123,8 @@ class HttpProtocol(TimedConnection):
         framing = (b"content-length", b"transfer-encoding")
         fields = (name + b": " + value for name, value in self.headers if name in framing)
         self._new_parser()
-        self._restarted = True
-        try:
-            self.parser.feed_data(b"\r\n".join((b"POST / HTTP/1.1", *fields, b"", b"")))
-        except httptools.HttpParserError as error:
-            self._refuse(error)
-        finally:
-            self._restarted = False
+        # Within a body, only its framing is taken from a head.
+        self._parse(memoryview(b"\r\n".join((b"POST / HTTP/1.1", *fields, b"", b""))))
 
     def _refuse(self, error: Exception) -> None:
         """Refuse what has arrived, after the requests before it, and ignore what follows."""
@@ -154,23 +149,22 @@ class HttpProtocol(TimedConnection):
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        if not self._restarted:
+        if not self._in_body:
             self._fields = self._field_bytes = 0
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """Receive a part of the URL."""
-        if not self._restarted:
+        if not self._in_body:
             self._count_field(len(url))
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Receive a header, or a trailer, which is ignored."""
-        if not self._restarted:
-            self._fields += 1
-            self._count_field(len(name) + len(value))
-            if not self._in_body:
-                super().on_header(name, value.strip(b" \t"))
+        self._fields += 1
+        self._count_field(len(name) + len(value))
+        if not self._in_body:
+            super().on_header(name, value.strip(b" \t"))
 
     def _count_field(self, size: int) -> None:
         self._field_bytes += size
@@ -179,7 +173,7 @@ class HttpProtocol(TimedConnection):
 
     def on_headers_complete(self) -> None:
         """Start the application."""
-        if self._restarted:
+        if self._in_body:
             return
         self._pending = self._fields = self._field_bytes = 0
         super().on_headers_complete()
