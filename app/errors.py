@@ -34,12 +34,9 @@
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
 ``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden and
-ClientLeft; ``app.server`` HeadTooLarge;
-``app.engine`` the ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory;
-``app.model`` UnknownModel and ModelRefused.
+ClientLeft; ``app.server`` HeadTooLarge; ``app.engine`` the ServiceErrors; ``app.inference``
+NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
-
-from typing import ClassVar
 
 
 class LandmarkdError(Exception):
@@ -49,9 +46,13 @@ class LandmarkdError(Exception):
     contains no path, patient data or stack trace.
     """
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal"
-    title: ClassVar[str] = "Internal error"
+    status = 500
+    code = "internal"
+
+    @property
+    def title(self) -> str:
+        """The problem's ``title``."""
+        return self.code.replace("-", " ").capitalize()
 
 
 class RequestError(LandmarkdError):
@@ -59,35 +60,30 @@ class RequestError(LandmarkdError):
 
     status = 400
     code = "bad-request"
-    title = "Bad request"
 
 
 class NotAVolume(RequestError):
     """The bytes are not a NIfTI-1 or NIfTI-2 single file."""
 
     code = "not-a-volume"
-    title = "Not a NIfTI volume"
 
 
 class BrokenVolume(RequestError):
     """The file is truncated or corrupt, or inflates past what its header declares."""
 
     code = "broken-volume"
-    title = "Broken NIfTI volume"
 
 
 class NotAnArchive(RequestError):
     """The bytes are not a safetensors or npz file."""
 
     code = "not-an-archive"
-    title = "Not an archive"
 
 
 class BrokenArchive(RequestError):
     """The file of arrays is truncated, corrupt or encrypted, or inflates past what it declares."""
 
     code = "broken-archive"
-    title = "Broken archive"
 
 
 class Unauthorized(RequestError):
@@ -95,7 +91,6 @@ class Unauthorized(RequestError):
 
     status = 401
     code = "unauthorized"
-    title = "Unauthorized"
 
 
 class Forbidden(RequestError):
@@ -103,7 +98,6 @@ class Forbidden(RequestError):
 
     status = 403
     code = "forbidden"
-    title = "Forbidden"
 
 
 class UnknownModel(RequestError):
@@ -111,7 +105,6 @@ class UnknownModel(RequestError):
 
     status = 404
     code = "unknown-model"
-    title = "Unknown model"
 
 
 class UnknownFormat(RequestError):
@@ -119,7 +112,6 @@ class UnknownFormat(RequestError):
 
     status = 406
     code = "unknown-format"
-    title = "Unknown format"
 
 
 class SlowUpload(RequestError):
@@ -127,7 +119,6 @@ class SlowUpload(RequestError):
 
     status = 408
     code = "slow-upload"
-    title = "Upload too slow"
 
 
 class TooLarge(RequestError):
@@ -135,7 +126,6 @@ class TooLarge(RequestError):
 
     status = 413
     code = "too-large"
-    title = "Too large"
 
 
 class UnsupportedMediaType(RequestError):
@@ -143,7 +133,6 @@ class UnsupportedMediaType(RequestError):
 
     status = 415
     code = "unsupported-media-type"
-    title = "Unsupported media type"
 
 
 class BadGeometry(RequestError):
@@ -151,7 +140,6 @@ class BadGeometry(RequestError):
 
     status = 422
     code = "bad-geometry"
-    title = "Bad geometry"
 
 
 class BadVoxels(RequestError):
@@ -159,7 +147,6 @@ class BadVoxels(RequestError):
 
     status = 422
     code = "bad-voxels"
-    title = "Bad voxel values"
 
 
 class BadArrays(RequestError):
@@ -167,7 +154,6 @@ class BadArrays(RequestError):
 
     status = 422
     code = "bad-arrays"
-    title = "Bad arrays"
 
 
 class BadParameter(RequestError):
@@ -175,7 +161,6 @@ class BadParameter(RequestError):
 
     status = 422
     code = "bad-parameter"
-    title = "Bad parameter"
 
 
 class HeadTooLarge(RequestError):
@@ -183,7 +168,6 @@ class HeadTooLarge(RequestError):
 
     status = 431
     code = "head-too-large"
-    title = "Head too large"
 
 
 class ClientLeft(RequestError):
@@ -191,7 +175,6 @@ class ClientLeft(RequestError):
 
     status = 499
     code = "client-left"
-    title = "Client left"
 
 
 class ServiceError(LandmarkdError):
@@ -199,7 +182,6 @@ class ServiceError(LandmarkdError):
 
     status = 503
     code = "unavailable"
-    title = "Unavailable"
 
 
 class QueueFull(ServiceError):
@@ -207,7 +189,6 @@ class QueueFull(ServiceError):
 
     status = 429
     code = "queue-full"
-    title = "Queue full"
 
     def __init__(self, detail: str, retry_after_s: int) -> None:
         """Add when to try again.
@@ -224,14 +205,12 @@ class NotReady(ServiceError):
     """The model or the service is not ready to answer."""
 
     code = "not-ready"
-    title = "Not ready"
 
 
 class Draining(ServiceError):
     """The service is stopping and accepts nothing new."""
 
     code = "draining"
-    title = "Draining"
 
 
 class DeadlineExceeded(ServiceError):
@@ -239,7 +218,6 @@ class DeadlineExceeded(ServiceError):
 
     status = 504
     code = "deadline-exceeded"
-    title = "Deadline exceeded"
 
 
 class InsufficientMemory(ServiceError):
@@ -247,14 +225,12 @@ class InsufficientMemory(ServiceError):
 
     status = 507
     code = "does-not-fit"
-    title = "Does not fit the device"
 
 
 class NetworkFailed(LandmarkdError):
     """The model's network raised, or its scores are not finite, for this volume."""
 
     code = "network-failed"
-    title = "Network failed"
 
 
 class ModelRefused(LandmarkdError):
@@ -262,11 +238,9 @@ class ModelRefused(LandmarkdError):
 
     status = 409
     code = "model-refused"
-    title = "Model refused"
 
 
 class StartupError(LandmarkdError):
     """The service cannot start with these settings on this machine."""
 
-    code = "startup"
-    title = "Cannot start"
+    code = "cannot-start"

@@ -71,47 +71,30 @@ def install_problem_handlers(app: FastAPI) -> None:
     Args:
         app: The application; ``app.api.middleware`` handles unexpected errors.
     """
-    app.add_exception_handler(LandmarkdError, _handle_own)
-    app.add_exception_handler(RequestValidationError, _handle_invalid)
-    app.add_exception_handler(HTTPException, _handle_http)
+    for kind in (LandmarkdError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _handle)
 
 
-async def _handle_own(request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
+    record = record_of(request.scope)
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, RequestValidationError):
+        error = BadParameter("; ".join(_explain(item) for item in error.errors()))
+    elif isinstance(error, HTTPException):
+        headers = error.headers
+        error = _http_error(request, error)
     if not isinstance(error, LandmarkdError):
         raise error
-    record = record_of(request.scope)
     record.code = error.code
-    return problem_response(error, record.request_id)
+    return problem_response(error, record.request_id, headers)
 
 
-async def _handle_invalid(request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestValidationError):
-        raise error
-    detail = "; ".join(_explain(item) for item in error.errors())
-    return await _handle_own(request, BadParameter(detail))
-
-
-async def _handle_http(request: Request, error: Exception) -> Response:
-    """Handle what FastAPI itself raises: no such path, wrong method, unreadable body."""
-    if not isinstance(error, HTTPException):
-        raise error
-    phrase = HTTPStatus(error.status_code).phrase
-    record = record_of(request.scope)
-    record.code = phrase.lower().replace(" ", "-")
-    problem = Problem(
-        type=TYPE_PREFIX + record.code,
-        title=phrase.capitalize(),
-        status=error.status_code,
-        detail=_http_detail(request, error),
-        code=record.code,
-        request_id=record.request_id,
-    )
-    return Response(
-        problem.model_dump_json(),
-        error.status_code,
-        headers=error.headers,
-        media_type=PROBLEM_MEDIA_TYPE,
-    )
+def _http_error(request: Request, error: HTTPException) -> LandmarkdError:
+    """Describe what FastAPI itself raises: no such path, wrong method, unreadable body."""
+    described = LandmarkdError(_http_detail(request, error))
+    described.status = error.status_code
+    described.code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    return described
 
 
 def _http_detail(request: Request, error: HTTPException) -> str:

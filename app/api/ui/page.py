@@ -6,12 +6,14 @@ once per process.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -52,12 +54,18 @@ HEADERS: Final = {
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
     # Browsers keep a copy, but ask each time whether it is current; mostly the answer is 304.
     "Cache-Control": "no-cache",
 }
 CDN: Final = "https://cdn.jsdelivr.net"
 """Where FastAPI's page loads Swagger UI from, unless it is installed."""
+
+PACKAGE_FILES: Final = {
+    "niivue.js": ("jupyterlab-niivue", "jupyterlab_niivue/labextension/static/niivue/index.js"),
+    "swagger-ui.js": ("fastapi-offline", "fastapi_offline/static/swagger-ui-bundle.js"),
+    "swagger-ui.css": ("fastapi-offline", "fastapi_offline/static/swagger-ui.css"),
+}
+"""Files of other distributions, which are read but never imported."""
 
 NIIVUE_CLASS: Final = re.compile(
     rb" = class extends EventTarget \{\s*/\*\*\s*"
@@ -84,31 +92,6 @@ class PageFile:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class PackageFile:
-    """A file of another distribution.
-
-    Attributes:
-        package: Import name of its package, which is located but never imported.
-        path: Of the file in the package.
-        convert: Turns its content into what is served; None if it cannot.
-    """
-
-    package: str
-    path: str
-    convert: Callable[[bytes], bytes | None] = bytes
-
-    def read(self) -> bytes | None:
-        """Return the content to serve; None where the distribution is not installed."""
-        spec = find_spec(self.package)
-        folders = spec.submodule_search_locations if spec else None
-        for folder in folders or ():
-            path = Path(folder) / self.path
-            if path.is_file():
-                return self.convert(path.read_bytes())
-        return None
-
-
 def export_niivue(module: bytes) -> bytes | None:
     """Export NiiVue's class from the bundle of an application that does not.
 
@@ -127,34 +110,19 @@ def export_niivue(module: bytes) -> bytes | None:
     return module + b"\nexport { " + name[0] + b" as Niivue };\n"
 
 
-PACKAGE_FILES: Final = {
-    "niivue.js": PackageFile(
-        "jupyterlab_niivue", "labextension/static/niivue/index.js", export_niivue
-    ),
-    "swagger-ui.js": PackageFile("fastapi_offline", "static/swagger-ui-bundle.js"),
-    "swagger-ui.css": PackageFile("fastapi_offline", "static/swagger-ui.css"),
-}
-
-
-def docs_headers(source: str) -> dict[str, str]:
-    """Return the headers of ``/docs``, whose scripts and styles come from one source."""
-    return HEADERS | {
-        "Content-Security-Policy": f"default-src 'none'; script-src {source} 'unsafe-inline'; "
-        f"style-src {source} 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    }
-
-
 @cache
 def page_files() -> Mapping[str, PageFile]:
     """Read all files of the page, by name; those of packages that are not installed are missing."""
     contents = {
         path.name: path.read_bytes() for path in WEB.iterdir() if path.suffix in MEDIA_TYPES
     }
-    for name, source in PACKAGE_FILES.items():
-        content = source.read()
-        if content is not None:
-            contents[name] = content
+    for name, (distribution, path) in PACKAGE_FILES.items():
+        with suppress(PackageNotFoundError, FileNotFoundError):
+            located = metadata.distribution(distribution).locate_file(path)
+            contents[name] = Path(str(located)).read_bytes()
+    niivue = contents.pop("niivue.js", None)
+    if niivue is not None and (exported := export_niivue(niivue)) is not None:
+        contents["niivue.js"] = exported
     viewer = b"present" if "niivue.js" in contents else b"absent"
     contents["index.html"] = contents["index.html"].replace(b"{viewer}", viewer)
     return {
@@ -180,21 +148,23 @@ def get_openapi(request: Request) -> Response:
 @page_router.get("/docs", dependencies=[Depends(require_api_key)])
 def get_docs(request: Request) -> Response:
     """Show all calls in Swagger UI, served from here if it is installed."""
-    title = request.app.title
-    if "swagger-ui.js" not in page_files():
-        docs = get_swagger_ui_html(
-            openapi_url="openapi.json", title=title, swagger_favicon_url="page/icon.svg"
-        )
-        docs.headers.update(docs_headers(CDN))
-        return docs
+    source = CDN
+    urls: dict[str, Any] = {}
+    if "swagger-ui.js" in page_files():
+        source = "'self'"
+        urls = {f"swagger_{kind}_url": f"page/swagger-ui.{kind}" for kind in ("js", "css")}
     docs = get_swagger_ui_html(
         openapi_url="openapi.json",
-        title=title,
-        swagger_js_url="page/swagger-ui.js",
-        swagger_css_url="page/swagger-ui.css",
+        title=request.app.title,
         swagger_favicon_url="page/icon.svg",
+        **urls,
     )
-    docs.headers.update(docs_headers("'self'"))
+    policy = (
+        f"default-src 'none'; script-src {source} 'unsafe-inline'; "
+        f"style-src {source} 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    docs.headers.update(HEADERS | {"Content-Security-Policy": policy})
     return docs
 
 

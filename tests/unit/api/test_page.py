@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
-from app.api.ui.page import CDN, MAX_ANSWER_BYTES, PACKAGE_FILES, WEB, export_niivue, page_files
+from app.api.ui.page import CDN, MAX_ANSWER_BYTES, WEB, export_niivue, page_files
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
 from app.phantom import make_phantom, scan_bytes
@@ -83,7 +83,7 @@ def test_files_are_read_once(client: TestClient, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     page_files.cache_clear()
-    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(page_module, "PACKAGE_FILES", {"niivue.js": ("not-installed", "")})
     yield
     page_files.cache_clear()
 
@@ -103,9 +103,7 @@ def test_page_without_niivue_has_no_viewer(client: TestClient) -> None:
 def test_niivue_is_exported_from_its_bundle_or_counts_as_absent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = PACKAGE_FILES["niivue.js"].read()
-    assert found is not None
-    assert found.rstrip().endswith(b"as Niivue };")
+    assert page_files()["niivue.js"].content.rstrip().endswith(b"as Niivue };")
     assert export_niivue(b"var A = class extends EventTarget {}") is None
     assert "no NiiVue class" in caplog.text
 
