@@ -83,18 +83,13 @@ def make_phantom(seed: int) -> Phantom:
     points = transform(affine, index)
     points[rng.random(len(points)) < ABSENT_CHANCE] = np.nan
     values = BACKGROUND + _texture(shape, spacing_of(affine), rng)
-    for point, structure in zip(points, STRUCTURES.values(), strict=True):
-        rotation, size, bright, dark = (
-            _draw_rotation(rng),
-            rng.uniform(0.95, 1.05),
-            rng.uniform(*BRIGHT),
-            rng.uniform(*DARK),
-        )
+    for point, (name, structure) in zip(points, STRUCTURES.items(), strict=True):
+        rotation, size = _draw_rotation(rng), rng.uniform(0.95, 1.05)
+        bright, dark = rng.uniform(*BRIGHT), rng.uniform(*DARK)
         if np.isfinite(point).all():
             # Shrinking the frame enlarges the structure.
             local = np.diag([*[1 / size] * 3, 1.0]) @ rotation @ translation(-point) @ affine
-            level = dark if structure is _void else bright
-            _draw(values, local, structure, level)
+            _draw(values, local, structure, dark if name == "void" else bright)
     values += rng.uniform(*NOISE) * rng.standard_normal(shape)
     scale, offset = float(np.exp(rng.uniform(np.log(150), np.log(6000)))), rng.uniform(-1000, 1000)
     voxels = np.round(values * scale + offset).astype(np.int16)
@@ -106,14 +101,6 @@ def scan_bytes(phantom: Phantom) -> bytes:
     """Encode the scan of a phantom as a gzipped NIfTI-1 file; equal phantoms give equal bytes."""
     content = _nifti(phantom.volume.voxels, phantom.volume.affine)
     return gzip.compress(content, compresslevel=1, mtime=0)
-
-
-def truth_json(phantom: Phantom) -> str:
-    """Format the landmarks of a phantom as a 3D Slicer Markups document (LPS mm).
-
-    Absent landmarks are listed as undefined and have no position.
-    """
-    return markups_json(phantom.names, phantom.points)
 
 
 def write_phantom(phantom: Phantom, path: Path) -> Path:
@@ -133,7 +120,7 @@ def write_phantom(phantom: Phantom, path: Path) -> Path:
         raise ValueError(f"expected a path ending in .nii.gz, got {path.name}")
     truth = path.with_name(path.name.removesuffix(".nii.gz") + ".mrk.json")
     path.write_bytes(scan_bytes(phantom))
-    truth.write_text(truth_json(phantom), encoding="utf-8")
+    truth.write_text(markups_json(phantom.names, phantom.points), encoding="utf-8")
     return truth
 
 
@@ -237,10 +224,6 @@ def _ball(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"
     return _length(points) - 6.0
 
 
-def _void(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
-    return _length(points) - 6.0
-
-
 def _shell(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"]:
     return np.abs(_length(points) - 8.0) - 1.8
 
@@ -262,7 +245,7 @@ def _ring(points: Float64[np.ndarray, "i j k 3"]) -> Float64[np.ndarray, "i j k"
 
 STRUCTURES: Final[dict[str, Distance]] = {
     "ball": _ball,
-    "void": _void,
+    "void": _ball,
     "shell": _shell,
     "target": _target,
     "dumbbell": _dumbbell,

@@ -5,6 +5,7 @@ that all 48 axis orders of one scan become the same array; then it is resampled 
 grid and the volume share their centre, and a grid index is the centre of its voxel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,7 +21,6 @@ from app.preprocessing.resampling import resample, resampled_size
 
 PERCENTILE_SAMPLES: Final = 1 << 20
 """Percentiles are computed from at most twice this many evenly spaced voxels."""
-
 
 SMALLER: Final = 2.0**-70
 """Multiplies voxel values whose differences or squares float32 does not hold."""
@@ -112,29 +112,36 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     Returns:
         The view, and the affine that maps its indices to indices of ``array``.
     """
-    target = [parse_axis(code) for code in orientation]
     source = assign_axes(affine)
+    order: list[int] = []
+    signs: list[int] = []
+    for code in orientation:
+        (world_axis,) = (axis for axis, ends in enumerate(AXIS_CODES) if code in ends)
+        array_axis = source.index(world_axis)
+        along = (affine[world_axis, array_axis] >= 0) == (code == AXIS_CODES[world_axis][1])
+        order.append(array_axis)
+        signs.append(1 if along else -1)
+    flips = tuple(axis for axis, sign in enumerate(signs) if sign < 0)
+    return np.flip(array.transpose(order), flips), index_map(array.shape, order, signs)
+
+
+def index_map(shape: Sequence[int], order: Sequence[int], signs: Sequence[int]) -> Affine:
+    """Map the indices of a permuted and flipped view of an array to indices of the array.
+
+    Args:
+        shape: Of the array.
+        order: Axis of the array that each axis of the view shows.
+        signs: -1 for each axis of the view that is flipped, else 1.
+
+    Returns:
+        The affine.
+    """
     array_from_view = np.zeros((4, 4))
     array_from_view[3, 3] = 1.0
-    order: list[int] = []
-    flips: list[int] = []
-    for view_axis, (world_axis, direction) in enumerate(target):
-        array_axis = source.index(world_axis)
-        order.append(array_axis)
-        sign = direction * (1 if affine[world_axis, array_axis] >= 0 else -1)
+    for view_axis, (array_axis, sign) in enumerate(zip(order, signs, strict=True)):
         array_from_view[array_axis, view_axis] = sign
-        if sign < 0:
-            flips.append(view_axis)
-            array_from_view[array_axis, 3] = array.shape[array_axis] - 1
-    return np.flip(array.transpose(order), tuple(flips)), array_from_view
-
-
-def parse_axis(code: str) -> tuple[int, int]:
-    """Parse an axis letter: its world axis, and +1 if it points along it in RAS, else -1."""
-    for world_axis, ends in enumerate(AXIS_CODES):
-        if code in ends:
-            return world_axis, 1 if ends[1] == code else -1
-    raise ValueError(f"expected an axis letter of L R P A I S, got {code!r}")
+        array_from_view[array_axis, 3] = shape[array_axis] - 1 if sign < 0 else 0
+    return array_from_view
 
 
 def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float] | None:

@@ -24,7 +24,7 @@ from app.compute import Voxels, upload
 from app.geometry import Affine, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
-from app.preprocessing.grid import Grid
+from app.preprocessing.grid import Grid, index_map
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
 
 VIEWS: Final = (
@@ -103,11 +103,7 @@ def reorient_grid(grid: Grid, view: int) -> Grid:
         The same voxels in another order.
     """
     order, signs = VIEWS[view]
-    old_from_new = np.zeros((4, 4))
-    old_from_new[3, 3] = 1.0
-    for new, (old, sign) in enumerate(zip(order, signs, strict=True)):
-        old_from_new[old, new] = sign
-        old_from_new[old, 3] = grid.voxels.shape[old] - 1 if sign < 0 else 0.0
+    old_from_new = index_map(grid.voxels.shape, order, signs)
     flips = [axis for axis, sign in enumerate(signs) if sign < 0]
     i, j, k = (grid.spacing_mm[axis] for axis in order)
     return replace(

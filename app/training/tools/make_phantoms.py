@@ -8,7 +8,8 @@ writes ``OUT/scans/phantom-1000.nii.gz`` with ``OUT/landmarks/phantom-1000.mrk.j
 import argparse
 from pathlib import Path
 
-from app.phantom import make_phantom, scan_bytes, truth_json
+from app.io import markups_json
+from app.phantom import make_phantom, scan_bytes
 
 
 def make_phantoms(folder: Path, count: int, seed: int) -> None:
@@ -26,7 +27,7 @@ def make_phantoms(folder: Path, count: int, seed: int) -> None:
         phantom = make_phantom(number)
         (scans / f"phantom-{number}.nii.gz").write_bytes(scan_bytes(phantom))
         truth = landmarks / f"phantom-{number}.mrk.json"
-        truth.write_text(truth_json(phantom), encoding="utf-8")
+        truth.write_text(markups_json(phantom.names, phantom.points), encoding="utf-8")
 
 
 def main() -> None:
