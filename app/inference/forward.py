@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from app.compute import Stopwatch, record_event
 from app.inference.scan_state import ScanState
 from app.preprocessing import extract_tile, tile_weights
-from app.voting import Votes, launch_filter
+from app.voting import Placement, Votes, launch_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,11 @@ def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
         pending = launch_filter(
             field,
             model.manifest.voting.threshold,
-            stride=state.plan.stride,
-            origin=(int(i), int(j), int(k)),
-            importance=tile_weights(state.plan, index, state.profiles),
+            Placement(
+                (int(i), int(j), int(k)),
+                state.plan.stride,
+                tile_weights(state.plan, index, state.profiles),
+            ),
         )
         votes.append(pending)
         vote_times[-1].stop()

@@ -72,9 +72,8 @@ class ScanState:
     def merged_votes(self) -> Votes:
         """Concatenate the votes of all tiles, on the current CUDA stream."""
         for votes in self.votes:
-            columns = (votes.landmark, votes.position, votes.probability, votes.weight)
-            for column in (*columns, votes.source):
-                self.votes_ready.wait(column)
+            for values in (votes.landmark, votes.columns):
+                self.votes_ready.wait(values)
         return concat_votes(self.votes)
 
     def add_votes(self, votes: Votes) -> None:

@@ -22,13 +22,17 @@ from app.voting import (
     GridFrame,
     Landmark,
     Layout,
+    Placement,
     Readout,
+    Rows,
     Votes,
     VotesFormat,
     check_affine,
     check_values,
-    filter_rows_in_blocks,
-    filter_votes_in_blocks,
+    concat_votes,
+    filter_in_blocks,
+    filter_rows,
+    filter_votes,
     locate,
     make_field,
     read_archive,
@@ -129,8 +133,7 @@ def answer_votes(
         votes, filtered = _filter_votes(field, request, check_cancelled)
         landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
     elif request.file.write_rows is not None:
-        threshold, shape = request.threshold, readout.shape
-        rows = filter_rows_in_blocks(field, threshold, shape, MAX_VOTES, check_cancelled)
+        rows = _list_rows(field, request, readout.shape, check_cancelled)
         filtered = time.perf_counter()
         file = request.file.write_rows(rows, check_cancelled)
     else:
@@ -147,10 +150,26 @@ def _filter_votes(
     field: Field, request: VotesRequest, check_cancelled: Callable[[], None]
 ) -> tuple[Votes, float]:
     """Filter the votes of a field; gives the votes, and when they were there."""
-    votes = filter_votes_in_blocks(field, request.threshold, MAX_VOTES, check_cancelled)
+    blocks = filter_in_blocks(field, request.threshold, filter_votes, MAX_VOTES, check_cancelled)
+    votes = concat_votes(blocks)
     filtered = time.perf_counter()
     check_cancelled()
     return votes, filtered
+
+
+def _list_rows(
+    field: Field,
+    request: VotesRequest,
+    sample_shape: tuple[int, int, int],
+    check_cancelled: Callable[[], None],
+) -> Rows:
+    """List the votes of a field as rows."""
+
+    def filter_block(block: Field, threshold: float, placement: Placement) -> Rows:
+        return filter_rows(block, threshold, sample_shape, placement)
+
+    threshold = request.threshold
+    return torch.cat(filter_in_blocks(field, threshold, filter_block, MAX_VOTES, check_cancelled))
 
 
 def _timing_of(times: tuple[float, ...]) -> StageTimes:

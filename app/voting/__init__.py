@@ -16,7 +16,7 @@ of all landmarks, fitted by a robust similarity, says which one it is.
                +----> rows, heatmaps: outputs that no landmark is read from
 
 votes          Field -> Votes, or rows of votes
-reference      the same in plain torch, which compiled code is tested against
+reference      what is computed there, in plain torch: compiled code is tested against it
 peaks, modes   Votes -> peaks of sparse cells -> Modes
 similarity     Umeyama's fit, Procrustes analysis
 constellation  Modes -> the mode of each landmark that agrees with the mean shape
@@ -26,7 +26,8 @@ heatmaps       Votes -> dense heatmaps
 arrays         arrays of any network -> Field, checked
 archives       safetensors and npz files -> arrays
 export         Votes -> files
-cpu, cuda      the same stages compiled by Numba and by Triton
+cpu            these stages compiled by Numba
+cuda           the filter of votes by kernels in Triton
 """
 
 from app.model import LandmarkSpec
@@ -35,8 +36,7 @@ from app.voting.arrays import (
     Layout,
     check_affine,
     check_values,
-    filter_rows_in_blocks,
-    filter_votes_in_blocks,
+    filter_in_blocks,
     make_field,
 )
 from app.voting.constellation import Shape, fit_constellation
@@ -44,6 +44,7 @@ from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
 from app.voting.readout import GridFrame, Readout, make_readout
+from app.voting.reference import Placement
 from app.voting.similarity import (
     MIN_LANDMARKS,
     SCALE_BOUNDS,
@@ -51,13 +52,13 @@ from app.voting.similarity import (
     fit_similarity,
     mean_shape,
 )
-from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes, launch_filter
+from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes, launch_filter
 
 __all__ = [
     "MIN_LANDMARKS", "SCALE_BOUNDS", "VOTES_FORMATS", "Archive", "Candidate", "GridFrame",
-    "Landmark", "LandmarkSpec", "Layout", "Point", "Readout", "Shape", "Similarity", "Status",
-    "Votes", "VotesFormat", "aggregate", "check_affine", "check_values", "concat_votes",
-    "filter_rows", "filter_rows_in_blocks", "filter_votes", "filter_votes_in_blocks",
-    "fit_constellation", "fit_similarity", "launch_filter", "locate", "make_field", "make_readout",
-    "mean_shape", "read_archive", "write_heatmaps",
+    "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows", "Shape",
+    "Similarity", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
+    "concat_votes", "filter_in_blocks", "filter_rows", "filter_votes", "fit_constellation",
+    "fit_similarity", "launch_filter", "locate", "make_field", "make_readout", "mean_shape",
+    "read_archive", "write_heatmaps",
 ]  # fmt: skip

@@ -5,9 +5,9 @@ read in place, through views.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from app.errors import BadArrays, TooLarge
 from app.geometry import Affine, spacing_of
 from app.io import FLOAT32_MAX, MAX_REACH_MM, MAX_SPACING_MM, MIN_DETERMINANT, MIN_SPACING_MM
 from app.model import Field
-from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes
+from app.voting.reference import Placement
 
 Array = np.ndarray | Tensor
+Found = TypeVar("Found", bound=Sized)
 
 TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -161,70 +162,41 @@ def check_affine(affine: Array) -> Affine:
     return matrix
 
 
-def filter_votes_in_blocks(
-    field: Field, threshold: float, max_votes: int, check_cancelled: Callable[[], None]
-) -> Votes:
-    """Collect the votes of a field as ``filter_votes``, but only up to a number of them.
+def filter_in_blocks(
+    field: Field,
+    threshold: float,
+    filter_block: Callable[[Field, float, Placement], Found],
+    max_votes: int,
+    check_cancelled: Callable[[], None],
+) -> list[Found]:
+    """Filter a field block by block, and only up to a number of votes.
 
     Args:
         field: Scores and offsets.
         threshold: Least probability of a vote.
+        filter_block: ``filter_votes``, or ``filter_rows`` for some part of the array.
         max_votes: How many votes there may be.
         check_cancelled: Is called between blocks; ends the work by raising.
 
     Returns:
-        The votes, ordered by voxel, then landmark.
+        What was found in each block; all together is ordered by voxel, then landmark.
 
     Raises:
         TooLarge: There are more votes.
     """
-    parts: list[Votes] = []
-    for block, origin in _blocks(field):
+    parts: list[Found] = []
+    for block, placement in _blocks(field):
         check_cancelled()
-        parts.append(filter_votes(block, threshold, origin=origin))
-        _check_count(parts, threshold, max_votes)
-    return concat_votes(parts)
+        parts.append(filter_block(block, threshold, placement))
+        if sum(len(part) for part in parts) > max_votes:
+            raise TooLarge(
+                f"expected at most {max_votes:,} votes at threshold {threshold:g}, got more; "
+                "raise the threshold"
+            )
+    return parts
 
 
-def filter_rows_in_blocks(
-    field: Field,
-    threshold: float,
-    sample_shape: Sequence[int],
-    max_votes: int,
-    check_cancelled: Callable[[], None],
-) -> Rows:
-    """List the votes of a field as ``filter_rows``, but only up to a number of them.
-
-    Args:
-        field: Scores and offsets.
-        threshold: Least probability of a vote.
-        sample_shape: Part of the array that counts.
-        max_votes: How many votes there may be in that part.
-        check_cancelled: Is called between blocks; ends the work by raising.
-
-    Returns:
-        The rows, ordered by voxel, then landmark.
-
-    Raises:
-        TooLarge: There are more votes.
-    """
-    parts: list[Rows] = []
-    for block, origin in _blocks(field):
-        check_cancelled()
-        parts.append(filter_rows(block, threshold, sample_shape, origin=origin))
-        _check_count(parts, threshold, max_votes)
-    return torch.cat(parts)
-
-
-def _check_count(parts: Sequence[Sized], threshold: float, max_votes: int) -> None:
-    if sum(len(part) for part in parts) > max_votes:
-        raise TooLarge(
-            f"expected at most {max_votes:,} votes at threshold {threshold:g}, got more; "
-            "raise the threshold"
-        )
-
-
-def _blocks(field: Field) -> Iterator[tuple[Field, tuple[int, int, int]]]:
+def _blocks(field: Field) -> Iterator[tuple[Field, Placement]]:
     """Divide a field into blocks along i, and too large planes along j, in voxel order."""
     _, landmarks, depth, height, width = field.offsets.shape
     rows = max(1, BLOCK_SIZE // (landmarks * width))
@@ -232,10 +204,8 @@ def _blocks(field: Field) -> Iterator[tuple[Field, tuple[int, int, int]]]:
     for i in range(0, depth, planes):
         for j in range(0, height, columns):
             box = (..., slice(i, i + planes), slice(j, j + columns), slice(None))
-            yield (
-                replace(field, scores=field.scores[box], offsets=field.offsets[box]),
-                (i, j, 0),
-            )
+            block = replace(field, scores=field.scores[box], offsets=field.offsets[box])
+            yield block, Placement((i, j, 0))
 
 
 def _channels_first(

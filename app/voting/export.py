@@ -11,7 +11,7 @@ from isal import igzip
 from nibabel import nifti1
 
 from app.geometry import Affine, spacing_of
-from app.voting.heatmaps import COUNTER_BYTES, aggregate
+from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
 from app.voting.votes import Rows, Votes
 
@@ -25,6 +25,9 @@ ROWS_AT_ONCE: Final = 1 << 16
 
 COMPRESSION: Final = 1
 """Heatmaps are mostly zeros, which the fastest level packs as well."""
+
+HEATMAP_BYTES: Final = 128 << 20
+"""Heatmaps in memory at once, but one at least."""
 
 ALIGNED: Final = 2
 """NIfTI's code of an affine that maps to the space of some scan."""
@@ -74,8 +77,8 @@ def write_heatmaps(
 ) -> bytes:
     """Write the heatmaps of all landmarks as gzip NIfTI-1: float32, i j k landmark.
 
-    Only as many heatmaps as are counted at once are in memory. All of them together are smaller
-    than the arrays that the votes came from.
+    Only a few heatmaps are in memory at once. All of them together are smaller than the arrays that
+    the votes came from.
 
     Args:
         votes: Votes of one array.
@@ -84,7 +87,7 @@ def write_heatmaps(
         smooth_mm: Sigma of a Gaussian over the heatmaps; 0: none.
         check_cancelled: Is called between heatmaps; ends the work by raising.
     """
-    together = max(1, COUNTER_BYTES // (8 * math.prod(readout.shape)))
+    together = max(1, HEATMAP_BYTES // (4 * math.prod(readout.shape)))
     file = io.BytesIO()
     # The time of writing is left out, so that the same votes give the same bytes.
     stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)

@@ -176,7 +176,7 @@ def locate(
     Returns:
         One landmark per spec, in their order.
     """
-    votes = drop_padding(votes, readout)
+    votes = drop_padding(votes.cpu(), readout)
     modes = find_modes(votes, readout, shape.modes if shape else DEFAULT_MODES)
     positions = _position(modes, readout, frame)
     choices = _choose_modes(modes, positions, specs, shape)

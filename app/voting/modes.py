@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from app.compute import has_triton, run_parts, split_range
+from app.compute import run_parts, split_range
 from app.voting.cpu import modes as cpu_modes
 from app.voting.peaks import GroupedVotes, find_peaks, group_votes
 from app.voting.readout import (
@@ -30,8 +30,8 @@ from app.voting.readout import (
     Readout,
     choose_cells,
 )
-from app.voting.reference import FIXED_ONE, true_indices
-from app.voting.votes import Votes, select_votes
+from app.voting.reference import FIXED_ONE
+from app.voting.votes import Votes
 
 VOTES_PER_THREAD: Final = 1 << 15
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
@@ -62,25 +62,11 @@ class Modes:
     source: Float64[np.ndarray, "landmarks modes 3"]
 
 
-class ModeSums(NamedTuple):
-    """What is summed over the votes, on the host.
-
-    Attributes:
-        centres: Centres of the modes, in reaches; NaN where there is none.
-        sums: The terms of each mode (``app.voting.cpu.modes.TERMS``), in units of weight 1.
-        total: Vote weight of each landmark.
-    """
-
-    centres: Float64[np.ndarray, "landmarks modes 3"]
-    sums: Float64[np.ndarray, "landmarks modes terms"]
-    total: Float64[np.ndarray, " landmarks"]
-
-
 def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None = None) -> Modes:
     """Find the heaviest modes of every landmark.
 
     Args:
-        votes: Votes for the landmarks of ``readout``, in any order.
+        votes: Votes for the landmarks of ``readout``, in any order, on the host.
         readout: The grid and its voting radius.
         count: Most modes per landmark.
         cells: The cells that peaks are found in; None: those of ``choose_cells``.
@@ -88,24 +74,13 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     Returns:
         The modes, heaviest first; ones that end within reach of a heavier one are dropped.
     """
-    cells = cells or choose_cells(readout)
-    if has_triton(votes.landmark.device):
-        from app.voting.cuda.modes import ModeFinder  # noqa: PLC0415 - not there for every platform
-
-        columns = (votes.landmark, votes.position, votes.source, votes.weight)
-        return _describe(ModeSums(*ModeFinder(columns, readout, count, cells).find()), readout)
-    return _describe(sum_modes(votes, readout, count, cells), readout)
-
-
-def sum_modes(votes: Votes, readout: Readout, count: int, cells: Cells) -> ModeSums:
-    """Find modes and sum over their votes on the CPU, before they are ranked."""
     grouped = group_votes(votes, readout.landmarks)
-    peaks = find_peaks(grouped, readout, count, cells)
+    peaks = find_peaks(grouped, readout, count, cells or choose_cells(readout))
     unit = np.array(readout.spacing_mm) / readout.reach_mm
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
     centres, sums = _mean_shift(grouped, centres, unit, peaks.error_mm / readout.reach_mm)
     total = cpu_modes.sums_between(grouped.weight, grouped.starts)
-    return ModeSums(centres, sums / FIXED_ONE, total / FIXED_ONE)
+    return _describe(centres, sums / FIXED_ONE, total / FIXED_ONE, readout)
 
 
 def _mean_shift(
@@ -149,14 +124,19 @@ def _sum_parts(
     return np.asarray(sum(parts[1:], parts[0]))
 
 
-def _describe(found: ModeSums, readout: Readout) -> Modes:
-    """Rank modes, and derive everything known of each from its sums."""
+def _describe(
+    centres: Float64[np.ndarray, "landmarks modes 3"],
+    sums: Float64[np.ndarray, "landmarks modes terms"],
+    total: Float64[np.ndarray, " landmarks"],
+    readout: Readout,
+) -> Modes:
+    """Rank modes, and derive everything known of each from its sums, in units of weight 1."""
     spacing = np.array(readout.spacing_mm)
-    order = cpu_modes.rank(found.centres, found.sums[..., 0], 1.0)
-    sums = np.take_along_axis(found.sums, order[..., None], axis=1)
+    order = cpu_modes.rank(centres, sums[..., 0], 1.0)
+    sums = np.take_along_axis(sums, order[..., None], axis=1)
     sums[order < 0] = 0.0
     weight = sums[..., 0]
-    centres_mm = np.take_along_axis(found.centres * readout.reach_mm, order[..., None], axis=1)
+    centres_mm = np.take_along_axis(centres * readout.reach_mm, order[..., None], axis=1)
     position = np.where(weight[..., None] > 0, centres_mm, np.nan) / spacing
     means = sums[..., 1:] / np.where(weight > 0, weight, np.nan)[..., None]
     covariance = np.empty((*weight.shape, 3, 3))
@@ -166,7 +146,7 @@ def _describe(found: ModeSums, readout: Readout) -> Modes:
         position=position,
         weight=weight,
         mass=weight / voters_around(position, readout),
-        coherence=weight / np.maximum(found.total, 1 / FIXED_ONE)[:, None],
+        coherence=weight / np.maximum(total, 1 / FIXED_ONE)[:, None],
         covariance_mm2=covariance,
         source=position + means[..., :3] * readout.reach_mm / spacing,
     )
@@ -176,24 +156,20 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
     """Drop the votes of voxels that only pad a tile or a grid and lie outside the scan.
 
     Args:
-        votes: Votes for the landmarks of ``readout``, in any order.
+        votes: Votes for the landmarks of ``readout``, in any order, on the host.
         readout: The grid, and the part of it that the scan covers.
 
     Returns:
         The votes of the scan's own voxels, in the same order.
     """
     if readout.scan is not None:
-        inside = readout.scan.contains(votes.source.cpu().numpy().astype(np.float64))
-        votes = select_votes(votes, torch.from_numpy(inside).to(votes.source.device))
-    if len(votes) == 0:
+        inside = readout.scan.contains(votes.source.numpy().astype(np.float64))
+        votes = votes.select(torch.from_numpy(inside))
+    source, end = votes.columns[:3].numpy(), np.array(readout.shape)[:, None] - 0.5
+    # Mostly no voxel is padding, which the maxima show fastest.
+    if (source.max(axis=1, initial=0.0, keepdims=True) <= end).all():
         return votes
-    columns = votes.source.T
-    # Mostly no voxel is padding, which the maxima show fastest; NumPy's are faster than torch's.
-    last = columns.numpy().max(axis=1) if columns.device.type == "cpu" else columns.amax(1).tolist()
-    if all(at <= size - 0.5 for at, size in zip(last, readout.shape, strict=True)):
-        return votes
-    end = columns.new_tensor(readout.shape)[:, None] - 0.5
-    return select_votes(votes, true_indices((columns <= end).all(0)))
+    return votes.select(torch.from_numpy((source <= end).all(axis=0)))
 
 
 def voters_around(

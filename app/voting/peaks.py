@@ -4,9 +4,6 @@ Votes are counted in cells of about a third of the voting radius. Few cells are 
 those are processed, whatever the size of the grid and the number of landmarks. A cell is weighted
 with the cells around it; peaks are found one after the other, each suppressing its surroundings.
 Sums are of whole numbers below 2^53 in float64 and so exact: the order of votes changes no bit.
-
-This runs on the CPU: votes are few, and the many small steps would cost more in launches on a
-device than they cost here.
 """
 
 import math
@@ -16,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from app.voting.cpu import peaks as cpu_peaks
-from app.voting.readout import Cells, Readout, choose_cells
+from app.voting.readout import Cells, Readout
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
 
@@ -52,41 +49,28 @@ class Peaks:
 
 
 def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
-    """Copy votes to the host and group them by landmark, each group in the order of the votes."""
-    landmark = votes.landmark.cpu().numpy()
-    position, source = votes.position.T.cpu().numpy(), votes.source.T.cpu().numpy()
+    """Group votes by landmark, each group in the order of the votes."""
     starts = np.zeros(landmarks + 1, dtype=np.int64)
-    cpu_peaks.count_votes(landmark, starts)
-    columns = np.empty((6, len(landmark)), dtype=np.float32)
-    weight = np.empty(len(landmark), dtype=np.float64)
-    cpu_peaks.group_votes(
-        landmark,
-        position,
-        source,
-        votes.weight.cpu().numpy(),
-        np.float32(FIXED_ONE),
-        starts,
-        columns,
-        weight,
-    )
-    return GroupedVotes(starts, columns[:3], columns[3:], weight)
+    cpu_peaks.count_votes(votes.landmark.numpy(), starts)
+    columns = np.empty((6, len(votes)), dtype=np.float32)
+    weight = np.empty(len(votes), dtype=np.float64)
+    given = (votes.landmark.numpy(), votes.columns.numpy(), np.float32(FIXED_ONE))
+    cpu_peaks.group_votes(*given, starts, columns, weight)
+    return GroupedVotes(starts, columns[3:], columns[:3], weight)
 
 
-def find_peaks(
-    votes: GroupedVotes, readout: Readout, count: int, cells: Cells | None = None
-) -> Peaks:
+def find_peaks(votes: GroupedVotes, readout: Readout, count: int, cells: Cells) -> Peaks:
     """Find peaks: the highest cell, then the highest out of its reach, and so on.
 
     Args:
         votes: Votes for the landmarks of ``readout``.
         readout: The grid and its voting radius.
         count: Most peaks per landmark.
-        cells: The cells to count in; None: those of ``choose_cells``.
+        cells: The cells to count in.
 
     Returns:
         The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
     """
-    cells = cells or choose_cells(readout)
     # Zeros take no memory until they are touched, so the table's size is no cost.
     table = np.zeros(readout.landmarks * math.prod(cells.shape), dtype=np.int32)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)

@@ -1,25 +1,20 @@
-"""Field -> Hits: the voxels and landmarks whose probability reaches the threshold, in plain torch.
+"""Field -> votes in plain torch: what is computed, on any device.
 
-This runs on any device and defines the result; ``app.voting.cpu`` and ``app.voting.cuda`` compute
-the same faster. Almost nothing passes the threshold, so voxels are first filtered by their best
-score, without exponentials. Such a test on scores may let too much through, never too little; only
-the last test, on the probability, decides.
+``app.voting.cpu`` and ``app.voting.cuda`` compute the same faster. Almost nothing passes the
+threshold, so voxels are first filtered by their best score, without exponentials. That test may let
+too much through, never too little; only the last, on the probability in float32, decides.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.model import Field
-
-BLOCK_BYTES: Final = 1 << 28
-"""Scores tested at once: enough to fill a device, far below nonzero's 2^31 elements."""
 
 FIXED_ONE: Final = 1 << 24
 """Fixed-point units of a weight of 1. Weights are summed as integers, which commute: so the order
@@ -28,75 +23,75 @@ of votes changes no bit. The unit is float32's resolution near 1; int64 holds 2^
 Importance = tuple[Float[Tensor, " i"], Float[Tensor, " j"], Float[Tensor, " k"]]
 """How much a voxel counts: the product of one number per axis."""
 
+Columns = tuple[Int64[Tensor, " votes"], Float32[Tensor, "8 votes"]]
+"""Landmark of each vote; source (i j k), position (i j k), probability and weight."""
+
 
 @dataclass(frozen=True, slots=True)
-class Hits:
-    """Voxels and landmarks that pass, ordered by voxel (i, then j, then k), then by landmark.
+class Placement:
+    """Where a field lies in its grid, and how much its voxels count there.
+
+    Field voxel u has its centre at grid index ``origin + (u + 0.5) * stride - 0.5``.
 
     Attributes:
-        row: Row of voxels along k: i times the field's size along j, plus j.
-        k: Voxel of the row.
-        landmark: Landmark.
-        probability: Its probability there, float32.
+        origin: Grid index of the first grid voxel that the field covers.
+        stride: Grid voxels per field voxel.
+        importance: How much a field voxel counts; None: 1 everywhere.
     """
 
-    row: Int64[Tensor, " n"]
-    k: Int64[Tensor, " n"]
-    landmark: Int64[Tensor, " n"]
-    probability: Float[Tensor, " n"]
+    origin: tuple[int, int, int] = (0, 0, 0)
+    stride: int = 1
+    importance: Importance | None = None
+
+    @property
+    def first_centre(self) -> tuple[float, float, float]:
+        """Grid index of the first field voxel's centre."""
+        i, j, k = (index + 0.5 * self.stride - 0.5 for index in self.origin)
+        return i, j, k
 
 
-def find_hits(field: Field, threshold: float) -> Hits:
-    """Find every voxel and landmark whose probability is at least the threshold.
-
-    Args:
-        field: Scores of one tile, or of one array, in any memory layout.
-        threshold: Least probability, compared in float32.
+def filter_columns(field: Field, threshold: float, placement: Placement) -> Columns:
+    """Collect the votes of a field; see ``app.voting.votes.filter_votes``.
 
     Returns:
-        The hits.
+        The votes, ordered by voxel (i, then j, then k), then by landmark.
 
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    slice_bytes = field.scores[:, :1].numel() * field.scores.element_size()
-    thickness = max(1, BLOCK_BYTES // max(1, slice_bytes))
-    parts = [
-        _candidates(field, slice(first, first + thickness), threshold)
-        for first in range(0, field.scores.shape[1], thickness)
-    ]
-    row, k, landmark, probability = (torch.cat(column) for column in zip(*parts, strict=True))
-    passes = probability >= threshold
-    if bool(passes.all()):
-        return Hits(row, k, landmark, probability)
+    voxel, landmark, probability = _find_hits(field, threshold)
+    columns = torch.empty(8, len(landmark), device=landmark.device)
+    columns[6] = columns[7] = probability
+    for axis, (index, first) in enumerate(zip(voxel, placement.first_centre, strict=True)):
+        offset = field.offsets[axis, landmark, *voxel].float()
+        columns[axis] = index.float() * placement.stride + first
+        columns[3 + axis] = columns[axis] + offset * field.offset_scale[axis]
+        if placement.importance is not None:
+            columns[7] *= placement.importance[axis][index]
+    finite = columns[3:6].isfinite().all(0)
+    return landmark[finite], columns[:, finite]
+
+
+def _find_hits(
+    field: Field, threshold: float
+) -> tuple[Int64[Tensor, "3 n"], Int64[Tensor, " n"], Float32[Tensor, " n"]]:
+    """Find the voxels and landmarks that pass, with their probability."""
+    first, best = int(field.background), field.scores[int(field.background) :].amax(0)
+    if field.activation == "softmax":
+        best = best - field.scores[0]
+    # Not "best >= limit", which is false for NaN: NaN has to be found.
+    voxels = torch.nonzero((best < score_limit(field, threshold)).logical_not_()).T
+    # In float64, as the last bit of a float32 exponential depends on its position in a vector.
+    scores = field.scores[:, *voxels].double()
+    if field.activation == "softmax":
+        scores = torch.softmax(scores, dim=0)
+    elif field.activation == "sigmoid":
+        scores = torch.sigmoid(scores)
+    probability = scores[first:].T.float()
     if bool(probability.isnan().any()):
         raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
-    kept = true_indices(passes)
-    return Hits(*(part.index_select(0, kept) for part in (row, k, landmark, probability)))
-
-
-def _candidates(
-    field: Field, slices: slice, threshold: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Find what may pass in some slices, NaN included: row, k, landmark and probability."""
-    block, first = field.scores[:, slices], int(field.background)
-    limit = score_limit(field, threshold)
-    best = block[first:].amax(0)
-    if field.activation == "softmax":
-        best = best - block[0]
-    # Not "best >= limit", which is false for NaN: NaN has to be found.
-    i, j, k = torch.nonzero((best < limit).logical_not_()).unbind(1)
-    scores = block.permute(1, 2, 3, 0)[i, j, k].double()
-    # In float64, as the last bit of a float32 exponential depends on its position in a vector.
-    if field.activation == "softmax":
-        scores, limit = torch.softmax(scores, dim=1).float(), threshold
-    scores = scores[:, first:]
-    voxel, landmark = torch.nonzero((scores < limit).logical_not_()).unbind(1)
-    probability = scores[voxel, landmark]
-    if field.activation == "sigmoid":
-        probability = torch.sigmoid(probability)
-    row = (i + slices.start) * field.scores.shape[2] + j
-    return row[voxel], k[voxel], landmark, probability.float()
+    hit, landmark = torch.nonzero(probability >= threshold).unbind(1)
+    return voxels[:, hit], landmark, probability[hit, landmark]
 
 
 def score_limit(field: Field, threshold: float) -> float:
@@ -112,15 +107,3 @@ def score_limit(field: Field, threshold: float) -> float:
     bounded = min(max(threshold, 1e-30), 1 - 1e-7)
     logit = math.log(bounded) - math.log1p(-bounded)
     return logit - 2 * epsilon * max(1.0, abs(logit)) - 4e-7 / (bounded * (1 - bounded))
-
-
-def true_indices(mask: Bool[Tensor, " n"]) -> Int64[Tensor, " found"]:
-    """List the indices of the true elements, in order."""
-    if mask.device.type == "cpu":  # Several times faster than torch.
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return torch.nonzero(mask)[:, 0]
-
-
-def to_fixed(weight: Float[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-    """Round weights to whole fixed-point units."""
-    return (weight * FIXED_ONE).round_().long()

@@ -17,22 +17,15 @@ from app.model.network import Field
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, Readout
-from app.voting.votes import (
-    Votes,
-    concat_votes,
-    filter_rows,
-    filter_votes,
-    filter_votes_by_torch,
-    select_votes,
-)
+from app.voting.reference import Placement, filter_columns
+from app.voting.votes import WHOLE_GRID, Votes, concat_votes, filter_rows, filter_votes
 
 __all__ = [
     "Landmark",
+    "Placement",
     "Votes",
     "filter_rows",
     "filter_votes",
-    "filter_votes_by_torch",
-    "select_votes",
 ]
 
 
@@ -69,7 +62,12 @@ def add_up(
     votes: Votes, landmarks: Sequence[int], reading: Reading
 ) -> Float[Tensor, "chosen i j k"]:
     """Votes -> dense heatmaps without smoothing: the aggregation of P1."""
-    return aggregate(votes, landmarks, reading.readout)
+    return aggregate(votes.cpu(), landmarks, reading.readout)
+
+
+def filter_votes_by_torch(field: Field, threshold: float) -> Votes:
+    """Field -> Votes by the definition in plain torch."""
+    return Votes(*filter_columns(field, threshold, WHOLE_GRID))
 
 
 def scan(field: Field, threshold: float) -> Callable[[], object]:
@@ -77,7 +75,7 @@ def scan(field: Field, threshold: float) -> Callable[[], object]:
     from app.voting.cuda import votes as votes_triton  # noqa: PLC0415 - Triton is not there for every platform
 
     walk = votes_triton.plan_memory_order(field)
-    places = votes_triton.plan_geometry(field, walk.axes, 1, (0, 0, 0), None)
+    places = votes_triton.plan_geometry(field, walk.axes, WHOLE_GRID)
     return partial(votes_triton.append, field, threshold, walk, places, votes_triton.CAPACITY)
 
 

@@ -13,10 +13,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from app.voting.cuda import modes as cuda_modes
 from app.voting.cuda import votes as cuda_votes
-from app.voting.readout import Readout, choose_cells
-from app.voting.votes import filter_votes_by_torch
+from app.voting.reference import Placement
 from tests.support.synthetic import random_field
 
 SHAPE = (4, 6, 8)
@@ -55,26 +53,17 @@ class Compiled:
 def main(capability: int) -> None:
     """Compile all kernels for a compute capability, 80 for 8.0."""
     driver.set_active(Device(capability))
-    for module, name in (
-        (cuda_votes, "append_votes"),
-        (cuda_votes, "order_votes"),
-        (cuda_modes, "add_to_cells"),
-        (cuda_modes, "add_to_modes"),
-    ):
-        setattr(module, name, Compiled(getattr(module, name)))
+    for name in ("append_votes", "order_votes"):
+        setattr(cuda_votes, name, Compiled(getattr(cuda_votes, name)))
     field = random_field(SHAPE, 3)
     channels_last = field.scores.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
     profiles = (torch.ones(4), torch.ones(6), torch.ones(8))
     for scores, importance in ((field.scores, None), (channels_last.bfloat16(), profiles)):
         shown = replace(field, scores=scores)
         order = cuda_votes.plan_memory_order(shown)
-        geometry = cuda_votes.plan_geometry(shown, order.axes, 2, (4, 8, 2), importance)
+        geometry = cuda_votes.plan_geometry(shown, order.axes, Placement((4, 8, 2), 2, importance))
         buffers = cuda_votes.append(shown, 0.5, order, geometry, 1000)
     cuda_votes.sort_chunks(buffers, 10, 3)
-    votes = filter_votes_by_torch(field, 0.3)
-    readout = Readout(3, SHAPE, (0.5, 0.75, 1.25), 2.0)
-    columns = (votes.landmark, votes.position, votes.source, votes.weight)
-    cuda_modes.ModeFinder(columns, readout, 4, choose_cells(readout)).find()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from app.preprocessing.grid import Grid
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, make_readout
-from app.voting.votes import Votes, select_votes
+from app.voting.reference import Placement, filter_columns
+from app.voting.votes import WHOLE_GRID, Votes
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: tuple[Activation, ...] = ("none", "sigmoid", "softmax")
@@ -43,6 +44,13 @@ def random_field(
         scores = torch.rand(channels, *shape, generator=random)
     offsets = 4 * torch.randn(3, landmarks, *shape, generator=random)
     return Field(scores, offsets, activation, activation == "softmax")
+
+
+def filter_votes_by_torch(
+    field: Field, threshold: float, placement: Placement = WHOLE_GRID
+) -> Votes:
+    """Do as ``filter_votes`` by the definition in plain torch."""
+    return Votes(*filter_columns(field, threshold, placement))
 
 
 def ball_votes(
@@ -72,29 +80,28 @@ def votes_at(
 ) -> Votes:
     """Make votes for given positions."""
     positions = torch.as_tensor(np.asarray(position), dtype=torch.float32).reshape(-1, 3)
-    weight = torch.as_tensor(probability, dtype=torch.float32).expand(len(positions)).clone()
+    weight = torch.as_tensor(probability, dtype=torch.float32).expand(len(positions))
     origin = positions if source is None else torch.as_tensor(source, dtype=torch.float32)
     landmarks = torch.as_tensor(landmark, dtype=torch.int64).expand(len(positions)).clone()
-    return Votes(landmarks, origin, positions, weight, weight)
+    return Votes(landmarks, torch.cat([origin.T, positions.T, weight[None], weight[None]]))
 
 
 def shuffled(votes: Votes, seed: int) -> Votes:
     """Put the votes into another order."""
-    order = torch.randperm(len(votes), generator=torch.Generator().manual_seed(seed))
-    return Votes(
-        votes.landmark[order],
-        votes.source[order],
-        votes.position[order],
-        votes.probability[order],
-        votes.weight[order],
-    )
+    return votes.select(torch.randperm(len(votes), generator=torch.Generator().manual_seed(seed)))
+
+
+def pointing_at(votes: Votes, position: NDArray[np.float64]) -> Votes:
+    """Let votes point somewhere else."""
+    columns = votes.columns.clone()
+    columns[3:6] = torch.from_numpy(position.T)
+    return Votes(votes.landmark, columns)
 
 
 def moved(votes: Votes, by: Float[Tensor, " 3"]) -> Votes:
     """Translate votes and the voxels that cast them."""
-    return Votes(
-        votes.landmark, votes.source + by, votes.position + by, votes.probability, votes.weight
-    )
+    still = torch.zeros(2)
+    return Votes(votes.landmark, votes.columns + torch.cat([by, by, still])[:, None])
 
 
 def make_manifest(
@@ -156,22 +163,16 @@ def find_on(
 def thinned(votes: Votes, share: float) -> Votes:
     """Keep a share of the votes."""
     kept = torch.rand(len(votes), generator=torch.Generator().manual_seed(1)) < share
-    return select_votes(votes, kept)
+    return votes.select(kept)
 
 
 def scattered(votes: Votes, share: float, seed: int = 0) -> Votes:
     """Let a share of the votes point anywhere in the grid."""
     random = np.random.default_rng(seed)
-    position = votes.position.numpy().copy()
+    position = votes.position.double().numpy()
     wild = random.random(len(votes)) < share
     position[wild] = random.uniform(0, SCAN_SHAPE, (wild.sum(), 3))
-    return Votes(
-        votes.landmark,
-        votes.source,
-        torch.from_numpy(position),
-        votes.probability,
-        votes.weight,
-    )
+    return pointing_at(votes, position)
 
 
 def make_shape(seed: int = 0, landmarks: int = SHAPE_LANDMARKS) -> NDArray[np.float64]:

@@ -24,13 +24,12 @@ def _nearest(x, size):
 
 @numba_jit
 @no_type_check
-def sort_by_plane(heatmap, position, weight, one, shape):
+def sort_by_plane(heatmap, columns, one, shape):
     """Sort votes by the plane of the heatmaps that they fall into; a stable counting sort.
 
     Args:
         heatmap: Heatmap of each vote; votes with any other than 0 to the last are left out.
-        position: Position of each vote, (3 votes), in voxels; votes outside are left out.
-        weight: Weight of each vote.
+        columns: Of ``Votes``; votes outside the grid are left out.
         one: Fixed-point units of a weight of 1.
         shape: Heatmaps, and voxels along i, j and k.
 
@@ -39,6 +38,7 @@ def sort_by_plane(heatmap, position, weight, one, shape):
         units, of each vote.
     """
     heatmaps, depth, height, width = shape
+    position, weight = columns[3:6], columns[7]
     planes = np.empty(len(heatmap), dtype=np.int32)
     starts = np.zeros(heatmaps * depth + 1, dtype=np.int64)
     for vote in range(len(heatmap)):

@@ -28,28 +28,25 @@ def count_votes(landmark, starts):
 
 @numba_jit
 @no_type_check
-def group_votes(landmark, position, source, weight, one, starts, columns, units):
+def group_votes(landmark, columns, one, starts, grouped, units):
     """Group votes by landmark, each group in their order: a counting sort.
 
     Args:
         landmark: Landmark of each vote.
-        position: Position of each vote, (3 votes).
-        source: Source of each vote, (3 votes).
-        weight: Weight of each vote.
+        columns: Of ``Votes``.
         one: Fixed-point units of a weight of 1.
         starts: Where each landmark's votes begin.
-        columns: Position and source, (6 votes); written.
+        grouped: Source and position, (6 votes); written.
         units: Weights, in whole fixed-point units; written.
     """
     next_index = starts.copy()
     for vote in range(len(landmark)):
         index = next_index[landmark[vote]]
         next_index[landmark[vote]] = index + 1
-        for axis in range(3):
-            columns[axis, index] = position[axis, vote]
-            columns[3 + axis, index] = source[axis, vote]
+        for column in range(6):
+            grouped[column, index] = columns[column, vote]
         # Exact in float32: a product with a power of two, then a whole number below 2^24.
-        units[index] = np.rint(weight[vote] * one)
+        units[index] = np.rint(columns[7, vote] * one)
 
 
 @numba_jit

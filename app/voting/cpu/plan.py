@@ -4,7 +4,6 @@ Any memory layout is read in place, by strides. Where voxels are evenly spaced i
 read as one long sequence, cut into rows that fit the nearest cache; otherwise row by row along k.
 """
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from app.model import Field
 from app.voting.cpu.activations import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
-from app.voting.reference import Importance, score_limit
+from app.voting.reference import Placement, score_limit
 
 BITS: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 ACTIVATIONS: Final = {"none": NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
@@ -101,13 +100,7 @@ class Plan(NamedTuple):
     profiles: tuple[Profile, ...]
 
 
-def make_plan(
-    field: Field,
-    threshold: float,
-    stride: int,
-    origin: Sequence[int],
-    importance: Importance | None,
-) -> Plan:
+def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
     """Plan how to filter a field; takes the arguments of ``app.voting.votes.filter_votes``."""
     channels, *shape = field.scores.shape
     first = int(field.background)
@@ -125,7 +118,8 @@ def make_plan(
     if per_voxel > 1:
         limits[:, :first] = np.inf
     scores = flatten(field.scores)
-    centre = np.array([index + 0.5 * stride - 0.5 for index in origin], dtype=np.float32)
+    centre = np.array(placement.first_centre, dtype=np.float32)
+    importance = placement.importance
     return Plan(
         scores=scores,
         offsets=flatten(field.offsets),
@@ -137,7 +131,11 @@ def make_plan(
         background=scores.numbers if softmax else np.zeros(limits.size, scores.numbers.dtype),
         background_moves=int(softmax),
         threshold=np.float32(threshold),
-        geometry=(np.float32(stride), centre, np.array(field.offset_scale, dtype=np.float32)),
+        geometry=(
+            np.float32(placement.stride),
+            centre,
+            np.array(field.offset_scale, dtype=np.float32),
+        ),
         profiles=(
             (np.ones(max(shape), dtype=np.float32),) * 3
             if importance is None

@@ -21,7 +21,7 @@ WORD: Final = 8
 BYTE_NUMBERS: Final = np.uint64(0x0001020304050607)
 """Times the value of the n-th byte of a word, this has n in its highest byte."""
 
-# The next three have no early exit, count in 32 bits, select instead of branching, and are three
+# The next two have no early exit, count in 32 bits, select instead of branching, and are two
 # functions: so they become vector instructions.
 
 
@@ -39,25 +39,10 @@ def _count(row, background, limits):
 @numba_jit
 @no_type_check
 def _flag(row, background, limits, flags):
-    """Set the flags of such numbers to 1, and the others to 0; returns 1 if any is set, else 0."""
-    some = np.uint8(0)
-    for x in range(len(row)):
-        score = value(row, x) - value(background, x)
-        flags[x] = np.uint8(not score < limits[x])
-        some = np.uint8(some | flags[x])
-    return some
-
-
-@numba_jit
-@no_type_check
-def _flag_more(row, background, limits, flags):
-    """Set the flags of such numbers to 1, and leave the others; returns as ``_flag``."""
-    some = np.uint8(0)
+    """Set the flags of such numbers to 1, and leave the others as they are."""
     for x in range(len(row)):
         score = value(row, x) - value(background, x)
         flags[x] = np.uint8(flags[x] | np.uint8(not score < limits[x]))
-        some = np.uint8(some | flags[x])
-    return some
 
 
 @numba_jit
@@ -118,94 +103,55 @@ def _drop_repeated(numbers):
 
 @numba_jit
 @no_type_check
-def _copy(flat, start, stride, target):
-    """Copy evenly spaced numbers, as many as the target has."""
+def _line(flat, start, stride, target):
+    """View evenly spaced numbers, as many as the target has, or copy them there to have no gaps."""
+    if stride == 1:
+        return flat[start:][: len(target)]
     for x in range(len(target)):
         target[x] = flat[start + x * stride]
+    return target
 
 
 @numba_jit
 @no_type_check
-def count_candidates(plan, first, last, counts):
-    """Count the numbers that may pass in each of some rows.
-
-    Args:
-        plan: A ``Plan``.
-        first: First row.
-        last: Row to stop before.
-        counts: Count of each row, written.
-    """
-    # Read before the loop: to read a field of a plan takes longer than all else for a row does.
-    flat, _ = plan.scores
-    voxels, width, height, plane_stride, row_stride = plan.rows
-    runs, stride, limits = plan.runs, plan.run_stride, plan.limits
-    moves, behind = plan.background_moves, plan.background
-    per_voxel = len(limits) // width
-    copied, copied_background = np.empty(len(limits), flat.dtype), np.empty(len(limits), flat.dtype)
-    for row in range(first, last):
-        plane = row // height
-        base = plane * plane_stride + (row - plane * height) * row_stride
-        size = min(width, voxels - row * width) * per_voxel
-        count = 0
-        if stride == 1:
-            background = behind[base * moves :][:size]
-            for run in runs:
-                count += _count(flat[base + run :][:size], background, limits)
-        else:
-            _copy(behind, base * moves, stride * moves, copied_background[:size])
-            for run in runs:
-                _copy(flat, base + run, stride, copied[:size])
-                count += _count(copied[:size], copied_background, limits)
-        counts[row] = count
-
-
-@numba_jit
-@no_type_check
-def find_candidates(plan, row, last, before, candidates):
+def find_candidates(plan, row, last, candidates):
     """List candidates, row by row until they are a batch.
 
     Args:
         plan: A ``Plan``.
         row: First row.
         last: Row to stop before.
-        before: How many numbers may pass before each row, so that rows without any are skipped;
-            None: not known.
         candidates: Indices i, j and k, and which of the voxel's numbers may pass; written. A voxel
             in which several may is listed for each if they are probabilities, else once.
 
     Returns:
         The row to go on with, and the number of candidates.
     """
+    # Read before the loop: to read a field of a plan takes longer than all else for a row does.
     flat, _ = plan.scores
     voxels, width, height, plane_stride, row_stride = plan.rows
     runs, stride, limits = plan.runs, plan.run_stride, plan.limits
     moves, behind = plan.background_moves, plan.background
     per_voxel, count = len(limits) // width, 0
+    behind_stride = stride * moves if stride > 1 else 1
     flags = np.empty(-(-len(limits) // WORD) * WORD, np.uint8)
     words = flags.view(np.uint64)
     nonzero, hits = np.empty(len(words) + 1, np.int32), np.empty(BATCH + len(flags), np.int64)
     copied, copied_background = np.empty(len(limits), flat.dtype), np.empty(len(limits), flat.dtype)
     while row < last and count < BATCH:
-        if before is None or before[row] < before[row + 1]:
-            plane = row // height
-            base = plane * plane_stride + (row - plane * height) * row_stride
-            size = min(width, voxels - row * width) * per_voxel
-            flags[size:] = 0
-            if stride == 1:
-                background = behind[base * moves :][:size]
-                some = _flag(flat[base + runs[0] :][:size], background, limits, flags)
-                for run in runs[1:]:
-                    some = _flag_more(flat[base + run :][:size], background, limits, flags)
-            else:
-                _copy(behind, base * moves, stride * moves, copied_background[:size])
-                _copy(flat, base + runs[0], stride, copied[:size])
-                some = _flag(copied[:size], copied_background, limits, flags)
-                for run in runs[1:]:
-                    _copy(flat, base + run, stride, copied[:size])
-                    some = _flag_more(copied[:size], copied_background, limits, flags)
-            if some:  # Most rows have none.
-                some_words = nonzero[: _list_words(words, nonzero)]
-                count += _list_flags(words, some_words, row * len(limits), hits[count:])
+        plane = row // height
+        base = plane * plane_stride + (row - plane * height) * row_stride
+        size = min(width, voxels - row * width) * per_voxel
+        background = _line(behind, base * moves, behind_stride, copied_background[:size])
+        some = 0
+        for run in runs:
+            some += _count(_line(flat, base + run, stride, copied[:size]), background, limits)
+        if some:  # Most rows have none, and are read no second time.
+            flags[:] = 0
+            for run in runs:
+                _flag(_line(flat, base + run, stride, copied[:size]), background, limits, flags)
+            some_words = nonzero[: _list_words(words, nonzero)]
+            count += _list_flags(words, some_words, row * len(limits), hits[count:])
         row += 1
     return row, _unravel(plan, hits[:count], candidates)
 

@@ -1,145 +1,120 @@
-"""Field -> Votes on the CPU, compiled: the scores are read once, and only votes are kept.
+"""Field -> votes, or rows of votes, on the CPU, compiled: scores are read once, votes alone kept.
 
-``app.voting.reference`` and ``app.voting.votes`` define in torch what is computed. Here a first
-pass counts the candidates of each row of voxels, so that a second, over the rows that have any,
-writes each vote to its final position. Probabilities are computed and offsets read for the few
-candidates alone, a batch at a time. Rows are divided among torch's threads.
+``app.voting.reference`` defines in torch what is computed. Here probabilities are computed and
+offsets read for the few candidates alone, a batch at a time. Rows of voxels are divided among
+torch's threads.
 """
 
-from collections.abc import Sequence
-from typing import Final, no_type_check
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar, no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Int64
+import torch
+from jaxtyping import Float32
+from torch import Tensor
 
 from app.compute import numba_jit, run_parts, split_range
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cpu.activations import NONE, read_voxels, value
-from app.voting.cpu.plan import make_plan
-from app.voting.cpu.rows import BATCH, count_candidates, find_candidates
-from app.voting.reference import Importance
+from app.voting.cpu.plan import Plan, make_plan
+from app.voting.cpu.rows import BATCH, find_candidates
+from app.voting.reference import Columns, Placement
 
 VOXELS_PER_THREAD: Final = 1 << 17
 """Fewer are not worth a thread of their own: they take less than a millisecond."""
 
-VOTES_PER_THREAD: Final = 1 << 12
-"""Fewer candidates are not worth a thread of their own, either."""
+BLOCK: Final = 1 << 15
+"""Votes, whose number is not known beforehand, are allocated in blocks of this many."""
 
-ROWS_PER_BLOCK: Final = 1 << 15
-"""Rows of votes, whose number is not known beforehand, are allocated in blocks of this many."""
-
-Columns = tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, "8 n"]]
-"""Landmarks; source, position, probability and weight."""
+Block = TypeVar("Block")
 
 
-def filter_votes(
-    field: Field,
-    threshold: float,
-    stride: int,
-    origin: Sequence[int],
-    importance: Importance | None,
-) -> Columns:
-    """Do as ``app.voting.votes.filter_votes``.
+def filter_columns(field: Field, threshold: float, placement: Placement) -> Columns:
+    """Do as ``app.voting.reference.filter_columns``."""
+    plan = make_plan(field, threshold, placement)
+    capacity = _capacity(plan)
 
-    Returns:
-        The landmark of each vote; and its source, position, probability and weight as columns.
+    def fill(row: int, last: int) -> tuple[tuple[np.ndarray, np.ndarray], int, bool]:
+        landmarks, columns = np.empty(capacity, np.int64), np.empty((8, capacity), np.float32)
+        row, count, invalid = _fill_votes(plan, row, last, landmarks, columns)
+        return (landmarks[:count], columns[:, :count]), row, invalid
 
-    Raises:
-        NetworkFailed: A score is not a number, or softmax scores are infinite.
-    """
-    plan = make_plan(field, threshold, stride, origin, importance)
-    bounds = split_range(plan.rows.length, max(1, VOXELS_PER_THREAD // plan.rows.width))
-    # before[r]: candidates in the rows before row r; rows are then divided by these counts.
-    before = np.zeros(plan.rows.length + 1, dtype=np.int64)
-
-    def count(part: int) -> None:
-        count_candidates(plan, bounds[part], bounds[part + 1], before[1:])
-
-    run_parts(count, len(bounds) - 1)
-    np.cumsum(before, out=before)
-    capacity = int(before[-1])
-    rows = np.searchsorted(before, split_range(capacity, VOTES_PER_THREAD))
-    rows[-1] = plan.rows.length
-    votes = (np.empty(capacity, np.int64), np.empty((8, capacity), np.float32))
-
-    def fill(part: int) -> tuple[int, bool]:
-        end, invalid = _fill_votes(plan, rows[part], rows[part + 1], before, votes)
-        return int(end), bool(invalid)
-
-    parts = run_parts(fill, len(rows) - 1)
-    _check_valid(any(invalid for _, invalid in parts))
-    return _close_gaps(votes, before[rows].tolist(), [end for end, _ in parts])
+    landmarks, columns = zip(*_fill_blocks(plan, fill), strict=True)
+    return torch.from_numpy(np.concatenate(landmarks)), torch.from_numpy(np.hstack(columns))
 
 
 def filter_rows(
-    field: Field, threshold: float, sample_shape: Sequence[int], origin: Sequence[int]
-) -> Float32[np.ndarray, "rows 5"]:
-    """Do as ``app.voting.votes.filter_rows``; votes as columns are only ever in the cache.
+    field: Field, threshold: float, sample_shape: Sequence[int], placement: Placement
+) -> Float32[Tensor, "rows 5"]:
+    """Do as ``app.voting.votes.filter_rows``; votes as columns are only ever in the cache."""
+    plan = make_plan(field, threshold, placement)
+    capacity, end = _capacity(plan), np.array(sample_shape, dtype=np.float32)
+
+    def fill(row: int, last: int) -> tuple[np.ndarray, int, bool]:
+        rows = np.empty((capacity, 5), dtype=np.float32)
+        row, count, invalid = _fill_rows(plan, row, last, end, rows)
+        return rows[:count], row, invalid
+
+    return torch.from_numpy(np.concatenate(_fill_blocks(plan, fill)))
+
+
+def _capacity(plan: Plan) -> int:
+    """Choose the size of a block: what a batch of candidates may become, at least."""
+    channels, _, _, first, _ = plan.sizes
+    return max(BLOCK, (channels - first) * (BATCH + len(plan.limits)) + 1)
+
+
+def _fill_blocks(plan: Plan, fill: Callable[[int, int], tuple[Block, int, bool]]) -> list[Block]:
+    """Divide rows among threads; each fills one block after the other.
+
+    Args:
+        plan: What to filter.
+        fill: Takes the first row and the one to stop before; returns a block, the row to go on
+            with, and whether a score is not a number.
+
+    Returns:
+        The blocks, in the order of their rows.
 
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    plan = make_plan(field, threshold, 1, origin, None)
     bounds = split_range(plan.rows.length, max(1, VOXELS_PER_THREAD // plan.rows.width))
-    capacity = max(ROWS_PER_BLOCK, field.offsets.shape[1] * (BATCH + len(plan.limits)) + 1)
-    end = np.array(sample_shape, dtype=np.float32)
 
-    def fill(part: int) -> tuple[list[np.ndarray], bool]:
-        row, last = bounds[part], bounds[part + 1]
-        blocks, any_invalid = [], False
-        while row < last:
-            rows = np.empty((capacity, 5), dtype=np.float32)
-            row, count, invalid = _fill_rows(plan, row, last, end, rows)
-            blocks.append(rows[:count])
-            any_invalid |= bool(invalid)
-        return blocks, any_invalid
+    def fill_part(part: int) -> list[Block]:
+        row, blocks = bounds[part], []
+        while row < bounds[part + 1]:
+            block, row, invalid = fill(row, bounds[part + 1])
+            if invalid:
+                raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
+            blocks.append(block)
+        return blocks
 
-    parts = run_parts(fill, len(bounds) - 1)
-    _check_valid(any(invalid for _, invalid in parts))
-    return np.concatenate([rows for blocks, _ in parts for rows in blocks])
-
-
-def _check_valid(invalid: bool) -> None:
-    if invalid:
-        raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
-
-
-def _close_gaps(
-    votes: tuple[np.ndarray, np.ndarray], starts: Sequence[int], ends: Sequence[int]
-) -> Columns:
-    """Close the gaps behind parts in which fewer votes passed than there were candidates."""
-    landmark, columns = votes
-    count = ends[0]
-    for start, end in zip(starts[1:-1], ends[1:], strict=True):
-        if count < start:
-            landmark[count : count + end - start] = landmark[start:end]
-            columns[:, count : count + end - start] = columns[:, start:end]
-        count += end - start
-    return landmark[:count], columns[:, :count]
+    return [block for blocks in run_parts(fill_part, len(bounds) - 1) for block in blocks]
 
 
 @numba_jit
 @no_type_check
-def _fill_votes(plan, first, last, before, votes):
+def _fill_votes(plan, row, last, landmarks, columns):
     """Write the votes of some rows, ordered by voxel, then landmark.
 
     Args:
         plan: A ``Plan``.
-        first: First row.
+        row: First row.
         last: Row to stop before.
-        before: Candidates before each row: the index that its votes are written to.
-        votes: Landmarks, and columns of source, position, probability and weight; written.
+        landmarks: Written, up to its capacity.
+        columns: Source, position, probability and weight of each vote; written.
 
     Returns:
-        The index after the last vote, and whether a score is not a number.
+        The row to go on with, how many votes were written, and whether a score is not a number.
     """
     workspace = _make_workspace(plan)
-    row, index, any_invalid = first, before[first], False
-    while row < last:
-        row, index, invalid = _fill_batch(plan, (row, last, before), workspace, votes, index)
+    most = len(workspace[-2])
+    index, any_invalid = 0, False
+    while row < last and index + most <= len(landmarks):
+        row, index, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), index)
         any_invalid |= invalid
-    return index, any_invalid
+    return row, index, any_invalid
 
 
 @numba_jit
@@ -158,12 +133,11 @@ def _fill_rows(plan, row, last, end, rows):
         The row to go on with, how many votes were written, and whether a score is not a number.
     """
     workspace = _make_workspace(plan)
-    most = workspace[-1].shape[1]
+    most = len(workspace[-2])
     landmarks, columns = np.empty(most, np.int64), np.empty((8, most), np.float32)
     index, any_invalid = 0, False
     while row < last and index + most <= len(rows):
-        batch = (row, last, None)
-        row, count, invalid = _fill_batch(plan, batch, workspace, (landmarks, columns), 0)
+        row, count, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), 0)
         index += _write_rows(landmarks[:count], columns[3:6], columns[6], end, rows[index:])
         any_invalid |= invalid
     return row, index, any_invalid
@@ -185,11 +159,11 @@ def _make_workspace(plan):
 
 @numba_jit
 @no_type_check
-def _fill_batch(plan, rows, workspace, votes, index):
+def _fill_batch(plan, row, last, workspace, votes, index):
     """Write the votes of a batch; returns the next row, the next index, and whether any is NaN."""
     voxels, starts, centres, probabilities, sums, probability, passing = workspace
     channels, _, _, first, activation = plan.sizes
-    row, count = find_candidates(plan, *rows, voxels)
+    row, count = find_candidates(plan, row, last, voxels)
     _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, centres)
     if activation == NONE and len(plan.limits) == channels * plan.rows[1]:
         found, invalid = _choose_flagged(

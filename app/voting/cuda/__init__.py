@@ -1,10 +1,8 @@
-"""The stages of voting that run on CUDA, by kernels in Triton; ``app.voting`` calls them.
+"""The filter of votes on CUDA, in Triton; ``app.voting.votes`` calls it.
 
-They also run in Triton's interpreter on any machine, which is how they are tested without a device.
-Kernels have no annotations: their types are those of their first call.
+The kernels also run in Triton's interpreter on any machine, which is how they are tested without a
+device. They have no annotations: their types are those of their first call.
 
 votes          field -> votes
 votes_kernels  its kernels
-modes          votes -> sums around modes
-modes_kernels  its kernels
 """

@@ -1,12 +1,11 @@
 """Field -> Votes on CUDA: one kernel reads the scores once and keeps nothing but votes.
 
-``app.voting.reference`` and ``app.voting.votes`` define in torch what is computed. Here a program
-takes a block of voxels that lie side by side in memory and compares their scores with a limit.
-Where any may pass, which is almost nowhere, it goes through the block again in chunks: it computes
-probabilities in float64, reads the offsets of what passes, and appends votes to a buffer behind one
-atomic counter. Chunks are appended in any order; each records how many votes it had, so that a
-second kernel can sort them. The counter also tells if the buffer was too small: then all is done
-again with a larger one.
+``app.voting.reference`` defines in torch what is computed. Here a program takes a block of voxels
+that lie side by side in memory and compares their scores with a limit. Where any may pass, which is
+almost nowhere, it goes through the block again in chunks: it computes probabilities in float64,
+reads the offsets of what passes, and appends votes to a buffer behind one atomic counter. Chunks
+are appended in any order; each records how many votes it had, so that a second kernel can sort
+them. The counter also tells if the buffer was too small: then all is done again with a larger one.
 
 The kernels are in ``app.voting.cuda.votes_kernels``.
 """
@@ -19,14 +18,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 import triton
-from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from app.compute import HostCopy
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cuda.votes_kernels import append_votes, order_votes
-from app.voting.reference import Importance, score_limit
+from app.voting.reference import Columns, Placement, score_limit
 
 ACTIVATIONS: Final = {"none": 0, "sigmoid": 1, "softmax": 2}
 
@@ -44,9 +42,6 @@ VECTOR_BYTES: Final = 16
 
 ORDER_BLOCK: Final = 256
 """Votes that a program sorts."""
-
-Columns = tuple[Int64[Tensor, " n"], Float32[Tensor, "8 n"]]
-"""Landmarks; source, position, probability and weight."""
 
 Geometry = tuple[Any, ...]
 """What a kernel computes positions from: numbers, tuples of them, and tensors or None."""
@@ -80,21 +75,10 @@ class MemoryOrder:
         return min(max(1, TILE // self.width), _power_of_two(self.length))
 
 
-def launch_filter(
-    field: Field,
-    threshold: float,
-    stride: int,
-    origin: Sequence[int],
-    importance: Importance | None,
-) -> Callable[[], Columns]:
-    """Do as ``app.voting.votes.launch_filter``.
-
-    Returns:
-        A function that waits for the number of votes; it returns the landmark of each, and source,
-        position, probability and weight as columns. It raises NetworkFailed as ``filter_votes``.
-    """
+def launch_filter(field: Field, threshold: float, placement: Placement) -> Callable[[], Columns]:
+    """Do as ``app.voting.votes.launch_filter``; what it returns waits for the number of votes."""
     order = plan_memory_order(field)
-    geometry = plan_geometry(field, order.axes, stride, origin, importance)
+    geometry = plan_geometry(field, order.axes, placement)
 
     def launch(capacity: int) -> tuple[tuple[Tensor, ...], HostCopy]:
         with torch.cuda.device_of(field.scores):
@@ -159,21 +143,13 @@ def plan_memory_order(field: Field) -> MemoryOrder:
     )
 
 
-def plan_geometry(
-    field: Field,
-    axes: Sequence[int],
-    stride: int,
-    origin: Sequence[int],
-    importance: Importance | None,
-) -> Geometry:
+def plan_geometry(field: Field, axes: Sequence[int], placement: Placement) -> Geometry:
     """Prepare how a voxel's index becomes a key, a source, a position and a weight.
 
     Args:
         field: Scores and offsets.
         axes: The grid axes in memory order.
-        stride: Grid voxels per field voxel.
-        origin: Grid index of the tile's first voxel.
-        importance: How much a field voxel counts along each axis.
+        placement: Where the field lies in the grid.
 
     Returns:
         Voxels per step of the two slower axes; the stride; for each axis in memory order: which one
@@ -183,13 +159,14 @@ def plan_geometry(
     _, *sizes = field.scores.shape
     numbers = (sizes[1] * sizes[2], sizes[2], 1)
     across, between, *strides = field.offsets.stride()
+    first, importance = placement.first_centre, placement.importance
     return (
         (sizes[axes[1]] * sizes[axes[2]], sizes[axes[2]]),
-        stride,
+        placement.stride,
         tuple(axes),
         tuple(numbers[axis] for axis in axes),
         tuple(strides[axis] for axis in axes),
-        tuple(_float32(origin[axis] + 0.5 * stride - 0.5) for axis in axes),
+        tuple(_float32(first[axis]) for axis in axes),
         tuple(_float32(field.offset_scale[axis]) for axis in axes),
         tuple(None if importance is None else importance[axis].contiguous() for axis in axes),
         (across, between),

@@ -54,16 +54,14 @@ def _plain(value: object) -> object:
 
 def _shuffled(votes: ours.Votes, seed: int) -> ours.Votes:
     random = torch.Generator().manual_seed(seed)
-    return ours.select_votes(
-        votes, torch.randperm(len(votes), generator=random).to(votes.weight.device)
-    )
+    return votes.select(torch.randperm(len(votes), generator=random).to(votes.landmark.device))
 
 
 def _tiled(scene: Scene, tile: Sequence[int]) -> ours.Votes:
     """Collect a field's votes tile by tile, the last tile first."""
-    starts = [range(0, size, edge) for size, edge in zip(scene.shape, tile, strict=True)]
+    a, b, c = (range(0, size, edge) for size, edge in zip(scene.shape, tile, strict=True))
     parts = []
-    for origin in reversed(list(itertools.product(*starts))):
+    for origin in reversed(list(itertools.product(a, b, c))):
         box = tuple(slice(o, o + edge) for o, edge in zip(origin, tile, strict=True))
         field = scene.field
         part = Field(
@@ -72,5 +70,5 @@ def _tiled(scene: Scene, tile: Sequence[int]) -> ours.Votes:
             field.activation,
             field.background,
         )
-        parts.append(ours.filter_votes(part, THRESHOLD, origin=origin))
+        parts.append(ours.filter_votes(part, THRESHOLD, ours.Placement(origin)))
     return ours.join(parts)

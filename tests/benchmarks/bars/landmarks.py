@@ -130,7 +130,7 @@ def _agree(scene: Scene, found: Sequence[ours.Landmark], plain: plain_torch.Answ
     agreement.same_rows(ours.list_all(votes), plain.rows, scene.threshold)
     reading = ours.make_reading(scene.shape, scene.landmarks, scene.radius)
     for landmark, heatmap in enumerate(plain.heatmaps):
-        agreement.same_sums(ours.add_up(votes, [landmark], reading)[0], heatmap)
+        agreement.same_sums(ours.add_up(votes, [landmark], reading)[0], heatmap.cpu())
     peaks = plain.peaks.cpu().double().numpy()
     agreement.near(ours.places(found), peaks, PEAK_TOLERANCE)
     _agree_with_truth(scene, found, plain)

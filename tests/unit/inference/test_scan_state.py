@@ -21,12 +21,11 @@ class RecordedEvent(ReadyEvent):
         self.read.append(values)
 
 
-def test_every_column_of_the_votes_is_kept_until_another_stream_has_read_it(tmp_path: Path) -> None:
+def test_all_memory_of_the_votes_is_kept_until_another_stream_has_read_it(tmp_path: Path) -> None:
     """Each may have memory of its own, which CUDA would give to others too early."""
     state = Detector(load_toy(tmp_path)).prepare(scan(1))
     collect(launch([(state, 0), (state, 1)]))
     state.votes_ready = recorded = RecordedEvent()
     state.merged_votes()
-    columns = ("landmark", "source", "position", "probability", "weight")
-    expected = {id(getattr(votes, name)) for votes in state.votes for name in columns}
+    expected = {id(held) for votes in state.votes for held in (votes.landmark, votes.columns)}
     assert {id(values) for values in recorded.read} == expected

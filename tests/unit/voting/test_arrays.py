@@ -8,15 +8,16 @@ import torch
 from numpy.typing import NDArray
 
 from app.errors import BadArrays, TooLarge
+from app.model.network import Field
 from app.voting.arrays import (
     Layout,
     check_affine,
     check_values,
-    filter_rows_in_blocks,
-    filter_votes_in_blocks,
+    filter_in_blocks,
     make_field,
 )
-from app.voting.votes import filter_rows, filter_votes
+from app.voting.reference import Placement
+from app.voting.votes import Rows, concat_votes, filter_rows, filter_votes
 from tests.support.synthetic import random_field
 from tests.support.vote_archives import (
     LANDMARKS,
@@ -163,19 +164,24 @@ def test_good_affine_is_read_in_any_type() -> None:
     assert np.array_equal(check_affine(np.eye(4, dtype=np.int8)), np.eye(4))
 
 
+def some_rows(field: Field, threshold: float, placement: Placement) -> Rows:
+    return filter_rows(field, threshold, (4, 7, 5), placement)
+
+
 @pytest.mark.parametrize("block", [1, 50, 150, 1 << 20])
 def test_votes_in_blocks_are_the_votes(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.voting.arrays.BLOCK_SIZE", block)
     field = random_field((5, 7, 6), landmarks=3)
     whole = filter_votes(field, 0.3)
     calls: list[None] = []
-    votes = filter_votes_in_blocks(field, 0.3, len(whole), lambda: calls.append(None))
-    assert calls
-    for name in ("landmark", "source", "position", "probability", "weight"):
-        assert torch.equal(getattr(votes, name), getattr(whole, name))
+    parts = filter_in_blocks(field, 0.3, filter_votes, len(whole), lambda: calls.append(None))
+    assert len(parts) == len(calls)
+    votes = concat_votes(parts)
+    assert torch.equal(votes.landmark, whole.landmark)
+    assert torch.equal(votes.columns, whole.columns)
     expected = filter_rows(field, 0.3, (4, 7, 5))
-    rows = filter_rows_in_blocks(field, 0.3, (4, 7, 5), len(expected), lambda: calls.append(None))
-    assert torch.equal(rows, expected)
+    rows = filter_in_blocks(field, 0.3, some_rows, len(expected), lambda: calls.append(None))
+    assert torch.equal(torch.cat(rows), expected)
 
 
 def test_more_votes_than_allowed_are_refused_before_all_are_collected(
@@ -185,8 +191,8 @@ def test_more_votes_than_allowed_are_refused_before_all_are_collected(
     field = random_field((50, 7, 6), 3)
     calls: list[None] = []
     with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
-        filter_votes_in_blocks(field, 0.0, 20, lambda: calls.append(None))
+        filter_in_blocks(field, 0.0, filter_votes, 20, lambda: calls.append(None))
     assert len(calls) == 1
     with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
-        filter_rows_in_blocks(field, 0.0, (50, 7, 6), 20, lambda: calls.append(None))
+        filter_in_blocks(field, 0.0, some_rows, 20, lambda: calls.append(None))
     assert len(calls) < 10  # of 100 blocks: of its rows, many lie outside the sample

@@ -6,18 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.voting.heatmaps import (
-    add_votes,
-    aggregate,
-    nearest_voxel,
-    sum_by_torch,
-    sum_compiled,
-)
+from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
-from app.voting.reference import FIXED_ONE
-from app.voting.votes import Votes, empty_votes, filter_votes
+from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support import oracle
-from tests.support.synthetic import random_field, shuffled
+from tests.support.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
@@ -57,53 +50,33 @@ def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
     )
 
 
-def test_groups_of_landmarks_are_counted_like_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the counters of all do not fit, one landmark after the other gives the same bits."""
-    votes = noise()
-    expected = sum_by_torch(votes, votes.landmark, (3, *SHAPE))
-    monkeypatch.setattr("app.voting.heatmaps.COUNTER_BYTES", 1)
-    assert torch.equal(sum_by_torch(votes, votes.landmark, (3, *SHAPE)), expected)
-
-
 @pytest.mark.parametrize("threads", [1, 4])
-def test_compiled_sums_have_the_bits_of_the_plain_ones(
+def test_threads_and_the_choice_of_landmarks_change_no_bit(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Votes for landmarks that are not chosen, and ones outside the grid, are left out by both."""
+    """Votes for landmarks that are not chosen, and ones outside the grid, are left out."""
+    votes = noise()
+    expected = aggregate(votes, range(3), READOUT)
     monkeypatch.setattr("app.voting.heatmaps.VOTES_PER_THREAD", 1)
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    votes = noise()
-    which = votes.landmark - 1
-    shape = (2, *SHAPE)
-    assert torch.equal(sum_compiled(votes, which, shape), sum_by_torch(votes, which, shape))
+    assert torch.equal(aggregate(votes, [2, 1], READOUT), expected[[2, 1]])
 
 
 def test_positions_on_a_half_round_up() -> None:
     """floor(v + 0.5): -0.5 is the first voxel, 8.5 is past the last of nine."""
     largest = float(np.nextafter(np.float32(0.5), np.float32(0)))
-    lines = [[-0.5, 0, 0], [0.5, 0, 0], [largest, 0, 0], [8.5, 0, 0], [-0.5000001, 0, 0]]
-    index, inside = nearest_voxel(torch.tensor(lines), SHAPE)
-    assert inside.tolist() == [True, True, True, False, False]
-    assert index[inside].tolist() == [0, 11 * 13, 0]
-
-
-def test_flat_indices_pass_two_to_the_31() -> None:
-    """300^3 voxels and 80 landmarks."""
-    shape = (2_000, 1_500, 1_000)
-    index, inside = nearest_voxel(torch.tensor([[1999.0, 1499.0, 999.0]]), shape)
-    assert inside.tolist() == [True]
-    assert index.tolist() == [3_000_000_000 - 1]
+    votes = votes_at([[-0.5, 0, 0], [0.5, 0, 0], [largest, 0, 0], [8.5, 0, 0], [-0.5000001, 0, 0]])
+    heatmap = aggregate(votes, [0], READOUT)[0]
+    assert heatmap[:2, 0, 0].tolist() == [2, 1]
+    assert heatmap.sum() == 3
 
 
 def test_all_votes_in_one_voxel_do_not_overflow() -> None:
-    """Three million unit votes: far past the 2,048 at which int32 would."""
-    position = torch.tensor([[4.0, 5.0, 6.0]]).expand(3_000_000, 3)
-    one = torch.ones(1).expand(3_000_000)
-    votes = Votes(torch.zeros(1).long().expand(3_000_000), position, position, one, one)
-    counters = torch.zeros(1, *SHAPE, dtype=torch.int64)
-    add_votes(votes, votes.landmark, counters)
-    assert int(counters[0, 4, 5, 6]) == 3_000_000 * FIXED_ONE
-    assert int(counters.sum()) == 3_000_000 * FIXED_ONE
+    """Three million unit votes: far past the 2,048 at which int32 would, with 2^20 per unit."""
+    one = votes_at([[4.0, 5.0, 6.0]])
+    votes = Votes(one.landmark.expand(3_000_000), one.columns.expand(8, 3_000_000))
+    heatmap = aggregate(votes, [0], READOUT)[0]
+    assert heatmap[4, 5, 6] == heatmap.sum() == 3_000_000
 
 
 def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
@@ -120,5 +93,4 @@ def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
 
 def test_no_votes_make_an_empty_heatmap() -> None:
     """Zeros, not an error."""
-    none = empty_votes(torch.device("cpu"))
-    assert not aggregate(none, [1], READOUT).any()
+    assert not aggregate(concat_votes([]), [1], READOUT).any()

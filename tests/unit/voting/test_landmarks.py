@@ -14,7 +14,8 @@ from app.geometry import transform, translation
 from app.model.network import Field
 from app.preprocessing.grid import Grid
 from app.voting.landmarks import Landmark, confidence_of
-from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes, select_votes
+from app.voting.reference import Placement
+from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support.synthetic import (
     SCAN_RADIUS,
     SCAN_SHAPE,
@@ -51,7 +52,7 @@ def test_a_landmark_that_is_there_is_detected() -> None:
 
 def test_a_landmark_without_votes_has_no_position() -> None:
     """Nulls everywhere, never (0, 0, 0)."""
-    (landmark,) = find(empty_votes(torch.device("cpu")))
+    (landmark,) = find(concat_votes([]))
     assert landmark == Landmark(
         "0", "", "not_found", None, None, 0.0, 0.0, 0.0, None, None, None, None, ()
     )
@@ -118,7 +119,7 @@ def test_votes_of_padding_are_not_counted() -> None:
     votes = ball_votes((37.0, 17, 21), (48, 36, 44), SCAN_RADIUS)
     assert bool((votes.source[:, 0] > SCAN_SHAPE[0]).any())
     (padded,) = find(votes)
-    (clean,) = find(select_votes(votes, votes.source[:, 0] < SCAN_SHAPE[0]))
+    (clean,) = find(votes.select(votes.source[:, 0] < SCAN_SHAPE[0]))
     assert padded.mass == clean.mass
     assert padded.mass == pytest.approx(0.8, rel=0.05)
 
@@ -193,7 +194,7 @@ def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_position_gi
 
     votes = constellation_votes(moved, [], truth[0])
     rare = (votes.landmark != 6) | (torch.arange(len(votes)) % 4 == 0)
-    gone = find(select_votes(votes, rare), truth=truth, landmarks=8)[6]
+    gone = find(votes.select(rare), truth=truth, landmarks=8)[6]
     assert gone.status == "not_found"
     assert gone.ras_mm is None
     assert gone.expected_ras_mm is not None
@@ -253,7 +254,7 @@ def test_a_coarser_field_finds_the_same_landmark_as_surely(stride: int) -> None:
         "sigmoid",
         background=False,
     )
-    votes = filter_votes(field, 0.3, stride=stride)
+    votes = filter_votes(field, 0.3, Placement(stride=stride))
     (landmark,) = find_on(make_grid(), votes, make_manifest(stride=stride))
     assert landmark.ijk is not None
     np.testing.assert_allclose(landmark.ijk, centre, atol=1e-4)

@@ -14,9 +14,18 @@ from app.geometry import scaling, translation
 from app.voting.heatmaps import aggregate
 from app.voting.modes import Modes, find_modes, voters_around
 from app.voting.readout import Readout, ScanExtent, make_cells
-from app.voting.votes import Votes, concat_votes, empty_votes, filter_votes
+from app.voting.reference import Placement
+from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support import oracle
-from tests.support.synthetic import Activation, ball_votes, moved, random_field, shuffled, votes_at
+from tests.support.synthetic import (
+    Activation,
+    ball_votes,
+    moved,
+    pointing_at,
+    random_field,
+    shuffled,
+    votes_at,
+)
 
 SHAPE = (48, 44, 52)
 READOUT = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=10.0)
@@ -52,21 +61,12 @@ def test_sub_voxel_accuracy_holds_its_bar(
         centre = np.array([24, 22, 26]) + random.uniform(-4, 4, 3)
         votes = ball_votes(centre.tolist(), SHAPE, 10.0, seed=trial)
         stray = random.random(len(votes))
-        position = votes.position.numpy().copy()
+        position = votes.position.double().numpy()
         wild = stray < outliers
         position[wild] = random.uniform(0, SHAPE, (wild.sum(), 3))
         away = random.standard_normal(3)
         position[stray < second] += 14 * away / np.linalg.norm(away)
-        modes = modes_of(
-            Votes(
-                votes.landmark,
-                votes.source,
-                torch.from_numpy(position),
-                votes.probability,
-                votes.weight,
-            ),
-            cell=cell,
-        )
+        modes = modes_of(pointing_at(votes, position), cell=cell)
         errors.append(np.linalg.norm(modes.position[0, 0] - centre))
     assert np.mean(errors) <= bar
 
@@ -190,7 +190,7 @@ def test_all_votes_for_one_position_have_no_spread() -> None:
 
 def test_no_votes_have_no_modes() -> None:
     """Nothing to find is found without a warning."""
-    modes = modes_of(empty_votes(torch.device("cpu")))
+    modes = modes_of(concat_votes([]))
     assert not modes.weight.any()
     assert not modes.mass.any()
     assert np.isnan(modes.position).all()
@@ -216,7 +216,8 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
         i, j, k = [slice(first, last) for first, last in spans]
         scores, offsets = field.scores[:, i, j, k], field.offsets[:, :, i, j, k]
         tile = replace(field, scores=scores, offsets=offsets)
-        parts.append(filter_votes(tile, 0.3, origin=[first for first, _ in spans]))
+        (a, _), (b, _), (c, _) = spans
+        parts.append(filter_votes(tile, 0.3, Placement((a, b, c))))
     parts = [parts[index] for index in np.random.default_rng(seed).permutation(len(parts))]
     votes = concat_votes(parts)
     assert_same_bits(modes_of(votes, readout), modes_of(whole, readout))

@@ -1,11 +1,10 @@
 """Votes -> Peaks."""
 
 import numpy as np
-import torch
 
 from app.voting.peaks import Peaks, find_peaks, group_votes
 from app.voting.readout import Readout, make_cells
-from app.voting.votes import Votes, empty_votes, filter_votes
+from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
@@ -80,5 +79,5 @@ def test_the_order_of_votes_changes_no_peak() -> None:
 
 def test_no_votes_have_no_peaks() -> None:
     """Nothing is found without an error or a warning."""
-    peaks = peaks_of(empty_votes(torch.device("cpu")))
+    peaks = peaks_of(concat_votes([]))
     assert np.isnan(peaks.centre_mm).all()

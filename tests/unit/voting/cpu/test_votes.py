@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
 from app.model.network import Field
-from app.voting.votes import Votes, filter_rows, filter_votes, filter_votes_by_torch, rows_by_torch
-from tests.support.synthetic import ACTIVATIONS, Activation, random_field
+from app.voting.reference import Placement
+from app.voting.votes import Votes, filter_rows, filter_votes, list_rows
+from tests.support.synthetic import (
+    ACTIVATIONS,
+    Activation,
+    filter_votes_by_torch,
+    random_field,
+)
 
 RAMP = torch.linspace(0.1, 1.0, 24)
 PROFILES = (RAMP[:9], RAMP[:11], RAMP[:13])
@@ -41,7 +47,7 @@ def with_background(field: Field) -> Field:
 
 def filtered(filter_field: Callable[..., Votes], field: Field, threshold: float) -> Votes:
     """Filter a field of stride 2 somewhere in a grid, where it counts more or less."""
-    return filter_field(field, threshold, stride=2, origin=(3, -1, 40), importance=PROFILES)
+    return filter_field(field, threshold, Placement((3, -1, 40), 2, PROFILES))
 
 
 def assert_same(votes: Votes, expected: Votes) -> None:
@@ -69,7 +75,7 @@ def test_votes_are_those_of_the_reference(
         assert_same(filtered(filter_votes, field, threshold), expected)
         with monkeypatch.context() as patch:
             patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
-            patch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.BLOCK", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
             assert_same(filtered(filter_votes, field, threshold), expected)
 
@@ -93,8 +99,8 @@ def test_any_shape_and_threshold_gives_the_votes_of_the_reference(
 def test_votes_without_a_finite_position_leave_no_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Capacity is allotted by score; votes without a finite position are dropped in every part."""
-    monkeypatch.setattr("app.voting.cpu.votes.VOTES_PER_THREAD", 1)
+    """They are dropped in every part."""
+    monkeypatch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     field = random_field((9, 11, 13), 3, "sigmoid")
     random = np.random.default_rng(5)
@@ -116,10 +122,10 @@ def test_rows_at_once_are_those_of_the_votes(
     field = with_layout(random_field((9, 11, 13), 4, activation), layout, dtype)
     field.offsets[1, 2, 3:5] = torch.nan
     for threshold in (0.01, 0.5, 1.0):
-        expected = rows_by_torch(filter_votes(field, threshold), (8, 11, 9))
+        expected = list_rows(filter_votes(field, threshold), (8, 11, 9))
         assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
         with monkeypatch.context() as patch:
-            patch.setattr("app.voting.cpu.votes.ROWS_PER_BLOCK", 1)
+            patch.setattr("app.voting.cpu.votes.BLOCK", 1)
             assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
             patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)

@@ -1,6 +1,6 @@
 """Field -> Votes on CUDA: the kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,15 @@ from torch import Tensor
 
 from app.errors import NetworkFailed
 from app.model.network import Field
-from app.voting.reference import Importance
-from app.voting.votes import Votes, filter_votes, filter_votes_by_torch, launch_filter_by_triton
+from app.voting.reference import Placement
+from app.voting.votes import WHOLE_GRID, Votes, filter_votes
 from tests.support import oracle
-from tests.support.synthetic import ACTIVATIONS, Activation, random_field
+from tests.support.synthetic import (
+    ACTIVATIONS,
+    Activation,
+    filter_votes_by_torch,
+    random_field,
+)
 
 pytest.importorskip("triton")
 
@@ -36,17 +41,10 @@ def on(device: torch.device, field: Field) -> Field:
 
 
 def filter_votes_by_kernel(
-    field: Field,
-    threshold: float,
-    *,
-    stride: int = 1,
-    origin: Sequence[int] = (0, 0, 0),
-    importance: Importance | None = None,
+    field: Field, threshold: float, placement: Placement = WHOLE_GRID
 ) -> Votes:
     """Do what ``filter_votes`` does where kernels serve."""
-    return launch_filter_by_triton(
-        field, threshold, stride=stride, origin=origin, importance=importance
-    )()
+    return Votes(*cuda_votes.launch_filter(field, threshold, placement)())
 
 
 def assert_same(votes: Votes, expected: Votes) -> None:
@@ -148,11 +146,10 @@ def test_tiles_weigh_and_scale_their_votes(
     field = replace(field, scores=layout(field.scores), offsets=layout(field.offsets))
     profiles = [torch.rand(size, generator=torch.Generator().manual_seed(size)) for size in SHAPE]
     i, j, k = profiles
-    expected = filter_votes_by_torch(field, 0.3, stride=2, origin=(4, 8, 3), importance=(i, j, k))
+    expected = filter_votes_by_torch(field, 0.3, Placement((4, 8, 3), 2, (i, j, k)))
     i, j, k = (profile.to(device) for profile in profiles)
-    votes = filter_votes_by_kernel(
-        on(device, field), 0.3, stride=2, origin=(4, 8, 3), importance=(i, j, k)
-    )
+    placement = Placement((4, 8, 3), 2, (i, j, k))
+    votes = filter_votes_by_kernel(on(device, field), 0.3, placement)
     assert_same(votes, expected)
 
 
