@@ -36,7 +36,6 @@ SETTINGS: Final = {
     "HEADER_TIMEOUT_S": "3",
     "MAX_BODY_BYTES": str(BODY_LIMIT),
     "MEMORY": "1GiB",  # Two huge scans.
-    "TIMEOUT_S": "20",
 }
 LIVES: Final = (0.2, 0.6, 0.2)
 """Shares of the time that the service runs before it is stopped, under load, and started again."""
