@@ -21,10 +21,18 @@ CPU = torch.device("cpu")
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 
 
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let any processor pass for one that computes in both precisions."""
+    both = ("bfloat16", "float16")
+    monkeypatch.setattr("app.inference.verification.fast_precisions", lambda _device: both)
+
+
 def scans() -> Iterable[Volume]:
     return (scan(seed) for seed in (1, 2))
 
 
+@pytest.mark.usefixtures("native")
 def test_small_shifts_are_measured_in_mm(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, voting={"threshold": 0.3})
     found = {one.precision: one for one in verify_precisions(folder, scans, CPU)}
@@ -32,6 +40,7 @@ def test_small_shifts_are_measured_in_mm(tmp_path: Path) -> None:
     assert 0 < found["float16"].shift_mm < 0.1
 
 
+@pytest.mark.usefixtures("native")
 def test_a_large_shift_is_no_verified_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +49,16 @@ def test_a_large_shift_is_no_verified_precision(
     for one in verify_precisions(folder, scans, CPU):
         assert one.shift_mm is None
         assert "expected landmarks within" in one.reason
+
+
+def test_precisions_that_are_not_native_are_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.inference.verification.fast_precisions", lambda _device: ())
+    folder = make_model_folder(tmp_path, voting={"threshold": 0.3})
+    for one in verify_precisions(folder, scans, CPU):
+        assert one.shift_mm is None
+        assert one.reason == "cpu does not compute in it natively"
 
 
 def test_scans_that_show_nothing_verify_nothing(tmp_path: Path) -> None:
@@ -64,6 +83,7 @@ def phantom_scan(tmp_path: Path) -> str:
     return str(tmp_path / "phantom.nii.gz")
 
 
+@pytest.mark.usefixtures("native")
 def test_check_writes_what_was_verified(tmp_path: Path, phantom_scan: str) -> None:
     folder = Path(copytree(PHANTOM, tmp_path / "phantom"))
     words = ["check", str(folder), "--write", "--device", "cpu", "--scans", phantom_scan]
