@@ -26,7 +26,7 @@
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   └── InsufficientMemory    507 does-not-fit         needs more memory than the device has
+    │   └── InsufficientMemory    507 does-not-fit         needs more memory than there is
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
     └── StartupError              settings or device that cannot work
@@ -185,7 +185,7 @@ class ServiceError(LandmarkdError):
 
 
 class QueueFull(ServiceError):
-    """As many requests as allowed are in flight already."""
+    """As much as allowed is in progress already."""
 
     status = 429
     code = "queue-full"
@@ -221,7 +221,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class InsufficientMemory(ServiceError):
-    """The grid or a single tile of the scan needs more memory than the device has."""
+    """The request, or a single tile of its scan, needs more memory than there is."""
 
     status = 507
     code = "does-not-fit"

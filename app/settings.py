@@ -84,7 +84,8 @@ class Settings(BaseSettings):
     max_body_bytes: ByteSize = Field(
         ByteSize(512 * MIB),
         ge=1,
-        description="Maximum size of a request body, in bytes or with a unit (`512MiB`).",
+        description="Maximum size of a request body, in bytes or with a unit (`512MiB`); at most "
+        "3/16 of `LANDMARKD_MEMORY`.",
     )
     max_inflated_bytes: ByteSize = Field(
         ByteSize(4 * GIB), ge=1, description="Maximum size of a NIfTI file after decompression."
@@ -97,17 +98,14 @@ class Settings(BaseSettings):
         64,
         ge=1,
         le=100_000,
-        description="Maximum number of requests in progress; further ones are answered with 429.",
+        description="Maximum number of requests in work; as many may be received meanwhile. "
+        "Further ones are answered with 429.",
     )
     memory: ByteSize | None = Field(
         None,
-        description="Memory that all scans in progress may take together; a scan that needs more "
-        "is refused, others wait. Unset: half of the machine's, or of the container's limit.",
-    )
-    max_queued_bytes: ByteSize = Field(
-        ByteSize(2 * GIB),
-        ge=1,
-        description="Maximum total size of the bodies of all requests in progress.",
+        description="Memory that all requests in progress may take together, a quarter of it for "
+        "their bodies; a scan that needs more is refused, others wait. Unset: half of the "
+        "machine's, or of the container's limit.",
     )
     header_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="Seconds within which a request's headers must arrive."

@@ -1,4 +1,4 @@
-"""What the routes share: state, API keys, time limits, timings and admitted responses.
+"""What the routes share: state, API keys, admission, time limits and timings.
 
 Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and random
 (``openssl rand -hex 32``), so a fast hash is enough: there is nothing to guess.
@@ -6,16 +6,14 @@ Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and rand
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.types import Receive, Scope, Send
 
-from app.engine import Engine, Metrics
+from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, Unauthorized
 from app.io import TimingAnswer
 from app.settings import Settings
@@ -96,15 +94,19 @@ def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
         raise Unauthorized(f"expected {expected} {header}, got another")
 
 
-def client_of(request: Request, settings: Settings) -> str:
-    """Name the client that a request comes from: by its API key, else by its address.
+async def admit(request: Request, shared: SharedDep) -> AsyncIterator[AdmittedRequest]:
+    """Admit a request until its answer has been sent, or its client has left.
 
-    Clients share the service evenly. Behind a proxy, all of them without keys count as one.
+    Clients share the service evenly. They are told apart by their API keys, else by their
+    addresses; behind a proxy, all of them without keys count as one.
     """
-    key = request.headers.get("authorization")
-    if settings.api_keys and key is not None:  # It was checked before.
-        return hash_key(key)
-    return request.client.host if request.client is not None else ""
+    key = request.headers.get("authorization") if shared.settings.api_keys else None
+    address = request.client.host if request.client is not None else ""
+    with shared.engine.admission.admit(address if key is None else hash_key(key)) as admitted:
+        yield admitted
+
+
+AdmittedDep = Annotated[AdmittedRequest, Depends(admit)]
 
 
 def request_timeout_s(requested: float | None, settings: Settings) -> float:
@@ -126,25 +128,3 @@ def server_timing(timing: TimingAnswer) -> str:
     """Format stage times as the value of a ``Server-Timing`` header."""
     stages: dict[str, Any] = timing.model_dump()
     return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())
-
-
-class AdmittedResponse(Response):
-    """A response whose request stays admitted until it has been sent.
-
-    Args:
-        content: The body.
-        headers: Of the response.
-        media_type: Of the body.
-        admission: Closed when the response has been sent, or its client has left.
-    """
-
-    def __init__(
-        self, content: bytes | None, headers: dict[str, str], media_type: str, admission: ExitStack
-    ) -> None:
-        super().__init__(content, headers=headers, media_type=media_type)
-        self._admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        with self._admission:
-            await super().__call__(scope, receive, send)

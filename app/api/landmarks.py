@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
@@ -12,8 +11,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.dependencies import (
+    AdmittedDep,
     SharedDep,
-    client_of,
     request_timeout_s,
     require_api_key,
     server_timing,
@@ -22,7 +21,7 @@ from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.sse import EventStream, wants_events
 from app.api.upload.plan import plan_upload
-from app.api.upload.receive import Upload, UploadLimits, cancel_on_disconnect, read_upload
+from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import Engine, Progress
 from app.errors import NotReady
 from app.inference import build_answer, model_ref, timing_of
@@ -63,7 +62,10 @@ class LandmarksQuery(BaseModel):
     openapi_extra=UPLOAD_BODY,
 )
 async def find_landmarks(
-    request: Request, shared: SharedDep, query: Annotated[LandmarksQuery, Query()]
+    request: Request,
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    query: Annotated[LandmarksQuery, Query()],
 ) -> Response:
     """Upload a volume (NIfTI-1 or NIfTI-2, gzipped or not) and get its landmarks.
 
@@ -77,32 +79,24 @@ async def find_landmarks(
     streams = wants_events(accept)
     form = negotiate_format(FORMATS, query.format or ("json" if streams else None), accept)
     timeout_s = request_timeout_s(query.timeout_s, settings)
-    plan = plan_upload(request.headers, settings.max_body_bytes)
-    client = client_of(request, settings)
-    with ExitStack() as admission:
-        admission.enter_context(engine.admit(plan.length, client))
-        _require_ready(engine)
-        model = engine.registry.get(query.model)
-        record.model = model.manifest.name
-        upload = await read_upload(
-            request,
-            plan,
-            UploadLimits.of(settings),
-            check_head=partial(
-                engine.precheck,
-                model=model,
-                frame=query.frame,
-                timeout_s=timeout_s,
-                client=client,
-            ),
-        )
-        record.bytes = len(upload.content)
-        shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-        work = _Detection(engine, model, query, upload, timeout_s, start, record, client)
-        if streams:
-            # The request stays admitted until the last event has been sent.
-            return EventStream(partial(_write_event, work, form), admission.pop_all())
-        answer = await cancel_on_disconnect(request.receive, work.run())
+    plan = plan_upload(request.headers, engine.max_body_bytes)
+    _require_ready(engine)
+    model = engine.registry.get(query.model)
+    record.model = model.manifest.name
+    check_head = partial(
+        engine.precheck,
+        model=model,
+        frame=query.frame,
+        timeout_s=timeout_s,
+        client=admitted.client,
+    )
+    upload = await read_upload(request, plan, settings, admitted, check_head)
+    record.bytes = len(upload.content)
+    shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+    work = _Detection(engine, model, query, upload, timeout_s, start, record, admitted.client)
+    if streams:
+        return EventStream(partial(_write_event, work, form))
+    answer = await cancel_on_disconnect(request.receive, work.run())
     headers = {"Server-Timing": server_timing(answer.timing_ms)}
     return Response(form.write(answer), headers=headers, media_type=form.media_type)
 

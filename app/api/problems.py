@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app.api.request_log import RequestRecord, record_of
-from app.errors import BadParameter, LandmarkdError, QueueFull, Unauthorized
+from app.compute import HOST, describe_out_of_memory, is_out_of_memory
+from app.errors import BadParameter, InsufficientMemory, LandmarkdError, QueueFull, Unauthorized
 from app.io import Problem
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
@@ -60,7 +61,14 @@ def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
 
 
 def unexpected_error(error: BaseException, record: RequestRecord) -> LandmarkdError:
-    """Log an error that is a defect of the service, and return what its client is told."""
+    """Log an error that nobody has named, and return what its client is told.
+
+    It is a defect of the service, unless memory ran out, which may happen anywhere.
+    """
+    if is_out_of_memory(error):
+        logger.warning("out of memory", extra={"request_id": record.request_id})
+        shortage = describe_out_of_memory(error, HOST.device)
+        return InsufficientMemory(f"expected a request that fits the memory: {shortage}")
     logger.error("unexpected error", exc_info=error, extra={"request_id": record.request_id})
     return LandmarkdError(f"unexpected; the log has it under request id {record.request_id}")
 

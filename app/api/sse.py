@@ -8,7 +8,6 @@ when the client disconnects.
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -38,27 +37,23 @@ class EventStream(Response):
 
     Args:
         work: What to do.
-        resources: Closed when the stream has ended.
     """
 
     media_type = EVENT_STREAM
 
-    def __init__(self, work: Work, resources: ExitStack) -> None:
+    def __init__(self, work: Work) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
         self._work = work
-        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events for as long as the client is connected."""
         record = record_of(scope)
-        with self._resources:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
-            try:
-                await cancel_on_disconnect(receive, self._send_events(record, send))
-            except ClientLeft as error:
-                record.status, record.code = error.status, error.code
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await cancel_on_disconnect(receive, self._send_events(record, send))
+        except ClientLeft as error:
+            record.status, record.code = error.status, error.code
 
     async def _send_events(self, record: RequestRecord, send: Send) -> None:
         events: asyncio.Queue[bytes | None] = asyncio.Queue()

@@ -2,7 +2,6 @@
 
 import math
 import time
-from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -10,9 +9,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.dependencies import (
-    AdmittedResponse,
+    AdmittedDep,
     SharedDep,
-    client_of,
     request_timeout_s,
     require_api_key,
     server_timing,
@@ -20,8 +18,8 @@ from app.api.dependencies import (
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
-from app.api.upload.receive import UploadLimits, cancel_on_disconnect, read_upload
-from app.inference import VotesRequest, answer_votes, build_answer, timing_of
+from app.api.upload.receive import cancel_on_disconnect, read_upload
+from app.inference import VotesRequest, answer_votes, build_answer, forecast_votes, timing_of
 from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
 from app.voting import VOTES_FORMATS, Layout, VotesFormat
 
@@ -106,12 +104,15 @@ class VotesQuery(BaseModel):
     response_model=LandmarksAnswer,
     responses={
         200: {"description": "Landmarks, votes or heatmaps", "content": VOTES_CONTENT},
-        **problems(400, 401, 406, 408, 413, 415, 422, 429, 500, 503, 504),
+        **problems(400, 401, 406, 408, 413, 415, 422, 429, 500, 503, 504, 507),
     },
     openapi_extra=VOTES_BODY,
 )
 async def find_votes(
-    request: Request, shared: SharedDep, query: Annotated[VotesQuery, Query()]
+    request: Request,
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    query: Annotated[VotesQuery, Query()],
 ) -> Response:
     """Upload probabilities or scores and offsets; get landmarks, votes or heatmaps.
 
@@ -123,41 +124,44 @@ async def find_votes(
     settings, engine = shared.settings, shared.engine
     form = negotiate_format(ANSWER_FORMATS, query.format, request.headers.get("accept"))
     timeout_s = request_timeout_s(query.timeout_s, settings)
-    plan = plan_upload(request.headers, settings.max_body_bytes, ARRAYS)
-    with ExitStack() as admission:
-        admission.enter_context(engine.admit(plan.length, client_of(request, settings)))
-        upload = await read_upload(request, plan, UploadLimits.of(settings))
-        record.bytes = len(upload.content)
-        shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-        file = form if isinstance(form, VotesFormat) else None
-        question = _question_of(query, engine.limits, file)
-        # Not a copy: see ``ARRAYS.in_place``.
-        compute = partial(answer_votes, bytes(upload.content), question)
-        work = engine.compute(compute, timeout_s=timeout_s)
-        answer = await cancel_on_disconnect(request.receive, work)
-        detection = answer.detection
-        record.shape = detection.volume.shape
-        shared.metrics.observe_volume(math.prod(record.shape))
-        shared.metrics.observe_stages(detection.timing)
-        total_ms = 1e3 * (time.perf_counter() - start)
-        timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
-        headers = {"Server-Timing": server_timing(timing)}
-        content = answer.file
-        if isinstance(form, Format):
-            content = form.write(
-                build_answer(
-                    detection,
-                    model=NO_MODEL,
-                    request_id=record.request_id,
-                    timing=timing,
-                    candidates=query.candidates,
-                )
-            )
-        # The request stays admitted until its answer, of up to gigabytes, has been sent.
-        return AdmittedResponse(content, headers, form.media_type, admission.pop_all())
+    plan = plan_upload(request.headers, engine.max_body_bytes, ARRAYS)
+    upload = await read_upload(request, plan, settings, admitted)
+    record.bytes = len(upload.content)
+    shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+    # Not a copy: see ``ARRAYS.in_place``.
+    content = bytes(upload.content)
+    memory, max_votes = forecast_votes(content, engine.memory.limit)
+    work = engine.compute(
+        partial(answer_votes, content, _question_of(query, form, engine.limits, max_votes)),
+        admitted=admitted,
+        memory=memory,
+        result_bytes=lambda answer: len(answer.file or b""),
+        timeout_s=timeout_s,
+    )
+    answer = await cancel_on_disconnect(request.receive, work)
+    detection = answer.detection
+    record.shape = detection.volume.shape
+    shared.metrics.observe_volume(math.prod(record.shape))
+    shared.metrics.observe_stages(detection.timing)
+    total_ms = 1e3 * (time.perf_counter() - start)
+    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+    file = answer.file
+    if isinstance(form, Format):
+        landmarks = build_answer(
+            detection,
+            model=NO_MODEL,
+            request_id=record.request_id,
+            timing=timing,
+            candidates=query.candidates,
+        )
+        file = form.write(landmarks)
+    headers = {"Server-Timing": server_timing(timing)}
+    return Response(file, headers=headers, media_type=form.media_type)
 
 
-def _question_of(query: VotesQuery, limits: VolumeLimits, file: VotesFormat | None) -> VotesRequest:
+def _question_of(
+    query: VotesQuery, form: Format | VotesFormat, limits: VolumeLimits, max_votes: int
+) -> VotesRequest:
     shape = None
     if query.sample_shape is not None:
         i, j, k = (int(part) for part in query.sample_shape.split(","))
@@ -170,7 +174,8 @@ def _question_of(query: VotesQuery, limits: VolumeLimits, file: VotesFormat | No
         sample_shape=shape,
         names=_split_names(query.names),
         limits=limits,
-        file=file,
+        max_votes=max_votes,
+        file=form if isinstance(form, VotesFormat) else None,
         received_s=time.perf_counter(),
     )
 

@@ -25,11 +25,11 @@ function that runs there, each arrow a hand-over by the function at its beginnin
 Prepared, Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
 ``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
 on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. Outside of
-requests for landmarks, ``Engine.compute`` has a pool of 2 threads, and a daemon thread waits while
-the device workers load models.
+requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
+pool of 2 threads; and a daemon thread waits while the device workers load models.
 
 engine         admission, decoding, models; ``Engine.detect``
-admission      bounds on requests in flight
+admission      bounds on requests in progress, and on their bodies as they arrive
 devices        all devices of the process, and which of them runs a request
 device_loop    the event loop's side of one device: jobs, deadlines, health
 device_worker  the thread of one device, which runs the networks
@@ -42,11 +42,13 @@ metrics        Prometheus metrics
 fair_budget    memory and other things that clients share evenly
 """
 
+from app.engine.admission import AdmittedRequest
 from app.engine.devices import DeviceState
 from app.engine.engine import MAX_DECODED_VOLUMES, Engine
 from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 
 __all__ = [
-    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "DeviceState", "Engine", "Metrics", "Progress",
+    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceState", "Engine",
+    "Metrics", "Progress",
 ]  # fmt: skip

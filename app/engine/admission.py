@@ -1,112 +1,160 @@
-"""Admits or refuses requests before their bodies are read."""
+"""Admits or refuses requests, by their number and by the bytes of their bodies.
+
+Requests that are being received and requests in work are counted apart, so that slow uploads do not
+take the places of work. Bytes count as they arrive: what a client announces reserves nothing. Of
+all this, one client may have a share only.
+"""
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from app.errors import Draining, QueueFull, TooLarge
+from app.engine.fair_budget import FairBudget
+from app.errors import Draining, QueueFull
 
 SMOOTHING: Final = 0.8
 """Weight of the past in the running mean of a request's cost: about the last five count."""
-
-MIB: Final = 1 << 20
 
 CLIENT_SHARE: Final = 0.75
 """Of the places, and of what else is shared, that one client may hold."""
 
 
-@dataclass(slots=True)
 class Admission:
-    """Bounds the requests in flight, in number and in bytes of their bodies.
+    """Bounds the requests in progress.
 
     Attributes:
-        max_requests: Maximum number of requests in flight.
-        max_bytes: Maximum bytes of all their bodies together.
-        max_body_bytes: Maximum bytes of one body; a body of unknown length counts as this.
-        backlog_s: Returns the estimated time until a device has run the tiles that wait now.
-        devices: Returns the number of devices that work side by side.
+        receiving: Requests whose bodies arrive.
+        working: Requests that have arrived and are not answered.
+        body_bytes: Bytes of the bodies of all of these.
         open: False once the service is draining.
-        idle: Set while nothing is in flight.
-        requests: Number of requests in flight.
-        clients: Likewise, by client.
-        bytes: Bytes of their bodies.
+        idle: Set while nothing is in progress.
     """
 
-    max_requests: int
-    max_bytes: int
-    max_body_bytes: int
-    backlog_s: Callable[[], float] = lambda: 0.0
-    devices: Callable[[], int] = lambda: 1
-    open: bool = True
-    idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    requests: int = field(default=0, init=False)
-    clients: Counter[str] = field(default_factory=Counter, init=False)
-    bytes: int = field(default=0, init=False)
-    _cost_s: float = field(default=1.0, init=False)
-
-    def __post_init__(self) -> None:
-        """Start with nothing in flight."""
-        self.idle.set()
-
-    @contextmanager
-    def admit(self, content_length: int | None, client: str = "") -> Iterator[None]:
-        """Count one request as in flight while the context lasts.
+    def __init__(
+        self,
+        max_requests: int,
+        max_body_bytes: int,
+        backlog_s: Callable[[], float] = lambda: 0.0,
+        devices: Callable[[], int] = lambda: 1,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start with nothing in progress.
 
         Args:
-            content_length: Bytes of the body; None if unknown.
-            client: Who sends it: one client leaves some of the places to others.
+            max_requests: How many may be in work, and how many may be received meanwhile.
+            max_body_bytes: Maximum bytes of all their bodies together.
+            backlog_s: Returns the estimated time until a device has run the tiles that wait now.
+            devices: Returns the number of devices that work side by side.
+            on_end: Called after every request.
+        """
+        self.receiving = FairBudget(max_requests, CLIENT_SHARE)
+        self.working = FairBudget(max_requests, CLIENT_SHARE)
+        self.body_bytes = FairBudget(max_body_bytes, CLIENT_SHARE)
+        self.open = True
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._backlog_s = backlog_s
+        self._devices = devices
+        self._on_end = on_end
+        self._cost_s = 1.0
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in progress."""
+        return self.receiving.used + self.working.used
+
+    @contextmanager
+    def admit(self, client: str = "") -> Iterator["AdmittedRequest"]:
+        """Count a client's request as in progress while the context lasts.
 
         Raises:
             Draining: The service is stopping.
-            TooLarge: The body is over the limit.
-            QueueFull: Too much is in flight; carries after how many seconds to try again.
+            QueueFull: Too many are in progress.
         """
         if not self.open:
             raise Draining("expected a running service, got one that is stopping; try another")
-        if content_length is not None and content_length > self.max_body_bytes:
-            raise TooLarge(
-                f"expected a body of at most {self.max_body_bytes} bytes, got {content_length}"
-            )
-        size = self.max_body_bytes if content_length is None else content_length
-        # A single request is always admitted: its body is within the limit of a body.
-        full = self.requests > 0 and self.bytes + size > self.max_bytes
-        if self.requests >= self.max_requests or full:
-            raise QueueFull(
-                f"expected fewer than {self.max_requests} requests and "
-                f"{self.max_bytes // MIB} MiB in flight, got {self.requests} and "
-                f"{self.bytes // MIB} MiB",
-                retry_after_s=self.retry_after_s(),
-            )
-        share = math.ceil(CLIENT_SHARE * self.max_requests)
-        if self.clients[client] >= share:
-            raise QueueFull(
-                f"expected fewer than {share} requests of one client in flight, got {share}",
-                retry_after_s=self.retry_after_s(),
-            )
-        self.requests += 1
-        self.clients[client] += 1
-        self.bytes += size
+        self.require(self.receiving, 1, client, "requests that are received")
+        self.require(self.working, 1, client, "requests in work")
         self.idle.clear()
+        request = AdmittedRequest(self, client)
         try:
-            yield
+            with request.resources:
+                yield request
         finally:
-            self.requests -= 1
-            self.clients[client] -= 1
-            self.clients += Counter()  # Drops clients without requests.
-            self.bytes -= size
             if not self.requests:
                 self.idle.set()
+            self._on_end()
+
+    def require(self, budget: FairBudget, amount: int, client: str, what: str) -> None:
+        """Check that a client may have more of something.
+
+        Raises:
+            QueueFull: It may not; carries after how many seconds to try again.
+        """
+        if budget.fits(amount, client):
+            return
+        limit, held, whose = budget.limit, budget.used, ""
+        if held + amount <= limit:
+            limit, held, whose = budget.share, budget.held[client], " of one client"
+        raise QueueFull(
+            f"expected at most {limit} {what}{whose}, got {held + amount}", self.retry_after_s()
+        )
 
     def observe_cost(self, busy_s: float) -> None:
         """Record the device time that an answered request took."""
         self._cost_s = SMOOTHING * self._cost_s + (1 - SMOOTHING) * busy_s
 
     def retry_after_s(self) -> int:
-        """Estimate after how many seconds half of what is in flight will have been answered."""
+        """Estimate after how many seconds half of what is in progress will have been answered."""
         # Tiles predict better than requests, but scans that are not prepared have none yet.
-        busy_s = max(self._cost_s * self.requests / max(1, self.devices()), self.backlog_s())
+        busy_s = max(self._cost_s * self.requests / max(1, self._devices()), self._backlog_s())
         return max(1, math.ceil(busy_s / 2))
+
+
+class AdmittedRequest:
+    """A request in progress, first received, then in work.
+
+    Args:
+        admission: That counts it.
+        client: Who sends it.
+
+    Attributes:
+        client: Likewise.
+        bytes: Of its body that have arrived.
+        resources: Closed when it is not in progress any more.
+    """
+
+    def __init__(self, admission: Admission, client: str) -> None:
+        self.client = client
+        self.bytes = 0
+        self.resources = ExitStack()
+        self._admission = admission
+        self._stage = admission.receiving
+        self._stage.add(1, client)
+        self.resources.callback(self._end)
+
+    def check_bytes(self, count: int) -> None:
+        """Check whether so many more bytes of the body could arrive now.
+
+        Raises:
+            QueueFull: They are too many, of all requests or of this client's.
+        """
+        self._admission.require(self._admission.body_bytes, count, self.client, "bytes of bodies")
+
+    def count_bytes(self, count: int) -> None:
+        """Count bytes of the body that have arrived; raises as ``check_bytes``."""
+        self.check_bytes(count)
+        self._admission.body_bytes.add(count, self.client)
+        self.bytes += count
+
+    def start_work(self) -> None:
+        """Count the request as in work: all of its body has arrived."""
+        self._stage.add(-1, self.client)
+        self._stage = self._admission.working
+        self._stage.add(1, self.client)
+
+    def _end(self) -> None:
+        self._stage.add(-1, self.client)
+        self._admission.body_bytes.add(-self.bytes, self.client)

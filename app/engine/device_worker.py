@@ -9,8 +9,9 @@
 Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream of their
 own. On CUDA, batch n+1 is launched before batch n is collected.
 
-A device that runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a single
-scan, is unhealthy: it runs no tiles until the models have passed their self-checks again.
+A device whose network runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a
+single tile, is unhealthy: it runs no tiles until the models have passed their self-checks again. A
+scan that is too large to be prepared says nothing about the device.
 """
 
 import logging
@@ -47,7 +48,7 @@ HOST_THREADS: Final = 4
 """Up to this many scans are prepared or finished concurrently; further ones wait."""
 
 MAX_CONSECUTIVE_OOM: Final = 3
-"""Scans in a row that run out of memory before the device itself is checked."""
+"""Tiles in a row that run out of memory before the device itself is checked."""
 
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
@@ -262,11 +263,13 @@ class DeviceWorker:
         """Finish a job whose tiles have all run; fail it if one of them did."""
         if job.failed:
             return
+        if isinstance(error, InsufficientMemory):
+            self._queue.add_call(Call(self._count_out_of_memory))
+        else:
+            self._consecutive_oom = 0
         if error is not None:
             self._fail(job, error)
-            return
-        self._consecutive_oom = 0
-        if job.tiles_run < job.tiles:
+        elif job.tiles_run < job.tiles:
             self._emit(Progressed(job))
         elif job.has_waiters and job.state is not None:
             finish = partial(self._finish, job, job.state)
@@ -299,10 +302,6 @@ class DeviceWorker:
         job.failed = True
         self._queue.remove(job)
         self._emit(Settled(job, error))
-        if isinstance(error, InsufficientMemory):
-            self._queue.add_call(Call(self._count_out_of_memory))
-        else:
-            self._consecutive_oom = 0
 
     def _count_out_of_memory(self) -> None:
         release_memory()

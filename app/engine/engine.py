@@ -6,8 +6,8 @@ The package's docstring shows the threads and the way of a request through them.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 import torch
 
 from app.compute import HOST, HeapTrimmer, choose_devices, total_memory
-from app.engine.admission import CLIENT_SHARE, Admission
+from app.engine.admission import CLIENT_SHARE, Admission, AdmittedRequest
 from app.engine.devices import Devices
 from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
@@ -38,6 +38,10 @@ COMPUTE_THREADS: Final = 2
 
 MAX_DECODED_VOLUMES: Final = 4
 """Scans that are decoded or prepared at once: more would only make each other slower."""
+
+BODY_PART: Final = 4
+"""One part in so many of the memory is for the bodies of requests: scans take several times more
+once they are decoded."""
 
 MIB: Final = 1 << 20
 
@@ -66,8 +70,10 @@ class Engine:
     Attributes:
         devices: The devices.
         registry: The models.
-        admission: The bounds of what is in flight.
+        admission: The bounds of what is in progress.
         limits: Of the scans.
+        max_body_bytes: Maximum size of a request's body.
+        memory: What requests take besides their bodies.
     """
 
     def __init__(
@@ -91,12 +97,16 @@ class Engine:
             on_lost or (lambda: None),
         )
         self.registry = Registry(settings.models_dir, self._load, settings.default_model)
+        self._heap_trimmer = HeapTrimmer()
+        memory = settings.memory or total_memory(HOST.device) // 2
+        bodies = memory // BODY_PART
+        self.max_body_bytes = min(settings.max_body_bytes, int(CLIENT_SHARE * bodies))
         self.admission = Admission(
             settings.max_in_flight,
-            settings.max_queued_bytes,
-            settings.max_body_bytes,
+            bodies,
             lambda: self.devices.backlog_s,
             lambda: self.devices.healthy_count,
+            self._heap_trimmer.schedule,
         )
         self.limits = VolumeLimits(
             inflated_bytes=settings.max_inflated_bytes,
@@ -106,10 +116,9 @@ class Engine:
         self._settings = settings
         self._metrics = metrics
         self._state: State = "loading"
-        memory = settings.memory or total_memory(HOST.device) // 2
-        self._memory = FairBudget(memory, CLIENT_SHARE)
+        self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
         self._decode_slots = FairBudget(MAX_DECODED_VOLUMES, CLIENT_SHARE)
-        self._heap_trimmer = HeapTrimmer()
+        self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", DECODE_THREADS)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)
 
@@ -122,15 +131,6 @@ class Engine:
             batch_sizes=self.devices.batch_sizes(),
             ready=lambda: self.readiness().ready,
         )
-
-    @contextmanager
-    def admit(self, content_length: int | None, client: str = "") -> Iterator[None]:
-        """Admit a request, see ``Admission.admit``; schedule a heap trim after it."""
-        with self.admission.admit(content_length, client):
-            try:
-                yield
-            finally:
-                self._heap_trimmer.schedule()
 
     def readiness(self) -> Readiness:
         """Return whether requests can be answered, and why not."""
@@ -199,7 +199,7 @@ class Engine:
         model: LoadedModel,
         *,
         frame: int | None,
-        timeout_s: float | None,
+        timeout_s: float,
         client: str = "",
     ) -> None:
         """Refuse a file by its header, before the rest of it is received.
@@ -218,10 +218,9 @@ class Engine:
         """
         needs = self._forecast(head, frame, model)
         latency_s = self.devices.estimate_latency_s(needs.lane, needs.tiles, client)
-        limit_s = self._timeout_s(timeout_s)
-        if latency_s > limit_s:
+        if latency_s > timeout_s:
             raise DeadlineExceeded(
-                f"expected a scan that can be answered within {limit_s:g} s, got {needs.tiles} "
+                f"expected a scan that can be answered within {timeout_s:g} s, got {needs.tiles} "
                 f"tiles, which would take {latency_s:.1f} s with what is queued"
             )
 
@@ -231,7 +230,7 @@ class Engine:
         model: LoadedModel,
         *,
         frame: int | None,
-        timeout_s: float | None,
+        timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Detection:
@@ -243,7 +242,7 @@ class Engine:
             content: The file.
             model: Of ``registry``; it is used even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
-            timeout_s: Seconds after which nobody waits for the answer; None for the default.
+            timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
 
@@ -255,10 +254,10 @@ class Engine:
         """
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
-        deadline = self._deadline(timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
         needs = self._forecast(content, frame, model)
         async with (
-            self._memory.hold(needs.memory, client, deadline),
+            self.memory.hold(needs.memory, client, deadline),
             self._decode_slots.hold(1, client, deadline) as slot,
         ):
             start = time.perf_counter()
@@ -277,29 +276,40 @@ class Engine:
         return detection
 
     async def compute(
-        self, work: Callable[[Callable[[], None]], T], *, timeout_s: float | None
+        self,
+        work: Callable[[Callable[[], None]], T],
+        *,
+        admitted: AdmittedRequest,
+        memory: int,
+        result_bytes: Callable[[T], int],
+        timeout_s: float,
     ) -> T:
         """Do work that needs no model and no device, on a host thread.
 
         Args:
             work: Given ``check_cancelled``, to be called now and then, which raises once nobody
                 waits for the result any more.
-            timeout_s: Seconds after which nobody does; None for the default.
+            admitted: The request that waits; the result is kept as long as it is in progress.
+            memory: Bytes that the work takes, its result included.
+            result_bytes: Returns how many of these its result takes.
+            timeout_s: As for ``detect``.
 
         Returns:
             What the work returns.
 
         Raises:
+            TooLarge: It would need more memory than all requests may take together.
             DeadlineExceeded: It took longer.
             LandmarkdError: Raised by the work.
         """
-        return await self._compute_pool.run(work, self._deadline(timeout_s))
-
-    def _timeout_s(self, timeout_s: float | None) -> float:
-        return min(timeout_s or self._settings.timeout_s, self._settings.max_timeout_s)
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        return asyncio.get_running_loop().time() + self._timeout_s(timeout_s)
+        self._check_memory(memory)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        reservation = await self.memory.reserve(memory, admitted.client, deadline)
+        admitted.resources.callback(self.memory.release, reservation)
+        async with self._compute_slots.hold(1, admitted.client, deadline):
+            result = await self._compute_pool.run(work, deadline)
+        self.memory.release(reservation, keep=result_bytes(result))
+        return result
 
     async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
         volume = await self._decode_pool.run(
@@ -311,12 +321,15 @@ class Engine:
     def _forecast(self, head: Content, frame: int | None, model: LoadedModel) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""
         needs = forecast(head, self.limits, frame, model)
-        if needs.memory > self._memory.limit:
-            raise TooLarge(
-                f"expected a scan that takes at most {self._memory.limit // MIB} MiB of memory, "
-                f"got one that takes {needs.memory // MIB} MiB at the model's spacing"
-            )
+        self._check_memory(needs.memory)
         return needs
+
+    def _check_memory(self, needed: int) -> None:
+        if needed > self.memory.limit:
+            raise TooLarge(
+                f"expected a request that takes at most {self.memory.limit // MIB} MiB of memory, "
+                f"got one that takes {needed // MIB} MiB"
+            )
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""

@@ -1,12 +1,13 @@
 """Something that there is a fixed amount of, such as memory, shared fairly among clients.
 
-Who needs some of it reserves all of it at once, so that no two wait for each other with half of
+Who needs some of it waits for all of it at once, so that no two wait for each other with half of
 what they need. What does not fit now waits within its deadline. Of those that wait, the client that
-holds least comes first. A small request may pass a large one that does not fit yet, but not for
-ever: one that has waited PATIENCE_S is passed by nobody.
+holds least comes first, then the oldest. One that does not fit yet is passed by those behind it,
+but not for ever: only until it has waited PATIENCE_S.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Final
 from app.errors import DeadlineExceeded
 
 PATIENCE_S: Final = 5.0
-"""A request that has waited so long is not passed by smaller ones any more."""
+"""A request that has waited so long is not passed by those behind it any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +42,7 @@ class FairBudget:
 
     Attributes:
         limit: The amount.
+        share: How much of it one client may hold if it holds anything already.
         held: How much each client holds; a client that holds nothing is not in it.
     """
 
@@ -49,11 +51,11 @@ class FairBudget:
 
         Args:
             limit: The amount.
-            max_share: How much of it one client may hold if it holds anything already.
+            max_share: The part of it that is one client's ``share``, rounded up.
         """
         self.limit = limit
+        self.share = math.ceil(limit * max_share)
         self.held: Counter[str] = Counter()
-        self._share = int(limit * max_share)
         self._waiting: list[Reservation] = []
 
     @property
@@ -66,9 +68,17 @@ class FairBudget:
         """How many wait."""
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def hold(self, amount: int, client: str, deadline: float) -> AsyncIterator[Reservation]:
-        """Hold some of the budget while the context lasts, or until ``release``.
+    def fits(self, amount: int, client: str) -> bool:
+        """Return whether a client may hold so much more now."""
+        return self.used + amount <= self.limit and self._is_within_share(amount, client)
+
+    def add(self, amount: int, client: str) -> None:
+        """Let a client hold more, or less, at once."""
+        self.held[client] += amount
+        self.held += Counter()  # Drops clients that hold nothing.
+
+    async def reserve(self, amount: int, client: str, deadline: float) -> Reservation:
+        """Wait for some of the budget, to hold it until ``release``.
 
         Args:
             amount: How much, at most ``limit``.
@@ -83,42 +93,50 @@ class FairBudget:
         self._waiting.append(reservation)
         self._grant()
         try:
-            await asyncio.wait([reservation.granted], timeout=max(0.0, deadline - loop.time()))
-            if not reservation.granted.done():
-                raise DeadlineExceeded("expected a turn in time, but other requests had it")
+            async with asyncio.timeout_at(deadline):
+                await reservation.granted
+        except BaseException as error:
+            self.release(reservation)
+            if isinstance(error, TimeoutError):
+                detail = "expected a turn in time, but other requests had it"
+                raise DeadlineExceeded(detail) from None
+            raise
+        return reservation
+
+    @asynccontextmanager
+    async def hold(self, amount: int, client: str, deadline: float) -> AsyncIterator[Reservation]:
+        """Hold some of the budget while the context lasts; see ``reserve``."""
+        reservation = await self.reserve(amount, client, deadline)
+        try:
             yield reservation
         finally:
             self.release(reservation)
 
-    def release(self, reservation: Reservation) -> None:
-        """Give a reservation back; a second call does nothing."""
+    def release(self, reservation: Reservation, keep: int = 0) -> None:
+        """Give a reservation back, but for what is to be kept; a second call does nothing."""
         if reservation in self._waiting:
             self._waiting.remove(reservation)
         else:
-            self.held[reservation.client] -= reservation.amount
-            self.held += Counter()  # Drops clients that hold nothing.
-        reservation.amount = 0
+            self.add(min(keep, reservation.amount) - reservation.amount, reservation.client)
+        reservation.amount = min(keep, reservation.amount)
         self._grant()
 
     def _grant(self) -> None:
         """Grant what fits, in the order of fairness."""
+        while (reservation := self._next()) is not None:
+            self._waiting.remove(reservation)
+            self.add(reservation.amount, reservation.client)
+            reservation.granted.set_result(None)
+
+    def _next(self) -> Reservation | None:
+        """Choose the reservation to grant next; None if there is none that may be granted now."""
         now = asyncio.get_running_loop().time()
-        while self._waiting:
-            self._waiting.sort(key=lambda one: (self.held[one.client], one.since))
-            fitting = [one for one in self._waiting if self._fits(one)]
-            oldest = min(self._waiting, key=lambda one: one.since)
-            if now - oldest.since > PATIENCE_S and self._is_within_share(oldest):
-                fitting = [one for one in fitting if one is oldest]
-            if not fitting:
-                return
-            self._waiting.remove(fitting[0])
-            self.held[fitting[0].client] += fitting[0].amount
-            fitting[0].granted.set_result(None)
+        for one in sorted(self._waiting, key=lambda one: (self.held[one.client], one.since)):
+            if self.fits(one.amount, one.client):
+                return one
+            if now - one.since > PATIENCE_S and self._is_within_share(one.amount, one.client):
+                return None
+        return None
 
-    def _fits(self, reservation: Reservation) -> bool:
-        fits = self.used + reservation.amount <= self.limit
-        return fits and self._is_within_share(reservation)
-
-    def _is_within_share(self, reservation: Reservation) -> bool:
-        held = self.held[reservation.client]
-        return not held or held + reservation.amount <= self._share
+    def _is_within_share(self, amount: int, client: str) -> bool:
+        return not self.held[client] or self.held[client] + amount <= self.share

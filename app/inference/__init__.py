@@ -27,11 +27,12 @@ from app.inference.load import check_again, load_checked
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
-from app.inference.votes_request import VotesRequest, answer_votes
+from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState", "StageTimes",
     "Verification", "VotesRequest", "answer_votes", "build_answer", "check_again", "collect",
-    "collect_batch", "describe", "forecast", "launch", "launch_batch", "load_checked", "model_ref",
-    "pose_of", "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
+    "collect_batch", "describe", "forecast", "forecast_votes", "launch", "launch_batch",
+    "load_checked", "model_ref", "pose_of", "stage_times", "timing_of",
+    "translate_out_of_memory", "verify_precisions",
 ]  # fmt: skip

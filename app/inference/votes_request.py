@@ -30,6 +30,7 @@ from app.voting import (
     check_affine,
     check_values,
     concat_votes,
+    count_array_bytes,
     filter_in_blocks,
     filter_rows,
     filter_votes,
@@ -55,6 +56,19 @@ MAX_VOTES: Final = 1 << 24
 """Of one file, 40 bytes each; a network's landmarks seldom have a hundredth of it."""
 
 
+VOTE_BYTES: Final = 140
+"""Memory per vote, as measured: its columns, these again while they are joined, a line of CSV."""
+
+ARRAY_COPIES: Final = 2
+"""Times that arrays are in memory: as they are stored, and in another type."""
+
+BYTES_PER_VOTE: Final = 8
+"""Least that arrays hold per voxel and landmark: four numbers of 16 bits."""
+
+BASE_BYTES: Final = 16 << 20
+"""Memory of any request."""
+
+
 @dataclass(frozen=True, slots=True)
 class VotesRequest:
     """What a client wants to know of a file of arrays.
@@ -68,6 +82,7 @@ class VotesRequest:
         sample_shape: Part of the array that counts; None: all of it.
         names: Of the landmarks; empty: their numbers.
         limits: Maximum size of the arrays.
+        max_votes: Maximum number of votes.
         file: Format of the file to return; None: return the landmarks.
         received_s: When the request was complete, by ``time.perf_counter()``.
     """
@@ -79,6 +94,7 @@ class VotesRequest:
     sample_shape: tuple[int, int, int] | None
     names: tuple[str, ...]
     limits: VolumeLimits
+    max_votes: int
     file: VotesFormat | None
     received_s: float
 
@@ -94,6 +110,26 @@ class VotesAnswer:
 
     detection: Detection
     file: bytes | None
+
+
+def forecast_votes(content: bytes, max_memory: int) -> tuple[int, int]:
+    """Say what a file of arrays will take; nothing of it is read but its directory.
+
+    Args:
+        content: A safetensors or npz file.
+        max_memory: Bytes that it may take.
+
+    Returns:
+        Bytes that it may take with all votes that it may have, and how many these are: as many as
+        fit. More than ``max_memory`` if not even its arrays fit.
+
+    Raises:
+        BrokenArchive: The file is broken.
+    """
+    arrays = count_array_bytes(content)
+    memory = BASE_BYTES + ARRAY_COPIES * arrays
+    votes = min(MAX_VOTES, arrays // BYTES_PER_VOTE, max(0, max_memory - memory) // VOTE_BYTES)
+    return memory + votes * VOTE_BYTES, votes
 
 
 def answer_votes(
@@ -150,8 +186,8 @@ def _filter_votes(
     field: Field, request: VotesRequest, check_cancelled: Callable[[], None]
 ) -> tuple[Votes, float]:
     """Filter the votes of a field; gives the votes, and when they were there."""
-    blocks = filter_in_blocks(field, request.threshold, filter_votes, MAX_VOTES, check_cancelled)
-    votes = concat_votes(blocks)
+    threshold, most = request.threshold, request.max_votes
+    votes = concat_votes(filter_in_blocks(field, threshold, filter_votes, most, check_cancelled))
     filtered = time.perf_counter()
     check_cancelled()
     return votes, filtered
@@ -168,8 +204,8 @@ def _list_rows(
     def filter_block(block: Field, threshold: float, placement: Placement) -> Rows:
         return filter_rows(block, threshold, sample_shape, placement)
 
-    threshold = request.threshold
-    return torch.cat(filter_in_blocks(field, threshold, filter_block, MAX_VOTES, check_cancelled))
+    threshold, most = request.threshold, request.max_votes
+    return torch.cat(filter_in_blocks(field, threshold, filter_block, most, check_cancelled))
 
 
 def _timing_of(times: tuple[float, ...]) -> StageTimes:

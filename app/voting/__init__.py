@@ -31,7 +31,7 @@ cuda           the filter of votes by kernels in Triton
 """
 
 from app.model import LandmarkSpec
-from app.voting.archives import Archive, read_archive
+from app.voting.archives import Archive, count_array_bytes, read_archive
 from app.voting.arrays import (
     Layout,
     check_affine,
@@ -58,7 +58,7 @@ __all__ = [
     "MIN_LANDMARKS", "SCALE_BOUNDS", "VOTES_FORMATS", "Archive", "Candidate", "GridFrame",
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows", "Shape",
     "Similarity", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
-    "concat_votes", "filter_in_blocks", "filter_rows", "filter_votes", "fit_constellation",
-    "fit_similarity", "launch_filter", "locate", "make_field", "make_readout", "mean_shape",
-    "read_archive", "write_heatmaps",
+    "concat_votes", "count_array_bytes", "filter_in_blocks", "filter_rows", "filter_votes",
+    "fit_constellation", "fit_similarity", "launch_filter", "locate", "make_field", "make_readout",
+    "mean_shape", "read_archive", "write_heatmaps",
 ]  # fmt: skip

@@ -25,14 +25,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from app.compute import is_out_of_memory
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
 
 NAMES: Final = ("probs", "scores", "offsets", "affine")
 
+ZIP_MAGIC: Final = b"PK\x03\x04"
+
 HEADER_BYTES: Final = 16 << 10
 """Most that an honest header of four arrays takes, several times over."""
 
-DIRECTORY_BYTES: Final = 1 << 20
+DIRECTORY_BYTES: Final = 1 << 18
 """Most of a ZIP directory that is read: it may list millions of files."""
 
 CHUNK_BYTES: Final = 1 << 18
@@ -82,7 +85,7 @@ def read_archive(content: bytes, max_bytes: int) -> Archive:
         TooLarge: The arrays declare more bytes than allowed.
         BadArrays: An array of unknown name, named twice, empty, or not of real numbers.
     """
-    if content[:4] == b"PK\x03\x04":
+    if content[:4] == ZIP_MAGIC:
         with _expect_sound("npz"):
             arrays = _read_npz(content, max_bytes)
     elif content[8:9] == b"{":
@@ -93,6 +96,18 @@ def read_archive(content: bytes, max_bytes: int) -> Archive:
         if array.dtype not in (FLOATS + INTEGERS if name == "affine" else FLOATS):
             raise _bad_type(name, str(array.dtype).removeprefix("torch."))
     return Archive(**arrays)
+
+
+def count_array_bytes(content: bytes) -> int:
+    """Return how many bytes the arrays of a file take, as it declares; none of them is read.
+
+    Raises:
+        BrokenArchive: The directory of an npz file is corrupt.
+    """
+    if content[:4] != ZIP_MAGIC:
+        return len(content)
+    with _expect_sound("npz"):
+        return sum(info.file_size for info in zipfile.ZipFile(_BoundedReads(content)).infolist())
 
 
 def _read_safetensors(content: bytes, max_bytes: int) -> dict[str, Tensor]:
@@ -221,6 +236,8 @@ def _expect_sound(kind: str) -> Iterator[None]:
     except RequestError:
         raise
     except MALFORMED as error:
+        if is_out_of_memory(error):
+            raise
         raise BrokenArchive(f"expected a sound {kind} file, got a broken one") from error
 
 

@@ -103,6 +103,7 @@ def run_asgi(
     client: TestClient,
     path: str,
     *messages: Message,
+    query: bytes = b"",
     on_send: Callable[[Message], None] = lambda _: None,
 ) -> list[Message]:
     """Post to an application by ASGI; after its messages, the client is silent.
@@ -111,6 +112,7 @@ def run_asgi(
         client: Of a running service.
         path: Of the request.
         messages: Returned by ``receive``, one after the other.
+        query: Of the request.
         on_send: Called with each message that the application sends.
 
     Returns:
@@ -128,7 +130,7 @@ def run_asgi(
         sent.append(message)
 
     async def call() -> None:
-        await client.app(scope_of(path), receive, send)
+        await client.app({**scope_of(path), "query_string": query}, receive, send)
 
     assert client.portal is not None
     client.portal.call(call)

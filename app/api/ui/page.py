@@ -21,10 +21,10 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from app.api.dependencies import SharedDep, client_of, require_api_key
+from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
 from app.api.ui.phantoms import PhantomScans
 from app.api.upload.plan import UploadKind, plan_upload
-from app.api.upload.receive import UploadLimits, read_upload
+from app.api.upload.receive import read_upload
 from app.errors import BadParameter
 from app.io import FORMATS, LandmarksAnswer, negotiate_format
 
@@ -182,15 +182,13 @@ async def get_phantom(
 async def convert_landmarks(
     request: Request,
     shared: SharedDep,
+    admitted: AdmittedDep,
     name: Annotated[str, Query(alias="format")] = "json",
 ) -> Response:
     """Write an answer of ``POST /v1/landmarks`` in another format."""
     form = negotiate_format(FORMATS, name, None)
     plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
-    length = MAX_ANSWER_BYTES if plan.length is None else plan.length
-    with shared.engine.admit(length, client_of(request, shared.settings)):
-        limits = UploadLimits.of(shared.settings, MAX_ANSWER_BYTES)
-        upload = await read_upload(request, plan, limits)
+    upload = await read_upload(request, plan, shared.settings, admitted)
     try:
         answer = LandmarksAnswer.model_validate_json(bytes(upload.content))
     except ValidationError as error:

@@ -77,13 +77,20 @@ class UploadPlan:
 
     Attributes:
         kind: What is expected.
+        max_bytes: Largest allowed body, framing included.
         length: Content-Length; None if the body is chunked.
         boundary: Multipart boundary; None if the body is the file itself.
     """
 
     kind: UploadKind
+    max_bytes: int
     length: int | None
     boundary: bytes | None
+
+    def check_size(self, size: int) -> None:
+        """Raise TooLarge if a body of so many bytes is not allowed."""
+        if size > self.max_bytes:
+            raise TooLarge(f"expected a body of at most {self.max_bytes} bytes, got {size}")
 
 
 def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> UploadPlan:
@@ -106,13 +113,14 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
     length = length and length.strip()
     if length is not None and not (length.isascii() and length.isdigit()):
         raise RequestError(f"expected Content-Length to be a number, got {length[:32]!r}")
-    if length is not None and int(length) > max_bytes:
-        raise TooLarge(f"expected a body of at most {max_bytes} bytes, got {int(length)}")
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in kind.encodings:
         expected = "gzip or none" if "gzip" in kind.encodings else "none"
         raise UnsupportedMediaType(f"expected Content-Encoding {expected}, got {encoding[:64]!r}")
-    return UploadPlan(kind, None if length is None else int(length), _boundary(headers, kind))
+    size = None if length is None else int(length)
+    plan = UploadPlan(kind, max_bytes, size, _boundary(headers, kind))
+    plan.check_size(size or 0)
+    return plan
 
 
 def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:

@@ -169,7 +169,7 @@ def test_unexpected_error_ends_an_event_stream_with_a_problem(
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
     engine = shared_of(client).engine
-    with engine.admission.admit(10), engine.admission.admit(10):
+    with engine.admission.admit(), engine.admission.admit():
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
     assert int(response.headers["retry-after"]) >= 1

@@ -5,27 +5,34 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ByteSize
 from starlette.requests import Request
 from starlette.types import Message
 
 from app.api.upload import receive as receive_module
 from app.api.upload.plan import ARRAYS, SCAN, UploadKind, plan_upload
-from app.api.upload.receive import UploadLimits, read_upload
-from app.errors import LandmarkdError, RequestError, SlowUpload
+from app.api.upload.receive import read_upload
+from app.engine.admission import Admission
+from app.errors import LandmarkdError, QueueFull, RequestError, SlowUpload, TooLarge
 from app.io import HEAD_BYTES, Content
+from app.settings import Settings
 from tests.support.services import scope_of
 
 FORM = (b"content-type", b"multipart/form-data; boundary=b")
 GRACE_S = 0.2
-RATE = 1000
+RATE = ByteSize(1000)
+SETTINGS = Settings(body_timeout_s=60, min_upload_rate=RATE)
 MANY = HEAD_BYTES + 1000
 
 
 def upload(
     chunks: Iterator[tuple[float, bytes]],
-    limits: UploadLimits,
+    settings: Settings = SETTINGS,
     kind: UploadKind = SCAN,
     header: tuple[bytes, bytes] | None = None,
+    *,
+    max_bytes: int = 1 << 20,
+    all_bytes: int = 1 << 20,
 ) -> tuple[bytes, list[int]]:
     """Receive chunks, each after a pause; return the file, and the size of its checked head."""
     heads = []
@@ -41,8 +48,10 @@ def upload(
     async def read() -> bytes:
         scope = {**scope_of("/"), "headers": [header] if header else []}
         request = Request(scope, receive)
-        plan = plan_upload(request.headers, limits.max_bytes, kind)
-        return bytes((await read_upload(request, plan, limits, check_head)).content)
+        plan = plan_upload(request.headers, max_bytes, kind)
+        with Admission(1, all_bytes).admit() as admitted:
+            upload = await read_upload(request, plan, settings, admitted, check_head)
+        return bytes(upload.content)
 
     return asyncio.run(read()), heads
 
@@ -58,7 +67,7 @@ def test_work_grows_no_faster_than_the_number_of_chunks(kind: UploadKind, form: 
     body = start + content + end
     began = time.monotonic()
     chunks = ((0.0, body[i : i + 1]) for i in range(len(body)))
-    received, heads = upload(chunks, UploadLimits(1 << 20, 60), kind, FORM if form else None)
+    received, heads = upload(chunks, SETTINGS, kind, FORM if form else None)
     assert (received, heads) == (content, [HEAD_BYTES])
     # It takes seconds; with a walk over all chunks for each, it took a quarter of an hour.
     assert time.monotonic() - began < 30
@@ -68,14 +77,14 @@ def test_headers_of_a_form_field_are_limited() -> None:
     start = b'--b\r\nContent-Disposition: form-data; name="volume"\r\nX: '
     chunks = iter([(0.0, start), *[(0.0, b"x" * 100)] * 100])
     with pytest.raises(RequestError, match="well-formed"):
-        upload(chunks, UploadLimits(1 << 20, 60), header=FORM)
+        upload(chunks, header=FORM)
 
 
-def slow(chunks: Iterator[tuple[float, bytes]], limits: UploadLimits) -> float:
+def slow(chunks: Iterator[tuple[float, bytes]], settings: Settings) -> float:
     """Upload too slowly; return after how long that was refused."""
     began = time.monotonic()
     with pytest.raises(SlowUpload):
-        upload(chunks, limits)
+        upload(chunks, settings)
     return time.monotonic() - began
 
 
@@ -86,39 +95,53 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_short_grace")
 def test_body_has_to_arrive_at_a_rate_after_some_time() -> None:
-    limits = UploadLimits(1 << 20, 60, RATE)
     trickle = ((0.05, b"x" * (RATE // 40)) for _ in range(10_000))
-    assert GRACE_S <= slow(trickle, limits) < 10
+    assert GRACE_S <= slow(trickle, SETTINGS) < 10
     stopped = iter([(0.0, b"x" * RATE), (60.0, b"x")])
     # The bytes that came at once are worth a second.
-    assert 1 <= slow(stopped, limits) < 10
+    assert 1 <= slow(stopped, SETTINGS) < 10
     with pytest.raises(SlowUpload, match=f"within 60 s, and {RATE} bytes/s after 0.2 s; got 1000"):
-        upload(iter([(0.0, b"x" * RATE), (60.0, b"x")]), limits)
+        upload(iter([(0.0, b"x" * RATE), (60.0, b"x")]))
 
 
 @pytest.mark.usefixtures("_short_grace")
 def test_body_that_arrives_at_the_rate_is_received() -> None:
     chunks = [(0.05, b"x" * (RATE // 4)) for _ in range(10)]
-    received, _ = upload(iter(chunks), UploadLimits(1 << 20, 60, RATE))
+    received, _ = upload(iter(chunks))
     assert len(received) == 10 * (RATE // 4)
 
 
 @pytest.mark.usefixtures("_short_grace")
 def test_rate_is_no_limit_if_it_is_0() -> None:
-    received, _ = upload(iter([(0.3, b"x"), (0.3, b"y")]), UploadLimits(1 << 20, 60, 0))
+    received, _ = upload(iter([(0.3, b"x"), (0.3, b"y")]), Settings(min_upload_rate=ByteSize(0)))
     assert received == b"xy"
 
 
 @pytest.mark.usefixtures("_short_grace")
 def test_rate_extends_no_time_limit() -> None:
     assert (
-        slow(iter([(0.0, b"x" * 100 * RATE), (60.0, b"x")]), UploadLimits(1 << 20, 0.5, RATE)) < 10
+        slow(
+            iter([(0.0, b"x" * 100 * RATE), (60.0, b"x")]),
+            Settings(body_timeout_s=0.5, min_upload_rate=RATE),
+        )
+        < 10
     )
 
 
 @pytest.mark.parametrize("length", ["5", " 5 ", "5\t"])
 def test_spaces_around_a_length_are_no_part_of_it(length: str) -> None:
     header = (b"content-length", length.encode())
-    assert upload(iter([(0.0, b"12345")]), UploadLimits(9, 60), header=header)[0] == b"12345"
+    assert upload(iter([(0.0, b"12345")]), header=header)[0] == b"12345"
     with pytest.raises(LandmarkdError):
-        upload(iter([]), UploadLimits(9, 60), header=(b"content-length", b"5 5"))
+        upload(iter([]), header=(b"content-length", b"5 5"))
+
+
+def test_body_of_unknown_length_is_refused_once_it_is_over_a_limit() -> None:
+    def chunks() -> Iterator[tuple[float, bytes]]:
+        return iter([(0.0, b"x" * 600)] * 2)
+
+    assert len(upload(chunks(), max_bytes=1200)[0]) == 1200
+    with pytest.raises(TooLarge, match="at most 1199 bytes, got 1200"):
+        upload(chunks(), max_bytes=1199)
+    with pytest.raises(QueueFull, match="at most 1199 bytes of bodies, got 1200"):
+        upload(chunks(), all_bytes=1199)

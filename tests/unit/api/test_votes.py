@@ -255,16 +255,21 @@ def test_requests_are_counted_and_logged(
     assert 'landmarkd_stage_seconds_count{stage="vote"}' in text
 
 
-def test_request_stays_admitted_until_its_answer_has_been_sent(
+def test_request_and_its_memory_are_held_until_its_answer_has_been_sent(
     client: TestClient, balls: bytes
 ) -> None:
-    admission = shared_of(client).engine.admission
-    in_flight = list[int]()
+    engine = shared_of(client).engine
+    held = list[tuple[int, int, int]]()
+
+    def note(_: object) -> None:
+        admission = engine.admission
+        held.append((admission.requests, admission.body_bytes.used, engine.memory.used))
+
     body = {"type": "http.request", "body": balls, "more_body": False}
-    sent = run_asgi(client, URL, body, on_send=lambda _: in_flight.append(admission.requests))
+    sent = run_asgi(client, URL, body, query=b"format=rows.csv", on_send=note)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
-    assert in_flight == [1, 1]
-    assert admission.requests == 0
+    assert held == [(1, len(balls), len(sent[1]["body"]))] * 2
+    assert engine.admission.requests == engine.admission.body_bytes.used == engine.memory.used == 0
 
 
 def test_docs_describe_the_body_and_every_answer(client: TestClient) -> None:

@@ -185,7 +185,7 @@ def test_too_many_votes_are_refused(
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
     engine = shared_of(client).engine
-    with engine.admission.admit(10), engine.admission.admit(10):
+    with engine.admission.admit(), engine.admission.admit():
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
     assert engine.admission.requests == 0
@@ -218,10 +218,14 @@ def test_work_that_is_no_longer_awaited_ends_itself(client: TestClient) -> None:
             finally:
                 loop.call_soon_threadsafe(ended.set)
 
-        task = asyncio.create_task(engine.compute(work, timeout_s=None))
-        await started.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with engine.admission.admit() as admitted:
+            computing = engine.compute(
+                work, admitted=admitted, memory=1, result_bytes=lambda _: 0, timeout_s=60
+            )
+            task = asyncio.create_task(computing)
+            await started.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await ended.wait()
 
     assert client.portal is not None

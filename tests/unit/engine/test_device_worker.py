@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST
+from app.engine.device_worker import MAX_CONSECUTIVE_OOM
 from app.engine.jobs import DetectRequest
+from app.errors import InsufficientMemory
 from app.inference.detector import Detector
 from app.model.loader import load_module
 from app.model.registry import LoadedModel
@@ -134,5 +136,26 @@ def test_scan_that_fails_in_one_batch_is_not_settled_again_by_the_next(
             assert_same_landmarks(
                 found, Detector(with_network(model, inner)).detect(scan(2, SMALL))
             )
+
+    asyncio.run(scenario())
+
+
+def test_scans_too_large_to_be_prepared_do_not_make_the_device_unhealthy(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            with monkeypatch.context() as patch:
+                patch.setattr("app.inference.detector.make_grid", run_out)
+                for seed in range(2 * MAX_CONSECUTIVE_OOM):
+                    with pytest.raises(InsufficientMemory):
+                        await ask(loop, model, scan(seed, SMALL))
+            # The device's thread is done with everything before it answers this.
+            await asyncio.wrap_future(loop.submit(int))
+            assert "device unhealthy" not in caplog.messages
+            await ask(loop, model, scan(1, SMALL))
 
     asyncio.run(scenario())

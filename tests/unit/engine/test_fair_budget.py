@@ -130,6 +130,47 @@ def test_small_requests_pass_a_large_one_but_not_for_ever(
     run(test)
 
 
+def test_one_that_waits_long_is_passed_by_clients_that_hold_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two clients with many large requests must not keep out a third one with a small one."""
+    monkeypatch.setattr(fair_budget, "PATIENCE_S", -1.0)
+
+    async def test() -> None:
+        budget = FairBudget(100)
+        held = [Client(budget, "a", 40), Client(budget, "b", 40)]
+        await settle()
+        waiting = [Client(budget, "a", 40), Client(budget, "b", 40)]
+        await settle()
+        small = Client(budget, "c", 10)
+        await settle()
+        assert small.holding.is_set()
+        assert [one.holding.is_set() for one in waiting] == [False, False]
+        for one in (small, *held, *waiting):
+            await one.holding.wait()
+            await one.leave()
+
+    run(test)
+
+
+def test_part_of_a_reservation_can_be_kept() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        reservation = await budget.reserve(80, "a", FAR)
+        second = Client(budget, "b", 70)
+        await settle()
+        budget.release(reservation, keep=30)
+        await second.holding.wait()
+        assert budget.used == 100
+        budget.release(reservation, keep=50)
+        assert budget.used == 100
+        await second.leave()
+        budget.release(reservation)
+        assert budget.used == 0
+
+    run(test)
+
+
 def test_a_share_is_kept_free_for_other_clients() -> None:
     async def test() -> None:
         budget = FairBudget(4, max_share=0.75)
