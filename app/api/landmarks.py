@@ -25,7 +25,7 @@ from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import Engine, Progress
 from app.errors import NotReady
 from app.inference import build_answer, model_ref, timing_of
-from app.io import FORMATS, Format, LandmarksAnswer, negotiate_format
+from app.io import FORMATS, AnswerFormat, LandmarksAnswer, negotiate_format
 from app.model import LoadedModel
 
 landmarks_router: Final = APIRouter()
@@ -135,7 +135,7 @@ class _Detection:
 
 
 async def _write_event(
-    work: _Detection, form: Format, on_progress: Callable[[Progress], None]
+    work: _Detection, form: AnswerFormat, on_progress: Callable[[Progress], None]
 ) -> bytes:
     """Write the data of an ``answer`` event: JSON as it is, other formats as a JSON string."""
     content = form.write(await work.run(on_progress))

@@ -57,15 +57,14 @@ async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
 
 def list_models(engine: Engine) -> ModelsAnswer:
     """List all model folders, loaded or refused, by name."""
-    states = engine.readiness().models
     loaded = engine.registry.models
     summaries = []
-    for name in sorted({*states, *loaded, *engine.registry.refusals}):
+    for name, status in sorted(engine.readiness().models.items()):
         model = loaded.get(name)
         summaries.append(
             ModelSummary(
                 name=name,
-                status=states.get(name) or engine.registry.refusals.get(name, READY),
+                status=status,
                 version=model.manifest.version if model else None,
                 description=model.manifest.description if model else None,
                 digest=model.digest if model else None,

@@ -20,12 +20,12 @@ from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
 from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.inference import VotesRequest, answer_votes, build_answer, forecast_votes, timing_of
-from app.io import FORMATS, Format, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
+from app.io import FORMATS, AnswerFormat, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
 from app.voting import VOTES_FORMATS, Layout, VotesFormat
 
 votes_router: Final = APIRouter()
 
-ANSWER_FORMATS: Final[tuple[Format | VotesFormat, ...]] = (*FORMATS, *VOTES_FORMATS)
+ALL_FORMATS: Final[tuple[AnswerFormat | VotesFormat, ...]] = (*FORMATS, *VOTES_FORMATS)
 
 NO_MODEL: Final = ModelRef(name="votes", version="", digest="")
 """Named in answers instead of a model: the network is the client's own."""
@@ -122,7 +122,7 @@ async def find_votes(
     start = time.perf_counter()
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
-    form = negotiate_format(ANSWER_FORMATS, query.format, request.headers.get("accept"))
+    form = negotiate_format(ALL_FORMATS, query.format, request.headers.get("accept"))
     timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, engine.max_body_bytes, ARRAYS)
     upload = await read_upload(request, plan, settings, admitted)
@@ -146,7 +146,7 @@ async def find_votes(
     total_ms = 1e3 * (time.perf_counter() - start)
     timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
     file = answer.file
-    if isinstance(form, Format):
+    if isinstance(form, AnswerFormat):
         landmarks = build_answer(
             detection,
             model=NO_MODEL,
@@ -160,7 +160,7 @@ async def find_votes(
 
 
 def _question_of(
-    query: VotesQuery, form: Format | VotesFormat, limits: VolumeLimits, max_votes: int
+    query: VotesQuery, form: AnswerFormat | VotesFormat, limits: VolumeLimits, max_votes: int
 ) -> VotesRequest:
     shape = None
     if query.sample_shape is not None:

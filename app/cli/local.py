@@ -2,15 +2,15 @@
 
 import time
 import uuid
-from functools import partial
+from pathlib import Path
 
 import torch
 
 from app.compute import choose_devices
-from app.errors import BadParameter
+from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
 from app.io import LandmarksAnswer, VolumeLimits, read_volume
-from app.model import LoadedModel, Registry, scan_models
+from app.model import LoadedModel, scan_models
 from app.settings import Settings
 
 
@@ -23,54 +23,55 @@ def first_device(settings: Settings) -> torch.device:
     return choose_devices(settings.device)[0].device
 
 
-def make_registry(settings: Settings) -> Registry:
-    """Make a registry that loads models as the service does, on the first of its devices.
+def load_model(folder: Path, settings: Settings) -> LoadedModel:
+    """Load a model folder as the service does, on the first of its devices.
 
     Args:
+        folder: The model folder.
         settings: The service's; ``threads`` applies to this process from now on.
 
     Returns:
-        The registry; no model is loaded yet.
+        The model, which has passed its self-check.
 
     Raises:
+        ModelRefused: The folder cannot be used.
         StartupError: This machine has no such device.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    load = partial(
-        load_checked,
-        device=first_device(settings),
-        precision=settings.precision,
-        allow_torchscript=settings.allow_torchscript,
-    )
-    return Registry(settings.models_dir, load, settings.default_model)
+    allow = settings.allow_torchscript
+    device = first_device(settings)
+    return load_checked(folder, device, settings.precision, allow_torchscript=allow)
 
 
 class LocalDetector:
-    """Models of a folder, used without a service; each is loaded when it is first needed.
+    """A model that is used without a service.
 
     Args:
         settings: The service's.
+        model: Its name; None for the default model, or for the only one.
+
+    Raises:
+        LandmarkdError: There is no such model, or it cannot be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._registry = make_registry(settings)
-        self._limits = VolumeLimits(
-            inflated_bytes=settings.max_inflated_bytes,
-            voxels=settings.max_voxels,
-            axis=settings.max_axis,
-        )
+    def __init__(self, settings: Settings, model: str | None) -> None:
+        folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
+        known = ", ".join(folders) or "none"
+        name = model or settings.default_model
+        if name is None and len(folders) != 1:
+            raise BadParameter(f"-m: expected the name of a model; found: {known}")
+        name = name or next(iter(folders))
+        if name not in folders:
+            raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")
+        self._model = load_model(folders[name], settings)
+        self._limits = VolumeLimits.of(settings)
 
-    def detect(
-        self, content: bytes, *, model: str | None = None, frame: int | None = None
-    ) -> LandmarksAnswer:
+    def detect(self, content: bytes) -> LandmarksAnswer:
         """Find the landmarks of a scan.
 
         Args:
             content: A NIfTI file, plain or gzip.
-            model: Name of the model; None for the default model, or for the only one.
-            frame: Which frame of a 4D file, from 0.
 
         Returns:
             The answer, with the candidates of every landmark.
@@ -79,27 +80,14 @@ class LocalDetector:
             LandmarkdError: As the service would refuse the scan.
         """
         start = time.perf_counter()
-        loaded = self._load(model)
-        volume = read_volume(content, self._limits, frame)
-        decoded = time.perf_counter()
-        detection = Detector(loaded).detect(volume, decode_s=decoded - start)
+        volume = read_volume(content, self._limits)
+        decode_s = time.perf_counter() - start
+        detection = Detector(self._model).detect(volume, decode_s=decode_s)
         total_ms = 1e3 * (time.perf_counter() - start)
         return build_answer(
             detection,
-            model=model_ref(loaded),
+            model=model_ref(self._model),
             request_id=uuid.uuid4().hex,
             timing=timing_of(detection, receive_ms=0.0, total_ms=total_ms),
             candidates=True,
         )
-
-    def _load(self, name: str | None) -> LoadedModel:
-        chosen = name or self._settings.default_model
-        if chosen is None:
-            names = [folder.name for folder in scan_models(self._settings.models_dir)]
-            if len(names) != 1:
-                known = ", ".join(names) or "none"
-                raise BadParameter(f"-m: expected the name of a model; found: {known}")
-            chosen = names[0]
-        if chosen not in self._registry.models:
-            self._registry.reload(chosen)
-        return self._registry.get(chosen)

@@ -1,4 +1,4 @@
-"""The command ``landmarkd``: serve, detect, check, models, phantom, bench.
+"""The command ``landmarkd``: serve, detect, check, models, phantom.
 
 Commands import what they need when they run, so that help and errors do not wait for torch.
 """
@@ -6,10 +6,9 @@ Commands import what they need when they run, so that help and errors do not wai
 import gc
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from app.cli.plugins import Commands, import_trainer
 from app.errors import LandmarkdError, StartupError
-from app.io import FORMATS, Format, LandmarksAnswer, Volume
+from app.io import FORMATS, AnswerFormat, LandmarksAnswer, Volume
 from app.settings import API_KEY, Settings
 
 SCANS: Final = (".nii", ".nii.gz")
@@ -156,10 +155,10 @@ def detect(
     targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
     failures: list[str] = []
     with ExitStack() as stack:
-        find = _finder(stack, url, models_dir, device)
+        find = _finder(stack, url, model, models_dir, device)
         for path in track(files, "Detecting", console=console, disable=len(files) == 1):
             try:
-                content = form.write(find(path.read_bytes(), model))
+                content = form.write(find(path.read_bytes()))
             except (LandmarkdError, OSError) as error:
                 failures.append(f"{path.name}: {error}")
             else:
@@ -171,7 +170,7 @@ def detect(
 
 
 def _targets(
-    files: list[Path], output: Path | None, form: Format, *, to_folder: bool
+    files: list[Path], output: Path | None, form: AnswerFormat, *, to_folder: bool
 ) -> Mapping[Path, Path | None]:
     """Choose where the answer to each scan is written; None: standard output."""
     if output is None:
@@ -201,7 +200,7 @@ def _scan_files(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-def _output_format(output: str | None, name: str | None) -> Format:
+def _output_format(output: str | None, name: str | None) -> AnswerFormat:
     by_name = {form.name: form for form in FORMATS}
     if name is not None:
         if name not in by_name:
@@ -216,17 +215,20 @@ def _output_format(output: str | None, name: str | None) -> Format:
 
 
 def _finder(
-    stack: ExitStack, url: str | None, models_dir: Path | None, device: str | None
-) -> Callable[[bytes, str | None], LandmarksAnswer]:
-    if url is not None:
-        from app.cli.client import Client
+    stack: ExitStack,
+    url: str | None,
+    model: str | None,
+    models_dir: Path | None,
+    device: str | None,
+) -> Callable[[bytes], LandmarksAnswer]:
+    if url is None:
+        from app.cli.local import LocalDetector
 
-        client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
-        return lambda content, model: client.detect(content, model=model)
-    from app.cli.local import LocalDetector
+        return LocalDetector(_settings(models_dir=models_dir, device=device), model).detect
+    from app.cli.client import Client
 
-    local = LocalDetector(_settings(models_dir=models_dir, device=device))
-    return lambda content, model: local.detect(content, model=model)
+    client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
+    return partial(client.detect, model=model)
 
 
 def _write(content: bytes, path: Path | None) -> None:
@@ -250,8 +252,7 @@ def check(
     device: Device = None,
 ) -> None:
     """Validate a model folder and run its self-check."""
-    from app.cli.local import first_device
-    from app.inference import load_checked
+    from app.cli.local import load_model
     from app.model import write_selfcheck
 
     trainer = import_trainer()
@@ -259,12 +260,11 @@ def check(
     if unfinished is not None:
         fail(unfinished)
     settings = _settings(device=device)
-    allow = settings.allow_torchscript
     if write:
-        write_selfcheck(folder, allow_torchscript=allow)
+        write_selfcheck(folder, allow_torchscript=settings.allow_torchscript)
     if write and scans:
         _verify_precisions(folder, scans, settings)
-    manifest = load_checked(folder, first_device(settings), allow_torchscript=allow).manifest
+    manifest = load_model(folder, settings).manifest
     console.print(
         f"[green]{manifest.name} {manifest.version} is fine[/green]: "
         f"{len(manifest.landmarks)} landmarks, self-check passed"
@@ -299,9 +299,11 @@ def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> N
 @app.command()
 def models(models_dir: ModelsDir = None, device: Device = None) -> None:
     """List the models of a folder, and whether each can be used."""
-    from app.cli.local import make_registry
+    from app.cli.local import load_model
+    from app.model import Registry
 
-    registry = make_registry(_settings(models_dir=models_dir, device=device))
+    settings = _settings(models_dir=models_dir, device=device)
+    registry = Registry(settings.models_dir, partial(load_model, settings=settings))
     registry.load_all()
     table = Table("model", "version", "landmarks", "status", "description")
     for name, model in registry.models.items():
@@ -326,21 +328,6 @@ def phantom(
     if not output.name.endswith(".nii.gz"):
         fail(f"expected a name ending in .nii.gz, got {output.name}")
     write_phantom(make_phantom(seed), output)
-
-
-@app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-def bench(
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks, such as V1; --help lists more.")
-    ] = None,
-) -> None:
-    """Run the benchmarks; needs a checkout of the sources."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "tests" / "benchmarks").is_dir():
-        fail("expected a checkout of the sources with tests/benchmarks, got an installed package")
-    # A process of its own, because the installed package does not include the tests.
-    command = [sys.executable, "-m", "tests.benchmarks", *(words or [])]
-    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -8,14 +8,9 @@ slicer        landmark files of 3D Slicer and spreadsheets, written and read
 formats       the formats of an answer, and the choice among them
 """
 
-from app.io.formats import FORMATS, Format, negotiate_format
+from app.io.formats import FORMATS, AnswerFormat, Format, negotiate_format
 from app.io.gzip_stream import Content
-from app.io.nifti_header import (
-    MAX_SPACING_MM,
-    MIN_DETERMINANT,
-    MIN_SPACING_MM,
-    UNIT_WARNINGS,
-)
+from app.io.nifti_header import UNIT_WARNINGS, check_spacing
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -54,11 +49,11 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "MAX_SPACING_MM", "MIN_DETERMINANT",
-    "MIN_SPACING_MM", "UNIT_WARNINGS", "AliveAnswer", "BatchInfo", "CandidateAnswer", "Content",
-    "DeviceInfo", "Format", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "ModelInfo",
-    "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row",
-    "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
-    "declared_frame", "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format",
-    "read_landmarks", "read_volume",
+    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "UNIT_WARNINGS", "AliveAnswer",
+    "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content", "DeviceInfo", "Format",
+    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "ModelInfo", "ModelRef", "ModelSummary",
+    "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple",
+    "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "declared_frame",
+    "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
+    "read_volume",
 ]  # fmt: skip

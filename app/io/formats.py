@@ -2,42 +2,39 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Final, TypeVar
 
 from app.errors import UnknownFormat
 from app.io.schemas import LandmarksAnswer
-from app.io.slicer import write_csv, write_fcsv, write_long, write_mrk_json, write_tsv
-
-
-@runtime_checkable
-class FormatLike(Protocol):
-    """What a format is chosen by."""
-
-    @property
-    def name(self) -> str:
-        """As in ``?format=``."""
-
-    @property
-    def media_type(self) -> str:
-        """As in ``Accept``."""
-
-
-F = TypeVar("F", bound=FormatLike)
+from app.io.slicer import write_fcsv, write_long, write_mrk_json, write_table
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to write an answer.
+    """A format that a client can choose.
 
     Attributes:
         name: As in ``?format=``; also the file suffix.
         media_type: As in ``Accept`` and ``Content-Type``.
-        write: Turns the answer into bytes.
     """
 
     name: str
     media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat(Format):
+    """One way to write an answer.
+
+    Attributes:
+        write: Turns the answer into bytes.
+    """
+
     write: Callable[[LandmarksAnswer], bytes]
+
+
+F = TypeVar("F", bound=Format)
 
 
 def write_json(answer: LandmarksAnswer) -> bytes:
@@ -47,12 +44,12 @@ def write_json(answer: LandmarksAnswer) -> bytes:
 
 # In order of preference: of two formats with one media type, Accept chooses the first.
 FORMATS: Final = (
-    Format("json", "application/json", write_json),
-    Format("mrk.json", "application/vnd.slicer.markups+json", write_mrk_json),
-    Format("csv", "text/csv", write_csv),
-    Format("tsv", "text/tab-separated-values", write_tsv),
-    Format("fcsv", "text/vnd.slicer.fcsv", write_fcsv),
-    Format("long", "text/csv", write_long),
+    AnswerFormat("json", "application/json", write_json),
+    AnswerFormat("mrk.json", "application/vnd.slicer.markups+json", write_mrk_json),
+    AnswerFormat("csv", "text/csv", write_table),
+    AnswerFormat("tsv", "text/tab-separated-values", partial(write_table, separator="\t")),
+    AnswerFormat("fcsv", "text/vnd.slicer.fcsv", write_fcsv),
+    AnswerFormat("long", "text/csv", write_long),
 )
 
 

@@ -239,19 +239,24 @@ def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, 
     affines = [to_mm @ form for name, form in forms.items() if fields[f"{name}_code"] > 0]
     if not affines:
         raise BadGeometry("expected an affine, got a file whose sform_code and qform_code are 0")
-    _check_affine(affines[0])
+    if not np.isfinite(affines[0]).all():
+        raise BadGeometry(
+            "expected a finite affine, from a unit quaternion and positive spacing if it is a "
+            "qform, got one that is not"
+        )
+    check_spacing(affines[0])
     # A NaN, from an invalid qform, counts as disagreement.
     if not _distance(affines[0], affines[-1], corners(shape)) <= MAX_FORM_DISTANCE:
         warnings.append("the qform disagrees with the sform, which was used")
     return affines[0], warnings
 
 
-def _check_affine(affine: Affine) -> None:
-    if not np.isfinite(affine).all():
-        raise BadGeometry(
-            "expected a finite affine, from a unit quaternion and positive spacing if it is a "
-            "qform, got one that is not"
-        )
+def check_spacing(affine: Affine) -> None:
+    """Check the axes of a finite affine: their lengths, and that they are no plane or line.
+
+    Raises:
+        BadGeometry: They are not those of a scan.
+    """
     spacing = spacing_of(affine)
     if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
         raise BadGeometry(

@@ -93,14 +93,14 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
     return FCSV_HEADER.encode() + _table(rows, ",")
 
 
-def write_csv(answer: LandmarksAnswer) -> bytes:
-    """Write Slicer's control point table, comma-separated."""
-    return _control_point_table(answer, ",")
-
-
-def write_tsv(answer: LandmarksAnswer) -> bytes:
-    """Write Slicer's control point table, tab-separated."""
-    return _control_point_table(answer, "\t")
+def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
+    """Write Slicer's control point table."""
+    rows: list[Iterable[object]] = [TABLE_COLUMNS]
+    for landmark in answer.landmarks:
+        defined = int(landmark.lps_mm is not None)
+        position = landmark.lps_mm or (0, 0, 0)
+        rows.append((landmark.name, *position, defined, 1, 1, 0, landmark.description))
+    return _table(rows, separator)
 
 
 def write_long(answer: LandmarksAnswer) -> bytes:
@@ -203,15 +203,6 @@ def _control_point(
     if lps_mm is not None:
         point["position"] = lps_mm
     return point
-
-
-def _control_point_table(answer: LandmarksAnswer, separator: str) -> bytes:
-    rows: list[Iterable[object]] = [TABLE_COLUMNS]
-    for landmark in answer.landmarks:
-        defined = int(landmark.lps_mm is not None)
-        position = landmark.lps_mm or (0, 0, 0)
-        rows.append((landmark.name, *position, defined, 1, 1, 0, landmark.description))
-    return _table(rows, separator)
 
 
 def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:

@@ -15,6 +15,7 @@ from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLa
 from app.geometry import Affine, transform
 from app.io.gzip_stream import Content, FileStream
 from app.io.nifti_header import Header, by_axis, corners, read_header
+from app.settings import Settings
 
 HEAD_BYTES: Final = 64 << 10
 """All that ``check_header`` needs, but for absurdly long names or many empty members in gzip."""
@@ -63,6 +64,11 @@ class VolumeLimits:
     inflated_bytes: int = 4 << 30
     voxels: int = 768**3
     axis: int = 4096
+
+    @classmethod
+    def of(cls, settings: Settings) -> "VolumeLimits":
+        """Take the limits of the settings."""
+        return cls(settings.max_inflated_bytes, settings.max_voxels, settings.max_axis)
 
 
 def read_volume(

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.errors import BadArrays, TooLarge
-from app.geometry import Affine, spacing_of
-from app.io import FLOAT32_MAX, MAX_REACH_MM, MAX_SPACING_MM, MIN_DETERMINANT, MIN_SPACING_MM
+from app.errors import BadArrays, BadGeometry, TooLarge
+from app.geometry import Affine
+from app.io import FLOAT32_MAX, MAX_REACH_MM, check_spacing
 from app.model import Field
 from app.voting.reference import Placement
 
@@ -147,18 +147,10 @@ def check_affine(affine: Array) -> Affine:
         raise BadArrays(f"array 'affine': expected numbers up to {MAX_REACH_MM:g} mm, got {peak:g}")
     if matrix[3].tolist() != [0, 0, 0, 1]:
         raise BadArrays(f"array 'affine': expected 0 0 0 1 as last row, got {matrix[3].tolist()}")
-    spacing = spacing_of(matrix)
-    if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
-        raise BadArrays(
-            f"array 'affine': expected a spacing from {MIN_SPACING_MM:g} to "
-            f"{MAX_SPACING_MM:g} mm, got {' x '.join(f'{mm:g}' for mm in spacing)}"
-        )
-    flatness = abs(np.linalg.det(matrix[:3, :3] / spacing))
-    if flatness < MIN_DETERMINANT:
-        raise BadArrays(
-            "array 'affine': expected three independent axes, got a singular matrix "
-            f"(determinant {flatness:.1g} of unit axes)"
-        )
+    try:
+        check_spacing(matrix)
+    except BadGeometry as error:
+        raise BadArrays(f"array 'affine': {error}") from None
     return matrix
 
 

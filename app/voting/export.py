@@ -11,6 +11,7 @@ from isal import igzip
 from nibabel import nifti1
 
 from app.geometry import Affine, spacing_of
+from app.io import Format
 from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
 from app.voting.votes import Rows, Votes
@@ -34,18 +35,14 @@ ALIGNED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class VotesFormat:
+class VotesFormat(Format):
     """A file format for votes.
 
     Attributes:
-        name: As in ``?format=``; also the file suffix.
-        media_type: As in ``Accept`` and ``Content-Type``.
         write_rows: Writes rows; calls its last argument now and then. None: the format holds
             heatmaps, which ``write_heatmaps`` writes.
     """
 
-    name: str
-    media_type: str
     write_rows: Callable[[Rows, Callable[[], None]], bytes] | None = None
 
 

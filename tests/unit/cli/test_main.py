@@ -180,7 +180,7 @@ def test_detect_uses_the_default_model_of_the_settings(
     for name in ("first", "second"):
         make_model_folder(models, name)
     monkeypatch.setenv(f"{PREFIX}MODELS_DIR", str(models))
-    assert "found: first, second" in run("detect", scans / "one.nii").stderr
+    assert "found: first, second" in str(run("detect", scans / "one.nii").exception)
     monkeypatch.setenv(f"{PREFIX}DEFAULT_MODEL", "second")
     result = run("detect", scans / "one.nii")
     assert result.exit_code == 0, result.output

@@ -37,7 +37,7 @@ def test_a_command_of_the_trainer_is_run_with_its_own_options() -> None:
 @pytest.mark.usefixtures("shouting")
 def test_help_lists_it_after_the_commands_of_the_service() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
-    assert text.index("serve") < text.index("bench") < text.index("Print a word several times")
+    assert text.index("serve") < text.index("phantom") < text.index("Print a word several times")
 
 
 def test_without_the_trainer_its_commands_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,10 @@ from app.io.slicer import (
     declared_frame,
     markups_json,
     read_landmarks,
-    write_csv,
     write_fcsv,
     write_long,
     write_mrk_json,
-    write_tsv,
+    write_table,
 )
 from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
@@ -128,8 +128,8 @@ def read_long(content: bytes) -> Positions:
         (write_json, read_json),
         (write_mrk_json, read_mrk_json),
         (write_fcsv, read_fcsv),
-        (write_csv, lambda content: read_table(content, ",")),
-        (write_tsv, lambda content: read_table(content, "\t")),
+        (write_table, lambda content: read_table(content, ",")),
+        (partial(write_table, separator="\t"), lambda content: read_table(content, "\t")),
         (write_long, read_long),
     ],
     ids=["json", "mrk.json", "fcsv", "csv", "tsv", "long"],

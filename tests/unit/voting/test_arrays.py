@@ -149,8 +149,8 @@ def test_values_that_rounding_explains_pass() -> None:
         (np.diag([1.0, 1.0, 1e30, 1.0]), "expected numbers up to 10000 mm, got 1e"),
         (np.ones((4, 4)), "expected 0 0 0 1 as last row"),
         (np.diag([1.0, 0.0, 1.0, 1.0]), "expected a spacing .* got 1 x 0 x 1"),
-        (np.eye(4)[[0, 0, 2, 3]] + np.diag([0, 0, 1, 0]), "spacing|singular"),
-        (OBLIQUE[[0, 0, 1, 3]], "three independent axes, got a singular matrix"),
+        (np.eye(4)[[0, 0, 2, 3]] + np.diag([0, 0, 1, 0]), "spacing|independent"),
+        (OBLIQUE[[0, 0, 1, 3]], "three independent axes, got a determinant"),
     ],
 )
 def test_bad_affine_is_named(affine: NDArray[np.float64], words: str) -> None:
