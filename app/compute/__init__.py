@@ -11,7 +11,9 @@ from app.compute.device import (
     HOST,
     MEMORY_SHARE,
     NamedDevice,
+    OnDevice,
     Voxels,
+    call_here,
     choose_device,
     choose_devices,
     describe_out_of_memory,
@@ -38,7 +40,7 @@ from app.compute.transfer import (
 
 __all__ = [
     "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy", "NamedDevice",
-    "ReadyEvent", "Stopwatch", "Voxels", "choose_device", "choose_devices",
+    "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "call_here", "choose_device", "choose_devices",
     "describe_out_of_memory", "fast_precisions", "has_triton", "is_out_of_memory",
     "memory_headroom", "numba_jit", "record_event", "release_memory", "run_parts", "set_device",
     "split_range", "synchronize", "total_memory", "upload",

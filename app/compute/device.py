@@ -4,10 +4,10 @@ import gc
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,8 @@ from app.errors import StartupError
 
 Voxels = Float[Tensor, "i j k"]
 """Voxel values of one scan on a device."""
+
+Result = TypeVar("Result")
 
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE
@@ -52,6 +54,19 @@ class NamedDevice:
 
 
 HOST: Final = NamedDevice("cpu", torch.device("cpu"))
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """Calls a function on the thread that owns a device, and returns its result."""
+
+    def __call__(self, function: Callable[[], Result], /) -> Result:
+        """Call it."""
+
+
+def call_here(function: Callable[[], Result], /) -> Result:
+    """Call a function in the calling thread, where that owns the device."""
+    return function()
 
 
 def choose_device(setting: str) -> torch.device:

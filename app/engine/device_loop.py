@@ -141,6 +141,10 @@ class DeviceLoop:
         """Have a function called on the device's thread; may be called from any thread."""
         return self._queue.submit(function)
 
+    def call(self, function: Callable[[], Result], /) -> Result:
+        """Have a function called on the device's thread, and wait for its result."""
+        return self.submit(function).result()
+
     async def run(self, request: DetectRequest) -> Detection:
         """Wait for the landmarks of a scan.
 

@@ -10,11 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from app.compute import NamedDevice, memory_headroom
 from app.engine.batch_sizes import BatchSizes, BatchTiming
 from app.engine.device_loop import DeviceLoop
+from app.engine.host_pool import start_daemon_thread
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NotReady
 from app.model import LoadedModel
@@ -84,21 +83,21 @@ class Devices:
         """End all threads; whoever still waits gets an error."""
         await asyncio.gather(*(loop.stop() for loop in self.loops))
 
-    def load(self, load_on: Callable[[torch.device], LoadedModel]) -> LoadedModel:
-        """Load a model on every device that is not lost, side by side, each on its own thread.
+    def load(self, load_on: Callable[..., LoadedModel]) -> LoadedModel:
+        """Load a model on every device that is not lost, side by side, in threads of their own.
 
         Args:
-            load_on: Loads it on one device.
+            load_on: Loads it on a ``torch.device``; its argument ``on_device`` is an ``OnDevice``.
 
         Returns:
             The model, with its copies.
 
         Raises:
-            ModelRefused: It is refused on one of them.
+            ModelRefused: It is refused on one of them, or its folder changed meanwhile.
             NotReady: All are lost.
         """
         futures = {
-            loop: loop.submit(partial(load_on, loop.device.device))
+            loop: start_daemon_thread(partial(load_on, loop.device.device, on_device=loop.call))
             for loop in self.loops
             if not loop.lost
         }
@@ -106,6 +105,8 @@ class Devices:
         if not copies:
             raise NotReady("expected a working device, but all are lost")
         first = next(iter(copies.values()))
+        if any(copy.digest != first.digest for copy in copies.values()):
+            raise ModelRefused(f"{first.manifest.name}: expected a folder that stays as it is")
         return first if len(self.loops) == 1 else replace(first, copies=copies)
 
     def _result(self, loop: DeviceLoop, future: Future[LoadedModel]) -> LoadedModel:
@@ -170,7 +171,7 @@ class Devices:
 
     def batch_sizes(self) -> dict[str, Callable[[], float]]:
         """For each device, by name, a function that returns its largest batch size."""
-        return {loop.device.name: partial(_largest, loop.sizes) for loop in self.loops}
+        return {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in self.loops}
 
     def states(self, model: LoadedModel) -> tuple[DeviceState, ...]:
         """Describe each device, and what was measured of a model there."""
@@ -191,7 +192,3 @@ class Devices:
     def _on_device_lost(self) -> None:
         if all(loop.lost for loop in self.loops):
             self._on_lost()
-
-
-def _largest(sizes: BatchSizes) -> float:
-    return sizes.largest

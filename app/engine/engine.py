@@ -23,7 +23,7 @@ from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
-from app.inference import Detection, Forecast, check_again, forecast, load_checked
+from app.inference import Detection, Forecast, forecast, load_checked, self_check
 from app.io import Content, Volume, VolumeLimits, read_volume
 from app.model import LoadedModel, Registry
 from app.settings import Settings
@@ -108,15 +108,13 @@ class Engine:
             lambda: self.devices.healthy_count,
             self._heap_trimmer.schedule,
         )
-        self.limits = VolumeLimits(
-            inflated_bytes=settings.max_inflated_bytes,
-            voxels=settings.max_voxels,
-            axis=settings.max_axis,
-        )
+        self.limits = VolumeLimits.of(settings)
         self._settings = settings
         self._metrics = metrics
         self._state: State = "loading"
         self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
+        self._loading = asyncio.Lock()
+        self._reloads: dict[str, asyncio.Task[None]] = {}
         self._decode_slots = FairBudget(MAX_DECODED_VOLUMES, CLIENT_SHARE)
         self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", DECODE_THREADS)
@@ -158,7 +156,8 @@ class Engine:
             torch.set_num_threads(self._settings.threads)
         self.devices.start()
         try:
-            await run_in_daemon_thread(self.registry.load_all)
+            async with self._loading:
+                await run_in_daemon_thread(self.registry.load_all)
         except NotReady:
             # The devices' threads have ended: no failure if that was asked for.
             if self._state != "draining":
@@ -171,11 +170,22 @@ class Engine:
     async def reload(self, name: str) -> None:
         """Load a model's folder again; swap it in if it passes its self-check on every device.
 
+        One folder is loaded at a time; those who ask for one that waits its turn share the load.
+
         Raises:
             UnknownModel: There is no such folder.
             ModelRefused: The folder breaks the contract; the model that was there stays.
         """
-        await run_in_daemon_thread(partial(self.registry.reload, name))
+        task = self._reloads.get(name)
+        if task is None:
+            task = self._reloads[name] = asyncio.create_task(self._reload(name))
+        await asyncio.shield(task)
+
+    async def _reload(self, name: str) -> None:
+        async with self._loading:
+            # From now on the folder is read: whoever asks later may mean a newer state of it.
+            del self._reloads[name]
+            await run_in_daemon_thread(partial(self.registry.reload, name))
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -344,5 +354,5 @@ class Engine:
 
     def _self_check(self, device_index: int) -> None:
         """Run the self-checks of all models on one device; called on its thread."""
-        for name, model in self.registry.models.items():
-            check_again(self._settings.models_dir / name, model.on(device_index))
+        for model in self.registry.models.values():
+            self_check(model.on(device_index))

@@ -95,7 +95,7 @@ class HostPool:
             self._on_crash(crash)
 
 
-async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
+def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
     """Call a function that may block for long, such as one that loads models.
 
     A daemon thread does not keep the process alive, as a thread of an executor would.
@@ -104,7 +104,7 @@ async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
         function: What to call.
 
     Returns:
-        What it returns.
+        Receives what it returns or raises.
     """
     future: Future[Result] = Future()
 
@@ -116,7 +116,12 @@ async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
             future.set_result(outcome)
 
     threading.Thread(target=call, name="load", daemon=True).start()
-    return await asyncio.shield(asyncio.wrap_future(future))
+    return future
+
+
+async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """Wait for what a function returns on a thread that ``start_daemon_thread`` starts."""
+    return await asyncio.shield(asyncio.wrap_future(start_daemon_thread(function)))
 
 
 def _attempt(function: Callable[[], Result]) -> Result | BaseException:

@@ -23,7 +23,7 @@ from app.inference.batch_runner import (
 from app.inference.detector import Detection, Detector, StageTimes, describe, stage_times
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
-from app.inference.load import check_again, load_checked
+from app.inference.load import load_checked, self_check
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
@@ -31,8 +31,8 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState", "StageTimes",
-    "Verification", "VotesRequest", "answer_votes", "build_answer", "check_again", "collect",
-    "collect_batch", "describe", "forecast", "forecast_votes", "launch", "launch_batch",
-    "load_checked", "model_ref", "pose_of", "stage_times", "timing_of",
-    "translate_out_of_memory", "verify_precisions",
+    "Verification", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
+    "describe", "forecast", "forecast_votes", "launch", "launch_batch", "load_checked", "model_ref",
+    "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
+    "verify_precisions",
 ]  # fmt: skip

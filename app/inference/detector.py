@@ -16,8 +16,9 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from app.compute import describe_out_of_memory, is_out_of_memory
+from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, axis_codes, spacing_of
 from app.inference.forward import collect, launch
@@ -222,15 +223,23 @@ class Detector:
             prepare_s=state.prepare_s + time.perf_counter() - start,
         )
 
-    def detect(self, volume: Volume, *, batch_size: int = 1, decode_s: float = 0.0) -> Detection:
-        """Find the landmarks of one scan in the calling thread.
+    def detect(
+        self,
+        volume: Volume,
+        *,
+        batch_size: int = 1,
+        decode_s: float = 0.0,
+        on_device: OnDevice = call_here,
+    ) -> Detection:
+        """Find the landmarks of one scan by itself.
 
-        The service does not use this: there, tiles of several scans share batches.
+        The service does this for self-checks only: tiles of its scans share batches.
 
         Args:
             volume: The scan.
             batch_size: Tiles per forward pass.
             decode_s: How long decoding took, for the answer.
+            on_device: Calls every stage on the thread that owns the device.
 
         Returns:
             The landmarks, with what the answer says besides.
@@ -238,15 +247,19 @@ class Detector:
         Raises:
             LandmarkdError: As ``prepare`` and ``app.inference.forward.launch``.
         """
-        outcome: tuple[Landmark, ...] | ScanState = self.prepare(volume)
+
+        def run(state: ScanState, first: int) -> None:
+            last = min(first + batch_size, len(state.plan))
+            collect(launch([(state, index) for index in range(first, last)]))
+
+        outcome: tuple[Landmark, ...] | ScanState = on_device(partial(self.prepare, volume))
         tiles = 0
         while isinstance(outcome, ScanState):
             state = outcome
             tiles += len(state.plan)
             for first in range(0, len(state.plan), batch_size):
-                last = min(first + batch_size, len(state.plan))
-                collect(launch([(state, index) for index in range(first, last)]))
-            outcome = self.finish(state)
+                on_device(partial(run, state, first))
+            outcome = on_device(partial(self.finish, state))
         times = stage_times(state, decode_s=decode_s)
         return Detection(describe(volume), outcome, volume.warnings, tiles, times)
 

@@ -4,15 +4,20 @@ The check compares the network's output for noise, or the landmarks of a phantom
 folder promises; only this layer can find landmarks.
 """
 
+import logging
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from app.geometry import Points
+from app.compute import OnDevice, call_here, is_out_of_memory
+from app.errors import InsufficientMemory, ModelRefused, NotReady
 from app.inference.detector import Detector
-from app.model import LoadedModel, PrecisionSetting, check, load_model
+from app.model import LoadedModel, PrecisionSetting, check_noise, check_points, load_model
 from app.phantom import make_phantom
+
+logger = logging.getLogger("landmarkd.model")
 
 
 def load_checked(
@@ -21,6 +26,7 @@ def load_checked(
     precision: PrecisionSetting = "float32",
     *,
     allow_torchscript: bool = False,
+    on_device: OnDevice = call_here,
 ) -> LoadedModel:
     """Load a model folder, which must pass its self-check.
 
@@ -29,36 +35,75 @@ def load_checked(
         device: Device to run the network on.
         precision: To compute in; ``auto``: see ``app.model.precision``.
         allow_torchscript: Whether programs may be TorchScript; see ``LANDMARKD_ALLOW_TORCHSCRIPT``.
+        on_device: Calls what touches the device on the thread that owns it, piece by piece, so that
+            other work goes on in between; all else is done in the calling thread.
 
     Returns:
         The model.
 
     Raises:
-        ModelRefused: The folder breaks the contract; the key and the reason are named.
+        ModelRefused: The folder cannot be used; the key and the reason are named.
+        NotReady: The device's thread has ended.
     """
-    return load_model(
-        folder, device, _detect_phantom, precision, allow_torchscript=allow_torchscript
-    )
+    try:
+        model = load_model(
+            folder, device, precision, allow_torchscript=allow_torchscript, on_device=on_device
+        )
+        self_check(model, on_device)
+    except (ModelRefused, NotReady):
+        raise
+    except Exception as error:
+        # Whatever it is, it must not keep the other folders from being loaded.
+        raise ModelRefused(f"{folder.name}: {_reason(error, device)}") from error
+    network = model.network
+    context = {"model": folder.name, "device": str(device), "precision": network.precision}
+    logger.info("model loaded", extra=context)
+    return model
 
 
-def check_again(folder: Path, model: LoadedModel) -> None:
-    """Run the self-check of a loaded model again, after a fault of its device.
+def self_check(model: LoadedModel, on_device: OnDevice = call_here) -> None:
+    """Run the self-check of a loaded model, for which nothing is read from its folder.
 
     Args:
-        folder: The model's folder.
-        model: The model as it serves.
+        model: On its device.
+        on_device: As for ``load_checked``.
 
     Raises:
-        ModelRefused: Its output is not what its folder promises.
+        ModelRefused: Its output is not what its folder promised.
     """
-    check(folder, model.manifest, model.network, lambda seed: _detect_phantom(model, seed))
+    try:
+        _check(model, on_device)
+    except ModelRefused as refusal:
+        precision = model.network.precision
+        if precision == "float32":
+            raise
+        raise ModelRefused(
+            f"{model.manifest.name}: precision: expected a network that passes its self-check in "
+            f"{precision} on {model.network.device}; got: {refusal}"
+        ) from refusal
 
 
-def _detect_phantom(model: LoadedModel, seed: int) -> tuple[Points, Points]:
-    """Find the landmarks of a phantom; gives the points found and the true ones in mm, RAS."""
-    phantom = make_phantom(seed)
+def _check(model: LoadedModel, on_device: OnDevice) -> None:
+    if model.refine is not None:
+        _check(model.refine, on_device)
+    manifest = model.manifest
+    on_device(partial(check_noise, manifest, model.network, model.expected))
+    if not manifest.selfcheck.is_phantom:
+        return
+    phantom = make_phantom(manifest.selfcheck.seed)
+    landmarks = Detector(model).detect(phantom.volume, on_device=on_device).landmarks
     truth = dict(zip(phantom.names, phantom.points, strict=True))
     missing = np.full(3, np.nan)
-    landmarks = Detector(model).detect(phantom.volume).landmarks
     found = [missing if landmark.ras_mm is None else landmark.ras_mm for landmark in landmarks]
-    return np.stack(found), np.stack([truth.get(landmark.name, missing) for landmark in landmarks])
+    true = [truth.get(landmark.name, missing) for landmark in landmarks]
+    check_points(manifest, np.stack(found), np.stack(true))
+
+
+def _reason(error: Exception, device: torch.device) -> str:
+    """Say why loading failed, without paths: the message of an OSError may hold one."""
+    if isinstance(error, OSError):
+        return f"expected files to read, got {error.strerror}"
+    if isinstance(error, InsufficientMemory) or is_out_of_memory(error):
+        return f"expected to fit on {device}, ran out of memory"
+    first_line = str(error).strip().partition("\n")[0]
+    return f"expected to load, got {type(error).__name__}: {first_line:.200}"

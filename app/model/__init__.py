@@ -30,11 +30,11 @@ from app.model.mean_shape import load_shape
 from app.model.network import Field
 from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
-from app.model.selfcheck import check, write_precisions, write_selfcheck
+from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
 
 __all__ = [
     "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec", "LoadedModel", "LowerPrecision",
-    "Manifest", "PrecisionSetting", "Registry", "check", "find_architecture", "hash_file",
-    "load_model", "load_module", "load_shape", "read_manifest", "scan_models", "write_precisions",
-    "write_selfcheck",
+    "Manifest", "PrecisionSetting", "Registry", "check_noise", "check_points", "find_architecture",
+    "hash_file", "load_model", "load_module", "load_shape", "read_manifest", "scan_models",
+    "write_precisions", "write_selfcheck",
 ]  # fmt: skip

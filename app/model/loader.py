@@ -8,14 +8,15 @@ safetensors, and programs are ONNX. TorchScript, which does run code, has to be 
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from app.errors import ModelRefused
 from app.model.files import read_verified
@@ -36,6 +37,14 @@ EXPORT: Final = (
     "external_data=False)"
 )
 """What to do with a program of another kind."""
+
+SPARE_BYTES: Final = 64 << 20
+MAX_GROWTH: Final = 4
+"""Weights may be halves of the network's, and a constructor may make tensors that it drops."""
+
+SPARE_CALLS: Final = 5000
+CALLS_PER_TENSOR: Final = 50
+"""Constructors of MONAI call torch up to 7 times for each tensor that they keep."""
 
 NAMES_SHOWN: Final = 3
 """How many names of weights a message lists."""
@@ -118,11 +127,11 @@ def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
     if Path(name).suffix != ".safetensors":
         raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
     data = read_verified(folder, "network", "weights", name, manifest.network.sha256)
-    module = _build(folder.name, manifest)
     try:
         state = safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: network.weights: not safetensors: {error}") from None
+    module = _build(folder.name, manifest, state)
     state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))
     if reasons:
@@ -131,8 +140,41 @@ def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
     return module
 
 
-def _build(name: str, manifest: Manifest) -> nn.Module:
-    """Call the constructor that the manifest names."""
+class _BoundedConstruction(TorchFunctionMode):
+    """Context in which a constructor may make a network about as large as the weights of its file.
+
+    With a few digits too many in its arguments it would take all memory, or minutes.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._bytes_left = SPARE_BYTES + MAX_GROWTH * sum(one.nbytes for one in weights.values())
+        self._calls_left = SPARE_CALLS + CALLS_PER_TENSOR * len(weights)
+        self._seen: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - as of whatever is called
+        """Call a function of torch, and count the call and the memory of what it makes."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        self._calls_left -= 1
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in self._seen:
+            self._seen.add(result.untyped_storage().data_ptr())
+            self._bytes_left -= result.untyped_storage().nbytes()
+        if min(self._calls_left, self._bytes_left) < 0:
+            raise ValueError(
+                "expected a network of about the size of its weights, got a larger one"
+            )
+        return result
+
+
+def _build(name: str, manifest: Manifest, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Call the constructor that the manifest names, for these weights."""
     architecture = find_architecture(name, manifest.network.architecture or "")
     arguments = dict(manifest.network.arguments)
     for key, value in _fetching(architecture, arguments):
@@ -140,7 +182,8 @@ def _build(name: str, manifest: Manifest) -> nn.Module:
             f"{name}: network.arguments.{key}: expected nothing to fetch, got {value!r}"
         )
     try:
-        return architecture(**arguments).to(torch.float32)
+        with _BoundedConstruction(weights):
+            return architecture(**arguments).to(torch.float32)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelRefused(f"{name}: network.arguments: {reason:.500}") from error

@@ -170,12 +170,21 @@ class SelfCheckSpec(_Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> "SelfCheckSpec":
-        kind = self.input.split(":")[0]
-        if kind == "noise" and self.expected is None:
+        if not self.is_phantom and self.expected is None:
             raise ValueError("expected key 'expected' (a safetensors file) with input noise")
-        if kind == "phantom" and self.tolerance_mm is None:
+        if self.is_phantom and self.tolerance_mm is None:
             raise ValueError("expected key 'tolerance_mm' with input phantom")
         return self
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether landmarks of a phantom are checked, instead of the network's output for noise."""
+        return self.input.startswith("phantom")
+
+    @property
+    def seed(self) -> int:
+        """Of the noise or the phantom."""
+        return int(self.input.partition(":")[2])
 
 
 class Manifest(_Section):

@@ -1,6 +1,5 @@
 """Tile batch -> Fields: run the network, and view its output as scores and offsets."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,7 +65,6 @@ class Network:
         """
         self.device = device
         self.dtype = dtype
-        self._manifest = manifest
         self._channels = manifest.channels
         self._stride = manifest.network.output_stride
         self._activation = manifest.network.activation
@@ -83,15 +81,6 @@ class Network:
     def precision(self) -> str:
         """Name what it computes in, such as ``bfloat16``."""
         return str(self.dtype).removeprefix("torch.")
-
-    def computing_in(self, dtype: torch.dtype) -> "Network":
-        """Give a copy of the network whose weights and activations have another precision.
-
-        Not autocast, which converts at every layer: on a CPU that gains nothing.
-        """
-        if dtype == self.dtype:
-            return self
-        return Network(self._manifest, copy.deepcopy(self._module), self.device, dtype)
 
     def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
         """Stack tiles and run ``predict``, with errors that say what went wrong.

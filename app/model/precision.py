@@ -5,19 +5,14 @@ was verified in (``[precision]`` of its ``model.toml``); float32 otherwise. So t
 the same answer in every process on the same kind of device.
 """
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 import torch
 
 from app.compute import fast_precisions
-from app.errors import ModelRefused
 from app.model.loader import ONNX_SUFFIX
 from app.model.manifest import LowerPrecision, Manifest
-from app.model.network import Network
-
-logger = logging.getLogger("landmarkd.precision")
 
 Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]
@@ -49,38 +44,3 @@ def choose_precision(
     verified = manifest.precision.verified
     native = fast_precisions(device)
     return next((name for name in verified if name in native), "float32")
-
-
-def set_precision(
-    manifest: Manifest,
-    network: Network,
-    precision: Precision,
-    verify: Callable[[Network], None],
-) -> Network:
-    """Have a network compute in a precision, in which it must pass its self-check.
-
-    Args:
-        manifest: Of the network.
-        network: In float32.
-        precision: What it shall compute in.
-        verify: Runs the self-check; raises ModelRefused.
-
-    Returns:
-        The network in its precision.
-
-    Raises:
-        ModelRefused: It fails its self-check.
-    """
-    network = network.computing_in(DTYPES[precision])
-    try:
-        verify(network)
-    except ModelRefused as refusal:
-        if precision == "float32":
-            raise
-        raise ModelRefused(
-            f"{manifest.name}: precision: expected a network that passes its self-check in "
-            f"{precision} on {network.device}; got: {refusal}"
-        ) from refusal
-    context = {"model": manifest.name, "device": str(network.device), "precision": precision}
-    logger.info("precision set", extra=context)
-    return network

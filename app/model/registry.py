@@ -1,60 +1,55 @@
-"""models folder -> LoadedModels: validate, load, check, and hot-reload.
+"""models folder -> LoadedModels: validate, load, and hot-reload.
 
 A folder that breaks the contract is refused with the key and the reason, and the others serve on.
-Nothing here touches a device by itself: the registry is given a function that loads one folder, so
-whoever owns the device decides where that runs.
+Nothing here touches a device by itself: whoever owns one is given what touches it.
 """
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
-from app.compute import is_out_of_memory
-from app.errors import BadParameter, InsufficientMemory, ModelRefused, StartupError, UnknownModel
-from app.geometry import Points
+from app.compute import OnDevice, call_here
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.model.files import decode_text, read_text, read_verified
 from app.model.loader import load_module
 from app.model.manifest import WHOLE, Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
-from app.model.precision import Precision, PrecisionSetting, choose_precision, set_precision
-from app.model.selfcheck import check
+from app.model.precision import DTYPES, Precision, PrecisionSetting, choose_precision
+from app.model.selfcheck import Samples, load_samples
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that has passed its self-check.
+    """A model on a device. Nothing is read from its folder any more.
 
     Attributes:
         manifest: What it promises.
         network: What keeps the promise.
         shape: Mean landmark positions in mm, for the constellation; None if the folder has none.
+        expected: What its self-check compares with; None if it is checked by a phantom.
         digest: SHA-256 over its ``model.toml`` and the hash of its weights.
         card: Text of its README.md; empty if it has none.
         refine: The model that looks again in the subject's pose; None if there is none.
-        copies: The same model on each device of a process that has several, by the device's place.
+        copies: The same model on each device of a process that has several, by the device's index.
     """
 
     manifest: Manifest
     network: Network
     shape: Mean | None
+    expected: Samples | None
     digest: str
     card: str
     refine: "LoadedModel | None" = None
     copies: "Mapping[int, LoadedModel]" = field(default_factory=dict)
 
-    def on(self, place: int) -> "LoadedModel":
-        """Give the copy on the device of a place; itself where there is but one device."""
-        return self.copies.get(place, self)
-
-
-DetectWith = Callable[[LoadedModel, int], tuple[Points, Points]]
-"""Runs a model on the phantom of a seed; gives the points found and the true ones, RAS mm."""
+    def on(self, index: int) -> "LoadedModel":
+        """Return the copy on the device of an index; itself where there is but one device."""
+        return self.copies.get(index, self)
 
 
 def scan_models(root: Path) -> list[Path]:
@@ -87,104 +82,76 @@ def _has_manifest(folder: Path) -> bool:
 def load_model(
     folder: Path,
     device: torch.device,
-    detect: DetectWith | None = None,
     precision: PrecisionSetting = "float32",
     *,
     allow_torchscript: bool = False,
+    on_device: OnDevice = call_here,
 ) -> LoadedModel:
-    """Load a model folder and run its self-check.
+    """Load a model folder: read it, build its networks, and move them to a device.
 
     Args:
         folder: The model folder.
-        device: Where the network shall run.
-        detect: The whole pipeline, for models that are checked by a phantom.
-        precision: What the networks shall compute in; ``auto``: see ``app.model.precision``.
+        device: Where the networks shall run.
+        precision: What they shall compute in; ``auto``: see ``app.model.precision``.
         allow_torchscript: Whether programs may be TorchScript.
+        on_device: Calls what touches the device on the thread that owns it.
 
     Returns:
-        The model.
+        The model; its self-check has not run yet.
 
     Raises:
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
-    try:
-        text = read_text(folder, "model.toml")
-        return _load(folder, text, device, detect, precision, allow_torchscript=allow_torchscript)
-    except ModelRefused:
-        raise
-    except Exception as error:
-        # Whatever it is, it must not keep the other folders from being loaded.
-        raise ModelRefused(f"{folder.name}: {_reason(error, device)}") from error
+
+    def build(folder: Path, manifest: Manifest, precision: Precision) -> Network:
+        module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
+        return on_device(lambda: Network(manifest, module, device, DTYPES[precision]))
+
+    def load(folder: Path, text: str, setting: PrecisionSetting) -> LoadedModel:
+        manifest = parse_manifest(folder.name, text)
+        chosen = choose_precision(manifest, device, setting)
+        refine = None
+        if manifest.refine is not None:
+            name, sha256 = f"{manifest.refine.folder}/model.toml", manifest.refine.sha256
+            inner = read_verified(folder, "refine", "folder", name, sha256)
+            refine = load(folder / manifest.refine.folder, decode_text(folder, name, inner), chosen)
+            _check_refine(manifest, refine)
+        return LoadedModel(
+            manifest=manifest,
+            network=build(folder, manifest, chosen),
+            shape=load_shape(folder, manifest),
+            expected=load_samples(folder, manifest),
+            digest=hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest(),
+            card=read_text(folder, "README.md") if (folder / "README.md").exists() else "",
+            refine=refine,
+        )
+
+    return load(folder, read_text(folder, "model.toml"), precision)
 
 
-def _reason(error: Exception, device: torch.device) -> str:
-    """Say why loading failed, without paths: the message of an OSError may hold one."""
-    if isinstance(error, OSError):
-        return f"expected files to read, got {error.strerror}"
-    if isinstance(error, InsufficientMemory) or is_out_of_memory(error):
-        return f"expected to fit on {device}, ran out of memory"
-    first_line = str(error).strip().partition("\n")[0]
-    return f"expected to load, got {type(error).__name__}: {first_line:.200}"
-
-
-def _load(
-    folder: Path,
-    text: str,
-    device: torch.device,
-    detect: DetectWith | None,
-    setting: PrecisionSetting,
-    *,
-    allow_torchscript: bool,
-) -> LoadedModel:
-    """Load the folder of a manifest with this text."""
-    manifest = parse_manifest(folder.name, text)
-    shape = load_shape(folder, manifest)
-    module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
-    network = Network(manifest, module, device)
-    digest = hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest()
-    card = read_text(folder, "README.md") if (folder / "README.md").exists() else ""
-    precision = choose_precision(manifest, device, setting)
-    refine = _load_refine(folder, manifest, device, precision, allow_torchscript=allow_torchscript)
-    loaded = LoadedModel(manifest, network, shape, digest, card, refine)
-
-    def verify(network: Network) -> None:
-        tried = replace(loaded, network=network)
-        check(folder, manifest, network, detect and (lambda seed: detect(tried, seed)))
-
-    return replace(loaded, network=set_precision(manifest, network, precision, verify))
-
-
-def _load_refine(
-    folder: Path,
-    manifest: Manifest,
-    device: torch.device,
-    precision: Precision,
-    *,
-    allow_torchscript: bool,
-) -> LoadedModel | None:
-    """Load the model that looks again; it must fit the one that it belongs to."""
-    if manifest.refine is None:
-        return None
-    key = f"{folder.name}: refine"
-    inner = folder / manifest.refine.folder
-    name, sha256 = f"{manifest.refine.folder}/model.toml", manifest.refine.sha256
-    text = decode_text(folder, name, read_verified(folder, "refine", "folder", name, sha256))
-    loaded = _load(inner, text, device, None, precision, allow_torchscript=allow_torchscript)
+def _check_refine(manifest: Manifest, refine: LoadedModel) -> None:
+    """Refuse a second model that does not fit the one that it belongs to."""
+    key = f"{manifest.name}: refine"
     names = [landmark.name for landmark in manifest.landmarks]
-    found = [landmark.name for landmark in loaded.manifest.landmarks]
+    found = [landmark.name for landmark in refine.manifest.landmarks]
     if found != names:
         raise ModelRefused(f"{key}: expected the landmarks {names}, got {found}")
-    if loaded.shape is None or loaded.manifest.refine is not None:
+    if refine.shape is None or refine.manifest.refine is not None:
         raise ModelRefused(f"{key}: expected a section shape and no section refine")
-    if loaded.manifest.input.tile_shape == WHOLE:
+    if refine.manifest.input.tile_shape == WHOLE:
         raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
-    return loaded
+    if refine.manifest.selfcheck.is_phantom:
+        raise ModelRefused(f"{key}: expected selfcheck.input noise, got a phantom")
 
 
 class Registry:
     """The models that serve, and why others do not.
 
-    Reading takes no lock: every change puts a new mapping in the place of the old one.
+    One thread may load while others read: every change puts a new mapping in the place of the old.
+
+    Attributes:
+        models: The models that serve, by name.
+        refusals: Why a folder does not serve, or not in its newest state, by name.
     """
 
     def __init__(
@@ -200,19 +167,8 @@ class Registry:
         self._root = root
         self._load = load
         self._default = default
-        self._lock = threading.Lock()
-        self._models: Mapping[str, LoadedModel] = MappingProxyType({})
-        self._refusals: Mapping[str, str] = MappingProxyType({})
-
-    @property
-    def models(self) -> Mapping[str, LoadedModel]:
-        """The models that serve, by name."""
-        return self._models
-
-    @property
-    def refusals(self) -> Mapping[str, str]:
-        """Why a folder does not serve, or not in its newest state, by name."""
-        return self._refusals
+        self.models: Mapping[str, LoadedModel] = {}
+        self.refusals: Mapping[str, str] = {}
 
     def load_all(self) -> None:
         """Load every folder; one that is refused is noted and stops no other.
@@ -221,10 +177,8 @@ class Registry:
             StartupError: The root is not a folder.
         """
         for folder in scan_models(self._root):
-            try:
-                self._store(folder.name, self._load(folder))
-            except ModelRefused as refusal:
-                self._refuse(folder.name, refusal)
+            with suppress(ModelRefused):
+                self._store(folder)
 
     def get(self, name: str | None = None) -> LoadedModel:
         """Find a model.
@@ -239,7 +193,7 @@ class Registry:
             BadParameter: No name and no default, but several models.
             UnknownModel: None of that name, or none at all, is loaded.
         """
-        models = self._models
+        models = self.models
         wanted = name or self._default
         known = ", ".join(sorted(models)) or "none"
         if wanted is None:
@@ -250,7 +204,7 @@ class Registry:
             raise BadParameter(f"model: expected one of {known}; got none")
         if wanted in models:
             return models[wanted]
-        why = self._refusals.get(wanted)
+        why = self.refusals.get(wanted)
         tail = f", which was refused: {why}" if why else ""
         raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")
 
@@ -271,22 +225,15 @@ class Registry:
         if name not in folders:
             known = ", ".join(folders) or "none"
             raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")
+        return self._store(folders[name])
+
+    def _store(self, folder: Path) -> LoadedModel:
+        """Load a folder and put its model in place, or note why it is refused."""
         try:
-            loaded = self._load(folders[name])
+            loaded = self._load(folder)
         except ModelRefused as refusal:
-            self._refuse(name, refusal)
+            self.refusals = {**self.refusals, folder.name: str(refusal)}
             raise
-        self._store(name, loaded)
+        self.models = {**self.models, folder.name: loaded}
+        self.refusals = {name: why for name, why in self.refusals.items() if name != folder.name}
         return loaded
-
-    def _store(self, name: str, loaded: LoadedModel) -> None:
-        """Put a model in place, and forget why its folder was refused before."""
-        with self._lock:
-            self._models = MappingProxyType({**self._models, name: loaded})
-            reasons = {key: why for key, why in self._refusals.items() if key != name}
-            self._refusals = MappingProxyType(reasons)
-
-    def _refuse(self, name: str, refusal: ModelRefused) -> None:
-        """Note why a folder was refused."""
-        with self._lock:
-            self._refusals = MappingProxyType({**self._refusals, name: str(refusal)})

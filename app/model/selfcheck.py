@@ -14,21 +14,23 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
 from app.model.files import find_file, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, InputSpec, LowerPrecision, Manifest, parse_manifest
+from app.model.manifest import WHOLE, LowerPrecision, Manifest, parse_manifest
 from app.model.network import Field, Network
 
-Detect = Callable[[int], tuple[Points, Points]]
-"""Makes the phantom of a seed; gives the points found in it and the true ones, RAS mm, (C, 3)."""
+Samples = Mapping[str, Tensor]
+"""Samples of a Field, where they were taken, and its shape; see ``_make_samples``."""
 
 WHOLE_EDGES: Final = (40, 48, 56)
 """Voxels along i, j, k, before rounding up to the step, of the noise for models that see all."""
+
+KINDS: Final = ("scores", "offsets")
 
 SAMPLES: Final = 2048
 """How many scores, and how many components of offsets, are compared: 48 kB on disk."""
@@ -37,39 +39,20 @@ TINY: Final = 1e-12
 """Avoids a division by zero where a network answers nothing but zeros."""
 
 
-def check(
-    folder: Path,
-    manifest: Manifest,
-    network: Network,
-    detect: Detect | None = None,
-    batch: int = 1,
-) -> None:
-    """Run a model's self-check.
+def check_noise(manifest: Manifest, network: Network, expected: Samples | None) -> None:
+    """Run a network on its self-check's noise; to be called on the thread of its device.
 
     Args:
-        folder: The model folder.
-        manifest: Its manifest.
-        network: Its network, on the device and in the precision to be checked.
-        detect: The whole pipeline, for a model that is checked by a phantom.
-        batch: Size of the batch in which the noise is run, last, after other noise.
+        manifest: Of the network.
+        network: On the device and in the precision to be checked.
+        expected: What to compare the answer with; None: any answer of the right shape will do.
 
     Raises:
         ModelRefused: The answer differs by more than the tolerance, or there is none.
     """
-    kind, seed = manifest.selfcheck.input.split(":")
-    if kind == "noise":
-        expected = _load_samples(folder, manifest)
-        _check_noise(
-            folder.name, manifest, expected, run_noise(folder.name, manifest, network, batch)
-        )
-        return
-    # Noise shows here, not at the first request, whether the output has the right shape.
-    run_noise(folder.name, manifest, network, batch)
-    if detect is None:
-        raise ModelRefused(
-            f"{folder.name}: selfcheck.input: expected a detector to run phantoms with"
-        )
-    check_points(manifest, *detect(int(seed)))
+    field = run_noise(manifest, network)
+    if expected is not None:
+        _compare(manifest, expected, field)
 
 
 def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
@@ -97,44 +80,30 @@ def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
             )
 
 
-def noise_shape(spec: InputSpec, step: int) -> tuple[int, int, int]:
-    """Say which shape of noise a model is checked with.
-
-    Args:
-        spec: Its tile shape.
-        step: What the edges of a whole scan must be multiples of.
-
-    Returns:
-        The tile shape; for models that see scans whole, WHOLE_EDGES rounded up to the step.
-    """
-    if spec.tile_shape != WHOLE:
-        return spec.tile_shape
-    i, j, k = (step * -(-edge // step) for edge in WHOLE_EDGES)
-    return i, j, k
-
-
-def make_noise(manifest: Manifest, seed: int) -> Float[Tensor, "1 i j k"]:
-    """Make a tile of seeded noise with about the intensities that the model knows.
+def make_noise(manifest: Manifest) -> Float[Tensor, "1 i j k"]:
+    """Make the tile of seeded noise of a self-check, with about the intensities the model knows.
 
     Uniform in [0, 1), as percentile and window rules give; of mean 0 and variance 1 for zscore.
+    Models that see scans whole get WHOLE_EDGES, rounded up to multiples of their step.
     """
-    shape = noise_shape(manifest.input, manifest.tile_step)
-    values = np.random.Generator(np.random.PCG64(seed)).random((1, *shape))
+    tile, step = manifest.input.tile_shape, manifest.tile_step
+    shape = [step * -(-edge // step) for edge in (WHOLE_EDGES if tile == WHOLE else tile)]
+    random = np.random.Generator(np.random.PCG64(manifest.selfcheck.seed))
+    values = random.random((1, *shape))
     if manifest.input.intensity.method == "zscore":
         values = (values - 0.5) * np.sqrt(12.0)
     return torch.from_numpy(values).float()
 
 
-def run_noise(name: str, manifest: Manifest, network: Network, batch: int = 1) -> Field:
-    """Run the network on its self-check's noise, last in a batch of other noise.
+def run_noise(manifest: Manifest, network: Network) -> Field:
+    """Run the network on its self-check's noise.
 
     Raises:
         ModelRefused: The network raises, or answers in another shape than promised.
     """
-    seed = int(manifest.selfcheck.input.split(":")[1])
-    tiles = torch.stack([make_noise(manifest, seed + batch - 1 - index) for index in range(batch)])
+    name, noise = manifest.name, make_noise(manifest)
     try:
-        return network.predict(tiles)[-1]
+        return network.predict(noise[None])[0]
     except torch.OutOfMemoryError:
         raise
     except NetworkFailed as error:
@@ -143,14 +112,12 @@ def run_noise(name: str, manifest: Manifest, network: Network, batch: int = 1) -
         # Anything at all may come out of a network; only torch's first line is for users.
         reason = str(error).strip().partition("\n")[0]
         raise ModelRefused(
-            f"{name}: network: expected an answer to a tile of {list(tiles.shape[2:])}, "
+            f"{name}: network: expected an answer to a tile of {list(noise.shape[1:])}, "
             f"got {type(error).__name__}: {reason:.200}"
         ) from error
 
 
-def write_selfcheck(
-    folder: Path, device: torch.device | None = None, *, allow_torchscript: bool = False
-) -> Manifest:
+def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifest:
     """Write a model folder's hashes and its self-check file.
 
     Nothing is written unless the folder then keeps the contract. In ``model.toml`` only the values
@@ -158,7 +125,6 @@ def write_selfcheck(
 
     Args:
         folder: The model folder.
-        device: Where to run the network; the CPU if not given.
         allow_torchscript: Whether its program may be TorchScript.
 
     Returns:
@@ -170,8 +136,8 @@ def write_selfcheck(
     text = update_hashes(folder, read_text(folder, "model.toml"))
     manifest = parse_manifest(folder.name, text)
     module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
-    network = Network(manifest, module, device or torch.device("cpu"))
-    field = run_noise(folder.name, manifest, network)
+    network = Network(manifest, module, torch.device("cpu"))
+    field = run_noise(manifest, network)
     if manifest.selfcheck.expected is not None:
         _replace(
             folder / manifest.selfcheck.expected, lambda path: save_file(_make_samples(field), path)
@@ -202,42 +168,55 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _sample(field: Field, indices: dict[str, Tensor]) -> dict[str, Tensor]:
+def _sample(field: Field, indices: Samples) -> dict[str, Tensor]:
     """Read a Field at flat indices of its scores and offsets; offsets in voxels."""
-    at = {
-        kind: torch.unravel_index(indices[f"{kind}_index"].to(values.device), values.shape)
-        for kind, values in (("scores", field.scores), ("offsets", field.offsets))
-    }
-    scale = torch.tensor(field.offset_scale, device=field.offsets.device)[at["offsets"][0]]
-    return {
-        "scores": field.scores[at["scores"]].float().cpu(),
-        "offsets": (field.offsets[at["offsets"]].float() * scale).cpu(),
-    }
+    samples = {}
+    for kind in KINDS:
+        values: Tensor = getattr(field, kind)
+        at = torch.unravel_index(indices[f"{kind}_index"].to(values.device), values.shape)
+        samples[kind] = values[at].float()
+        if kind == "offsets":
+            scale = torch.tensor(field.offset_scale, device=values.device)
+            samples[kind] *= scale[at[0]]
+    return {kind: values.cpu() for kind, values in samples.items()}
 
 
 def _make_samples(field: Field) -> dict[str, Tensor]:
     """Sample a Field at random indices, for the file."""
     random = np.random.Generator(np.random.PCG64(0))
     indices = {
-        f"{kind}_index": torch.from_numpy(random.integers(0, values.numel(), SAMPLES))
-        for kind, values in (("scores", field.scores), ("offsets", field.offsets))
+        f"{kind}_index": torch.from_numpy(random.integers(0, getattr(field, kind).numel(), SAMPLES))
+        for kind in KINDS
     }
     shape = torch.tensor(field.scores.shape)
     return {"field_shape": shape, **indices, **_sample(field, indices)}
 
 
-def _load_samples(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Load the samples that are expected."""
+def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
+    """Load the samples that a self-check compares with.
+
+    Args:
+        folder: The model folder.
+        manifest: Its manifest.
+
+    Returns:
+        The samples; None if the model is checked by a phantom.
+
+    Raises:
+        ModelRefused: The file is missing, or holds something else.
+    """
+    if manifest.selfcheck.is_phantom:
+        return None
     path = find_file(folder, "selfcheck.expected", manifest.selfcheck.expected or "")
     key = f"{folder.name}: selfcheck.expected"
     try:
-        stored = load_file(path)
+        stored = load(path.read_bytes())  # load_file would map the file, which may change
     except SafetensorError as error:
         raise ModelRefused(f"{key}: not safetensors: {error}") from None
-    wanted = {"field_shape", "scores_index", "offsets_index", "scores", "offsets"}
+    wanted = {"field_shape", *KINDS, *(f"{kind}_index" for kind in KINDS)}
     if stored.keys() != wanted:
         raise ModelRefused(f"{key}: expected {sorted(wanted)}, got {sorted(stored)}")
-    for kind in ("scores", "offsets"):
+    for kind in KINDS:
         for name, dtype in ((kind, torch.float32), (f"{kind}_index", torch.int64)):
             if stored[name].shape != (SAMPLES,) or stored[name].dtype != dtype:
                 raise ModelRefused(
@@ -247,25 +226,22 @@ def _load_samples(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     return stored
 
 
-def _check_noise(name: str, manifest: Manifest, expected: dict[str, Tensor], field: Field) -> None:
+def _compare(manifest: Manifest, expected: Samples, field: Field) -> None:
     """Compare samples: the norm of their difference over the norm of what is expected."""
-    key = f"{name}: selfcheck"
+    key = f"{manifest.name}: selfcheck"
     if list(field.scores.shape) != expected["field_shape"].tolist():
         raise ModelRefused(
             f"{key}: expected scores of shape {expected['field_shape'].tolist()}, got "
             f"{list(field.scores.shape)}; write the self-check again with landmarkd check --write"
         )
-    for kind, values in (("scores", field.scores), ("offsets", field.offsets)):
-        indices = expected[f"{kind}_index"]
-        if int(indices.min()) < 0 or int(indices.max()) >= values.numel():
-            raise ModelRefused(
-                f"{key}.expected: expected {kind}_index inside {values.numel()} {kind}"
-            )
-    got = _sample(field, expected)
+    for kind in KINDS:
+        indices, count = expected[f"{kind}_index"], getattr(field, kind).numel()
+        if int(indices.min()) < 0 or int(indices.max()) >= count:
+            raise ModelRefused(f"{key}.expected: expected {kind}_index inside {count} {kind}")
     tolerance = manifest.selfcheck.tolerance
-    for kind in ("scores", "offsets"):
+    for kind, got in _sample(field, expected).items():
         norm = float(torch.linalg.vector_norm(expected[kind]))
-        distance = float(torch.linalg.vector_norm(got[kind] - expected[kind])) / max(norm, TINY)
+        distance = float(torch.linalg.vector_norm(got - expected[kind])) / max(norm, TINY)
         # Written so that a NaN on either side is a failure too.
         if not distance <= tolerance:
             raise ModelRefused(

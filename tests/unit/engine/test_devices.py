@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.compute.device import HOST, NamedDevice
+from app.compute.device import HOST, NamedDevice, OnDevice
 from app.engine.devices import Devices
 from app.engine.host_pool import run_in_daemon_thread
 from app.engine.jobs import DetectRequest
@@ -201,7 +201,7 @@ def test_on_lost_is_called_only_when_all_devices_are_lost(model: LoadedModel) ->
             with pytest.raises(NotReady, match="cpu:1: the device's thread has ended"):
                 await running.ask(model, scan(1))
             with pytest.raises(NotReady, match="all are lost"):
-                running.devices.load(lambda _device: model)
+                running.devices.load(lambda _device, **_options: model)
 
     asyncio.run(scenario())
 
@@ -220,13 +220,14 @@ def test_dead_thread_is_replaced_on_its_own_device(model: LoadedModel) -> None:
     asyncio.run(scenario())
 
 
-def test_model_is_loaded_on_every_device_by_its_own_thread(tmp_path: Path) -> None:
+def test_model_is_loaded_on_every_device_and_only_its_thread_touches_it(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     threads: list[str] = []
 
-    def load_on(device: torch.device) -> LoadedModel:
-        threads.append(threading.current_thread().name)
-        return load_checked(folder, device)
+    def load_on(device: torch.device, *, on_device: OnDevice) -> LoadedModel:
+        threads.append(on_device(lambda: threading.current_thread().name))
+        assert threading.current_thread().name not in NAMES
+        return load_checked(folder, device, on_device=on_device)
 
     async def scenario() -> LoadedModel:
         async with Running() as running:
@@ -239,17 +240,35 @@ def test_model_is_loaded_on_every_device_by_its_own_thread(tmp_path: Path) -> No
     assert loaded.on(1).digest == loaded.digest
 
 
-def test_model_that_one_device_refuses_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("refuse", r"toy: selfcheck: no \(on cpu:1\)"),
+        ("write", "toy: expected a folder that stays as it is"),
+    ],
+)
+def test_model_that_one_device_refuses_or_gets_in_another_state_is_refused(
+    tmp_path: Path, change: str, message: str
+) -> None:
     folder = make_model_folder(tmp_path)
+    manifest = (folder / "model.toml").read_text()
 
-    def load_on(device: torch.device) -> LoadedModel:
-        if threading.current_thread().name == "cpu:1":
-            raise ModelRefused("toy: selfcheck: no")
-        return load_checked(folder, device)
+    def load_on(device: torch.device, *, on_device: OnDevice) -> LoadedModel:
+        if on_device(lambda: threading.current_thread().name) == "cpu:1":
+            if change == "refuse":
+                raise ModelRefused("toy: selfcheck: no")
+            assert loaded.wait(30)
+            (folder / "model.toml").write_text(f"{manifest}# newer\n")
+            return load_checked(folder, device, on_device=on_device)
+        model = load_checked(folder, device, on_device=on_device)
+        loaded.set()
+        return model
+
+    loaded = threading.Event()
 
     async def scenario() -> None:
         async with Running() as running:
-            with pytest.raises(ModelRefused, match=r"toy: selfcheck: no \(on cpu:1\)"):
+            with pytest.raises(ModelRefused, match=message):
                 await run_in_daemon_thread(lambda: running.devices.load(load_on))
 
     asyncio.run(scenario())

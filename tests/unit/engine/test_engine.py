@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ import torch
 from app.engine import engine as engine_module
 from app.engine.engine import Engine
 from app.engine.metrics import Metrics
+from app.errors import ModelRefused, NotReady
 from app.inference.load import load_checked
 from app.model import LoadedModel
 from tests.support.device_loops import until, wait_for
 from tests.support.model_folders import make_model_folder
-from tests.support.services import toy_models, toy_settings
+from tests.support.services import MODEL, toy_models, toy_scan, toy_settings
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["while the last loads", "with more to load"])
@@ -27,11 +29,10 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
         make_model_folder(models, f"toy{number}")
     loading, finish_loading = threading.Event(), threading.Event()
 
-    def load_slowly(folder: Path, device: torch.device, **options: object) -> LoadedModel:
-        del options
+    def load_slowly(folder: Path, device: torch.device, **options: Any) -> LoadedModel:
         loading.set()
         assert finish_loading.wait(timeout=30)
-        return load_checked(folder, device)
+        return load_checked(folder, device, **options)
 
     monkeypatch.setattr(engine_module, "load_checked", load_slowly)
 
@@ -47,5 +48,127 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
         await starting
         assert engine.readiness().reason == "the service is stopping"
         await stopping
+
+    asyncio.run(scenario())
+
+
+class Gate:
+    """Holds whoever loads a model, before anything is read."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.open.set()
+        self.loads = 0
+
+    def load(self, folder: Path, device: torch.device, **options: Any) -> LoadedModel:
+        """Load a model once the gate is open."""
+        self.loads += 1
+        self.entered.set()
+        assert self.open.wait(timeout=30)
+        return load_checked(folder, device, **options)
+
+    async def hold(self, engine: Engine) -> "asyncio.Task[None]":
+        """Begin a reload, and hold it."""
+        self.entered.clear()
+        self.open.clear()
+        reload = asyncio.create_task(engine.reload(MODEL))
+        await wait_for(self.entered)
+        return reload
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate()
+    monkeypatch.setattr(engine_module, "load_checked", gate.load)
+    return gate
+
+
+def version_of(engine: Engine) -> str:
+    return engine.registry.get(MODEL).manifest.version
+
+
+def test_scans_are_answered_while_a_model_is_read_and_built(tmp_path: Path, gate: Gate) -> None:
+    async def scenario() -> None:
+        engine = Engine(toy_settings(toy_models(tmp_path)), Metrics())
+        await engine.start()
+        reload = await gate.hold(engine)
+        old = engine.registry.get()
+        answer = await engine.detect(toy_scan(), old, frame=None, timeout_s=30)
+        assert len(answer.landmarks) == len(old.manifest.landmarks)
+        assert not reload.done()
+        gate.open.set()
+        await reload
+        assert engine.registry.get() is not old
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_reloads_of_a_model_share_the_next_load_and_none_that_has_begun(
+    tmp_path: Path, gate: Gate
+) -> None:
+    models = toy_models(tmp_path)
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(models), Metrics())
+        await engine.start()
+        first = await gate.hold(engine)
+        before = gate.loads
+        file = models / MODEL / "model.toml"
+        file.write_text(file.read_text().replace('"1.0.0"', '"1.1.0"'))
+        others = [asyncio.create_task(engine.reload(MODEL)) for _ in range(19)]
+        await asyncio.sleep(0)
+        others.pop().cancel()
+        gate.open.set()
+        await asyncio.gather(first, *others)
+        assert gate.loads == before + 1
+        assert version_of(engine) == "1.1.0"
+        await engine.reload(MODEL)
+        assert gate.loads == before + 2
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_all_who_share_a_load_are_told_that_the_folder_is_refused(
+    tmp_path: Path, gate: Gate
+) -> None:
+    models = toy_models(tmp_path)
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(models), Metrics())
+        await engine.start()
+        (models / MODEL / "weights.safetensors").write_bytes(b"half")
+        reloads = [engine.reload(MODEL) for _ in range(3)]
+        outcomes = await asyncio.gather(*reloads, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ModelRefused] * 3
+        assert gate.loads == 2
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_device_is_checked_without_the_folders_of_the_models(tmp_path: Path) -> None:
+    """A half-copied update must not keep a sound device out."""
+    models = toy_models(tmp_path)
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(models), Metrics())
+        await engine.start()
+        for file in (models / MODEL).iterdir():
+            file.write_bytes(b"half")
+        loop = engine.devices.loops[0]
+
+        def die() -> None:
+            raise SystemExit
+
+        with pytest.raises(NotReady):
+            await asyncio.wrap_future(loop.submit(die))
+        await until(lambda: loop.unhealthy_reason is not None)
+        await until(lambda: loop.lost or loop.unhealthy_reason is None)
+        assert not loop.lost
+        answer = await engine.detect(toy_scan(), engine.registry.get(), frame=None, timeout_s=30)
+        assert answer.landmarks
+        await engine.stop()
 
     asyncio.run(scenario())

@@ -112,6 +112,23 @@ def test_argument_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None
     assert "'stride'" in message
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("channels = [4, 8]", "channels = [6400000, 8]"),  # 0.7 GB in the first layer alone
+        ("strides = [2]", "strides = [2], num_res_units = 1000000"),  # minutes of small layers
+    ],
+)
+def test_network_much_larger_than_its_weights_is_given_up_while_it_is_built(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    folder = make_model_folder(tmp_path)
+    text = (folder / "model.toml").read_text()
+    assert old in text
+    (folder / "model.toml").write_text(text.replace(old, new))
+    assert "expected a network of about the size of its weights" in refusal_of(folder)
+
+
 def test_argument_that_would_fetch_weights_is_refused(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     text = (folder / "model.toml").read_text()

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from app.errors import ModelRefused
 from app.inference.detector import Detector
-from app.inference.load import check_again, load_checked
+from app.inference.load import load_checked, self_check
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
-from app.model.network import Network
-from app.model.precision import Precision, PrecisionSetting, choose_precision, set_precision
-from app.model.selfcheck import check, write_selfcheck
+from app.model.precision import Precision, PrecisionSetting, choose_precision
+from app.model.selfcheck import write_selfcheck
 from tests.support.device_loops import scan
 from tests.support.model_folders import TILE, make_model_folder, make_program_folder
 from tests.unit.model.test_selfcheck import Changed
@@ -90,22 +89,19 @@ def test_shift_that_is_no_distance_is_refused(tmp_path: Path) -> None:
         read_manifest(folder)
 
 
-def network_of(folder: Path, factor: float) -> tuple[Manifest, Network]:
-    manifest = read_manifest(folder)
-    return manifest, Network(manifest, Rounded(load_module(folder, manifest), factor), CPU)
-
-
-def test_precision_in_which_the_self_check_fails_refuses_the_model(tmp_path: Path) -> None:
+def test_precision_in_which_the_self_check_fails_refuses_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_model_folder(tmp_path)
-    manifest, network = network_of(folder, 1.05)
 
-    def verify(network: Network) -> None:
-        check(folder, manifest, network)
+    def load_rounded(folder: Path, manifest: Manifest, **_options: bool) -> Rounded:
+        return Rounded(load_module(folder, manifest), 1.05)
 
-    assert set_precision(manifest, network, "float32", verify).precision == "float32"
+    monkeypatch.setattr("app.model.registry.load_module", load_rounded)
+    assert load_checked(folder, CPU).network.precision == "float32"
     message = r"toy: precision: .* in bfloat16 on cpu; got: toy: selfcheck: expected"
     with pytest.raises(ModelRefused, match=message):
-        set_precision(manifest, network, "bfloat16", verify)
+        load_checked(folder, CPU, "bfloat16")
 
 
 def test_model_set_to_bfloat16_finds_its_landmarks_and_passes_its_check_again(
@@ -116,7 +112,7 @@ def test_model_set_to_bfloat16_finds_its_landmarks_and_passes_its_check_again(
     lower = load_checked(folder, CPU, "bfloat16")
     assert lower.network.precision == "bfloat16"
     assert lower.digest == exact.digest
-    check_again(folder, lower)
+    self_check(lower)
     one, other = (Detector(model).detect(scan(1)) for model in (exact, lower))
     assert len(one.landmarks) == len(other.landmarks) == 3
 

@@ -12,14 +12,15 @@ import torch
 from safetensors.numpy import save_file
 
 from app.errors import BadParameter, ModelRefused, NetworkFailed, StartupError, UnknownModel
+from app.inference.load import load_checked
 from app.model.loader import load_module
 from app.model.manifest import Manifest
-from app.model.registry import LoadedModel, Registry, load_model, scan_models
+from app.model.registry import LoadedModel, Registry, scan_models
 from app.model.selfcheck import write_selfcheck
 from tests.support.model_folders import make_model_folder, make_program_folder, shape_of
 
 CPU = torch.device("cpu")
-load = partial(load_model, device=CPU)
+load = partial(load_checked, device=CPU)
 SHAPE = {"mean": "shape.safetensors", "tolerance_mm": 1.0}
 
 
@@ -112,19 +113,6 @@ def test_shape_with_another_hash_is_refused(tmp_path: Path) -> None:
     save_file({"mean": shape_of(3) + 1}, folder / "shape.safetensors")
     with pytest.raises(ModelRefused, match=r"shape.sha256: expected \w+, shape.safetensors has"):
         load(folder)
-
-
-def test_phantom_check_is_given_the_loaded_model(tmp_path: Path) -> None:
-    selfcheck = {"input": "phantom:5", "tolerance_mm": 0.5, "expected": None}
-    folder = make_model_folder(tmp_path, selfcheck=selfcheck)
-    given: list[tuple[str, int]] = []
-
-    def detect(model: LoadedModel, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        given.append((model.manifest.name, seed))
-        return shape_of(3), shape_of(3)
-
-    load(folder, detect=detect)
-    assert given == [("toy", 5)]
 
 
 def test_card_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -12,8 +12,14 @@ from app.errors import ModelRefused
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
 from app.model.network import Network
-from app.model.selfcheck import check, check_points, make_noise, noise_shape, write_selfcheck
-from tests.support.model_folders import build_network, make_model_folder, manifest_table
+from app.model.selfcheck import (
+    check_noise,
+    check_points,
+    load_samples,
+    make_noise,
+    write_selfcheck,
+)
+from tests.support.model_folders import make_model_folder, manifest_table
 
 CPU = torch.device("cpu")
 
@@ -38,21 +44,19 @@ class Raises(nn.Module):
         raise ValueError(f"no good\n{tiles}")
 
 
+def check(folder: Path, module: nn.Module | None = None, **options: torch.dtype) -> None:
+    manifest = read_manifest(folder)
+    network = Network(manifest, module or load_module(folder, manifest), CPU, **options)
+    check_noise(manifest, network, load_samples(folder, manifest))
+
+
 def check_changed(folder: Path, factor: float) -> None:
-    manifest = read_manifest(folder)
-    check(folder, manifest, Network(manifest, Changed(load_module(folder, manifest), factor), CPU))
-
-
-def check_folder(folder: Path, dtype: torch.dtype = torch.float32, batch: int = 1) -> None:
-    manifest = read_manifest(folder)
-    network = Network(manifest, load_module(folder, manifest), CPU, dtype)
-    check(folder, manifest, network, batch=batch)
+    check(folder, Changed(load_module(folder, read_manifest(folder)), factor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_unchanged_model_passes(tmp_path: Path, dtype: torch.dtype, batch: int) -> None:
-    check_folder(make_model_folder(tmp_path), dtype, batch)
+def test_unchanged_model_passes(tmp_path: Path, dtype: torch.dtype) -> None:
+    check(make_model_folder(tmp_path), dtype=dtype)
 
 
 def test_differences_within_tolerance_pass(tmp_path: Path) -> None:
@@ -78,7 +82,7 @@ def test_output_read_otherwise_is_refused(tmp_path: Path, old: str, new: str) ->
     text = (folder / "model.toml").read_text()
     (folder / "model.toml").write_text(text.replace(old, new))
     with pytest.raises(ModelRefused, match="selfcheck: expected offsets within"):
-        check_folder(folder)
+        check(folder)
 
 
 def test_number_of_channels_is_checked(tmp_path: Path) -> None:
@@ -86,14 +90,13 @@ def test_number_of_channels_is_checked(tmp_path: Path) -> None:
     with (folder / "model.toml").open("a") as file:
         file.write('[[landmarks]]\nname = "one too many"\n')
     with pytest.raises(ModelRefused, match="4 scores and 12 offsets for tiles of"):
-        check_folder(folder)
+        check(folder)
 
 
 def test_network_that_raises_is_refused_without_a_trace(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
-    manifest = read_manifest(folder)
     with pytest.raises(ModelRefused) as refusal:
-        check(folder, manifest, Network(manifest, Raises(), CPU))
+        check(folder, Raises())
     assert str(refusal.value) == (
         "toy: network: expected an answer to a tile of [32, 24, 40], got ValueError: no good"
     )
@@ -121,14 +124,14 @@ def test_expected_file_is_validated(
     stored = load_file(folder / "selfcheck.safetensors")
     save_file({**stored, **change}, folder / "selfcheck.safetensors")
     with pytest.raises(ModelRefused, match=message):
-        check_folder(folder)
+        check(folder)
 
 
 def test_missing_expected_file_is_refused(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "selfcheck.safetensors").unlink()
     with pytest.raises(ModelRefused, match=r"selfcheck.expected: expected a file"):
-        check_folder(folder)
+        check(folder)
 
 
 def test_writing_keeps_comments_and_order(tmp_path: Path) -> None:
@@ -149,7 +152,7 @@ def test_writing_keeps_comments_and_order(tmp_path: Path) -> None:
     )
     assert "  # keep me" in rewritten
     assert manifest == read_manifest(folder)
-    check_folder(folder)
+    check(folder)
 
 
 def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path) -> None:
@@ -167,22 +170,24 @@ def test_noise_of_whole_models_is_rounded_up_to_their_step() -> None:
     table = manifest_table()
     table["input"] |= {"tile_shape": "whole", "divisor": 16}
     manifest = Manifest.model_validate(table)
-    assert noise_shape(manifest.input, manifest.tile_step) == (48, 48, 64)
+    assert make_noise(manifest).shape == (1, 48, 48, 64)
 
 
 def test_noise_depends_on_the_seed_alone() -> None:
-    manifest = Manifest.model_validate(manifest_table())
-    noise = make_noise(manifest, 7)
+    table = manifest_table()
+    manifest = Manifest.model_validate(table)
+    table["selfcheck"]["input"] = "noise:8"
+    noise = make_noise(manifest)
     assert noise.shape == (1, 32, 24, 40)
     torch.testing.assert_close(noise[0, 0, 0, :2], torch.tensor([0.62509547, 0.89721350]))
-    torch.testing.assert_close(noise, make_noise(manifest, 7))
-    assert not torch.equal(noise, make_noise(manifest, 8))
+    torch.testing.assert_close(noise, make_noise(manifest))
+    assert not torch.equal(noise, make_noise(Manifest.model_validate(table)))
 
 
 def test_noise_for_zscore_has_mean_0_and_variance_1() -> None:
     table = manifest_table()
     table["input"]["intensity"] = {"method": "zscore"}
-    noise = make_noise(Manifest.model_validate(table), 7)
+    noise = make_noise(Manifest.model_validate(table))
     assert abs(float(noise.mean())) < 0.01
     assert float(noise.var()) == pytest.approx(1.0, abs=0.01)
 
@@ -213,18 +218,3 @@ def test_landmark_found_otherwise_is_refused(row: int, point: list[float], messa
     found[row] = point
     with pytest.raises(ModelRefused, match=message):
         check_points(phantom_manifest(), found, TRUTH)
-
-
-def test_phantom_is_made_from_the_seed(tmp_path: Path) -> None:
-    manifest = phantom_manifest()
-    network = Network(manifest, build_network(manifest_table()), CPU)
-    seeds: list[int] = []
-
-    def detect(seed: int) -> tuple[np.ndarray, np.ndarray]:
-        seeds.append(seed)
-        return TRUTH, TRUTH
-
-    check(tmp_path, manifest, network, detect)
-    assert seeds == [7]
-    with pytest.raises(ModelRefused, match="expected a detector to run phantoms with"):
-        check(tmp_path, manifest, network)
