@@ -26,7 +26,7 @@ PRESENCE_PERCENT: Final = 1.0
 def a1_phantoms(run: Run) -> Iterator[Row]:
     """Errors in voxels of the model's grid, and the share of wrong presences."""
     count = 2 if run.fast else COUNT
-    detector = Detector(load_checked(PHANTOM, choose_device("auto")))
+    detector = Detector(load_checked(PHANTOM, choose_device("auto"), "auto"))
     (spacing,) = set(detector.model.manifest.input.spacing_mm)
     outcomes = [mark for seed in range(FIRST, FIRST + count) for mark in _detect(detector, seed)]
     voxels = errors_mm(outcomes) / spacing

@@ -136,7 +136,7 @@ def a5_presence(run: Run) -> Iterator[Row]:
 
 @cache
 def _detector() -> Detector:
-    return Detector(load_checked(MODEL, choose_device("auto")))
+    return Detector(load_checked(MODEL, choose_device("auto"), "auto"))
 
 
 def _names(run: Run) -> Sequence[str]:
