@@ -18,6 +18,8 @@ CUDA = torch.cuda.is_available()
 # Read when a kernel is defined: without a CUDA device, kernels run in Triton's interpreter.
 if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Tests that import ONNX Runtime themselves report nothing to its makers, either.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ imported only here and only when a model needs them.
 """
 
 import importlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from types import ModuleType
@@ -198,6 +199,8 @@ def _messages(message: Message) -> Iterator[Message]:
 
 def _open_session(data: bytes, device: torch.device) -> Session:
     """Open a session for a checked file on a device."""
+    # Read once, when it is imported: it would report its use to its makers.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     runtime = _import("onnxruntime")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":

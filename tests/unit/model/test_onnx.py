@@ -113,6 +113,18 @@ def test_network_computes_with_as_many_threads_as_torch_and_none_of_them_spins(
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+def test_onnx_runtime_keeps_and_reports_nothing(tmp_path: Path) -> None:
+    """Its telemetry keeps an identifier and what it is to report in the home folder."""
+    home, file = tmp_path / "home", tmp_path / "network.onnx"
+    home.mkdir()
+    file.write_bytes(toy_onnx())
+    read = "from pathlib import Path\nfrom app.model.onnx import read_onnx\n"
+    program = f"{read}read_onnx(Path({str(file)!r}).read_bytes())"
+    environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    assert list(home.rglob("*")) == []
+
+
 @pytest.fixture(scope="module")
 def phantom_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the shipped phantom model with an ONNX file in the place of its weights."""
