@@ -102,7 +102,8 @@ def _check(model: LoadedModel, on_device: OnDevice) -> None:
 def _reason(error: Exception, device: torch.device) -> str:
     """Say why loading failed, without paths: the message of an OSError may hold one."""
     if isinstance(error, OSError):
-        return f"expected files to read, got {error.strerror}"
+        # safetensors says nothing of what this user may not read.
+        return f"expected files to read, got {error.strerror or 'some that this user may not read'}"
     if isinstance(error, InsufficientMemory) or is_out_of_memory(error):
         return f"expected to fit on {device}, ran out of memory"
     first_line = str(error).strip().partition("\n")[0]

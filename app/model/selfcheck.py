@@ -163,6 +163,8 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.new")
     try:
         write(temporary)
+        # safetensors lets only the owner read; a service often runs as another user.
+        temporary.chmod(0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

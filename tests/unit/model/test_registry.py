@@ -123,12 +123,19 @@ def test_card_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_unreadable_file_is_refused_without_its_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("weights.safetensors", "Permission denied"),
+        ("selfcheck.safetensors", "some that this user may not read"),
+    ],
+)
+def test_unreadable_file_is_refused_without_its_path(tmp_path: Path, name: str, got: str) -> None:
     folder = make_model_folder(tmp_path)
-    (folder / "weights.safetensors").chmod(0)
+    (folder / name).chmod(0)
     with pytest.raises(ModelRefused) as refusal:
         load(folder)
-    assert str(refusal.value) == "toy: expected files to read, got Permission denied"
+    assert str(refusal.value) == f"toy: expected files to read, got {got}"
 
 
 @pytest.fixture

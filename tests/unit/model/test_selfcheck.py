@@ -1,5 +1,6 @@
 """Self-checks: a model that answers otherwise than when its folder was made does not serve."""
 
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,12 @@ def test_writing_keeps_comments_and_order(tmp_path: Path) -> None:
     assert "  # keep me" in rewritten
     assert manifest == read_manifest(folder)
     check(folder)
+
+
+def test_what_is_written_may_be_read_by_a_service_of_another_user(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    written = (folder / "selfcheck.safetensors", folder / "model.toml")
+    assert all(path.stat().st_mode & stat.S_IROTH for path in written)
 
 
 def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path) -> None:
