@@ -9,22 +9,38 @@ import numpy as np
 import torch
 
 from app.model import Field, LandmarkSpec
-from app.voting import GridFrame, Readout, aggregate, filter_rows, filter_votes, locate
+from app.voting import (
+    GridFrame,
+    Readout,
+    aggregate,
+    concat_votes,
+    filter_rows,
+    filter_votes,
+    locate,
+)
 
 SHAPE = (4, 5, 6)
 
 
 def compile_loops() -> None:
-    """Turn a small field into landmarks, once for each type that the scores of a field can have."""
-    readout = Readout(1, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)
+    """Turn a small field into landmarks, once for each type that the scores of a field can have.
+
+    Of votes there are those of a field, and those of several together, in another memory order; of
+    landmarks there are one and several, as arrays of one count as contiguous in any order.
+    """
     frame = GridFrame(np.eye(4), np.eye(4))
-    for dtype in (torch.float32, torch.float16):
-        scores = torch.full((1, *SHAPE), 0.9, dtype=dtype)
-        field = Field(scores, torch.zeros(3, 1, *SHAPE, dtype=dtype), "none", background=False)
-        votes = filter_votes(field, 0.5)
-        filter_rows(field, 0.5, SHAPE)
-        aggregate(votes, [0], readout)
-        locate(votes, readout, frame, [LandmarkSpec(name="any")])
+    for landmarks in (1, 2):
+        readout = Readout(landmarks, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)
+        specs = [LandmarkSpec(name=str(index)) for index in range(landmarks)]
+        for dtype in (torch.float32, torch.float16):
+            scores = torch.full((landmarks, *SHAPE), 0.9, dtype=dtype)
+            offsets = torch.zeros(3, landmarks, *SHAPE, dtype=dtype)
+            field = Field(scores, offsets, "none", background=False)
+            votes = filter_votes(field, 0.5)
+            filter_rows(field, 0.5, SHAPE)
+            aggregate(votes, [0], readout)
+            for each in (votes, concat_votes([votes, votes])):
+                locate(each, readout, frame, specs)
 
 
 if __name__ == "__main__":
