@@ -1,8 +1,10 @@
 # make run     set everything up, start the service, show that it works, keep serving
-# make test    run the tests (all but those marked slow or gpu)
+# make test    run the tests (all but those marked slow, gpu or docker)
 # make check   what continuous integration runs: format, lint, types, layers, tests and their coverage
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
 # make chaos   a service under ten minutes of chaos; MINUTES=1 makes it shorter
+# make docker-test  build the image, start it by docker-compose.yml and test it; DOCKER= and
+#              DOCKER_BUILD= choose the program and options of its build, such as --network=host
 # make format  put the code into shape
 # make clean   remove what the others made
 # PYTHON=, HOST= and PORT= choose the interpreter and the address.
@@ -10,12 +12,13 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
+DOCKER ?= docker
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 MINUTES ?= 10
 
-.PHONY: run test check bench chaos format clean
+.PHONY: run test check bench chaos docker-engine docker-test format clean
 .DELETE_ON_ERROR:
 
 # Only errors are logged here: what a person wants to see is the table that --demo prints.
@@ -39,6 +42,15 @@ bench: .venv/bench.stamp
 
 chaos: .venv/dev.stamp
 	$(BIN)/python -m tests.benchmarks chaos --minutes $(MINUTES)
+
+docker-test: docker-engine .venv/dev.stamp
+	$(DOCKER) build $(DOCKER_BUILD) --build-arg TORCH_INDEX --tag landmarkd:cpu .
+	DOCKER=$(DOCKER) $(BIN)/python -m pytest -m docker tests/integration/test_docker.py
+
+docker-engine:
+	@$(DOCKER) info >/dev/null || { \
+	  echo "expected a running Docker engine, got none from '$(DOCKER) info';" \
+	  "install one as https://docs.docker.com/engine/install/ says, or name another with DOCKER="; exit 1; }
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
