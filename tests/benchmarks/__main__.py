@@ -48,7 +48,9 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _parse(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="landmarkd bench", description="Measure the bars.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks", description="Measure the bars."
+    )
     parser.add_argument("bars", nargs="*", help=f"of {', '.join(BARS)}; none: all of them")
     parser.add_argument("--fast", action="store_true", help="small and rough: shows that it works")
     parser.add_argument("--minutes", type=float, default=10.0, help="of chaos; with --fast: 20 s")

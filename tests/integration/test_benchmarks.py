@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from app.cli.main import app
 from tests.benchmarks import agreement
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.bars import BARS, landmarks
@@ -206,16 +204,3 @@ def test_three_ways_to_shift_and_sum_agree_with_a_sum_by_hand() -> None:
     mask = torch.tensor([[1.0, 0.0]])
     for way in (by_slices, by_convolution, by_scatter_add):
         assert way(x, mask, 1).tolist() == [[[[1.0, 10.0, 100.0, 0.0]]]]
-
-
-def test_bench_passes_its_words_on() -> None:
-    assert CliRunner().invoke(app, ["bench", "V99", "--fast"]).exit_code == 2
-
-
-def test_bench_says_that_it_needs_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.cli.main.__file__", str(tmp_path / "app" / "cli.py"))
-    result = CliRunner().invoke(app, ["bench"])
-    assert result.exit_code == 1
-    assert "expected a checkout" in result.stderr
