@@ -94,7 +94,8 @@ class FairBudget:
         self._grant()
         try:
             async with asyncio.timeout_at(deadline):
-                await reservation.granted
+                # Shielded: it may be granted after this task was cancelled and before it notices.
+                await asyncio.shield(reservation.granted)
         except BaseException as error:
             self.release(reservation)
             if isinstance(error, TimeoutError):

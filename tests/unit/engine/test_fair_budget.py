@@ -201,6 +201,21 @@ def test_what_is_released_early_is_given_back_once() -> None:
     run(test)
 
 
+def test_release_may_fall_between_a_cancellation_and_its_notice() -> None:
+    async def test() -> None:
+        budget = FairBudget(1)
+        held = await budget.reserve(1, "a", FAR)
+        waiting = asyncio.create_task(budget.reserve(1, "b", FAR))
+        await settle()
+        waiting.cancel()
+        budget.release(held)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (budget.used, budget.waiting) == (0, 0)
+
+    run(test)
+
+
 def test_a_cancelled_request_leaves_the_queue() -> None:
     async def test() -> None:
         budget = FairBudget(100)
