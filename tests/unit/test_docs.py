@@ -220,7 +220,7 @@ def benchmark_rows() -> list[tuple[str, str, str]]:
     rows = []
     for line in read(DOCS / "benchmarks.md").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        name = re.fullmatch(r"\[(\w+)\]\(\S+\.csv\)", cells[-1])
+        name = re.fullmatch(r"\[\w+\]\(\.\./tests/benchmarks/results/(\S+)\.csv\)", cells[-1])
         if name:
             figures = [cell for cell in cells[1:-1] if not cell.startswith(("≤", "≥"))]
             rows.append((name[1], cells[0], " ".join(figures)))
