@@ -3,7 +3,7 @@
 device    which devices there are, their memory, and the errors that say it ran out
 heap_trim returns free memory to the OS
 transfer  host arrays to device tensors; CUDA streams and events
-threads   loops in parallel
+threads   threads per operation, and loops in parallel
 jit       Numba for the CPU; whether there is Triton for CUDA
 """
 
@@ -26,7 +26,7 @@ from app.compute.device import (
 )
 from app.compute.heap_trim import HeapTrimmer
 from app.compute.jit import has_triton, numba_jit
-from app.compute.threads import run_parts, split_range
+from app.compute.threads import adopt_thread_limit, run_parts, split_range
 from app.compute.transfer import (
     READY,
     CopyStream,
@@ -40,8 +40,8 @@ from app.compute.transfer import (
 
 __all__ = [
     "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy", "NamedDevice",
-    "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "call_here", "choose_device", "choose_devices",
-    "describe_out_of_memory", "fast_precisions", "has_triton", "is_out_of_memory",
-    "memory_headroom", "numba_jit", "record_event", "release_memory", "run_parts", "set_device",
-    "split_range", "synchronize", "total_memory", "upload",
+    "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "adopt_thread_limit", "call_here",
+    "choose_device", "choose_devices", "describe_out_of_memory", "fast_precisions", "has_triton",
+    "is_out_of_memory", "memory_headroom", "numba_jit", "record_event", "release_memory",
+    "run_parts", "set_device", "split_range", "synchronize", "total_memory", "upload",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loops in parallel, in threads that release the GIL."""
+"""How many threads an operation uses, and loops in parallel, in threads that release the GIL."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +8,15 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
+
+
+def adopt_thread_limit() -> None:
+    """Let torch use in this new thread as many threads as ``torch.set_num_threads`` allowed.
+
+    Until a thread asks for their number, matrix products and convolutions in it use all cores, and
+    products then sum in another order: its first scan would differ a little from all others.
+    """
+    torch.get_num_threads()
 
 
 def split_range(size: int, min_part: int) -> list[int]:

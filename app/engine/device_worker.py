@@ -22,7 +22,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from app.compute import CopyStream, NamedDevice, record_event, release_memory, set_device
+from app.compute import (
+    CopyStream,
+    NamedDevice,
+    adopt_thread_limit,
+    record_event,
+    release_memory,
+    set_device,
+)
 from app.engine.batch_sizes import BatchSizes
 from app.engine.host_pool import HostPool
 from app.engine.jobs import Job
@@ -156,6 +163,7 @@ class DeviceWorker:
 
     def _main(self) -> None:
         try:
+            adopt_thread_limit()
             set_device(self._device.device)
             if self._retry_s is not None:
                 self._self_check()

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from app.compute import adopt_thread_limit
 from app.errors import DeadlineExceeded
 
 Result = TypeVar("Result")
@@ -29,7 +30,9 @@ class HostPool:
             threads: How many there are at most.
             on_crash: Called with what ``on_done`` raised.
         """
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(
+            threads, thread_name_prefix=name, initializer=adopt_thread_limit
+        )
         self._on_crash = on_crash
 
     def submit(
@@ -109,6 +112,7 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
     future: Future[Result] = Future()
 
     def call() -> None:
+        adopt_thread_limit()
         outcome = _attempt(function)
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)

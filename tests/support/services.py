@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -70,6 +70,19 @@ def shared_of(client: TestClient) -> Shared:
     """Return the state of a running application."""
     assert isinstance(client.app, FastAPI)
     return cast("Shared", client.app.state.shared)
+
+
+@contextmanager
+def admitted(client: TestClient, requests: int) -> Iterator[None]:
+    """Let a running application have requests in progress, admitted on its event loop."""
+    assert client.portal is not None
+    admission, stack = shared_of(client).engine.admission, ExitStack()
+    for _ in range(requests):
+        client.portal.call(stack.enter_context, admission.admit())
+    try:
+        yield
+    finally:
+        client.portal.call(stack.close)
 
 
 def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it

@@ -13,6 +13,7 @@ from app.io.schemas import Problem
 from tests.support.services import (
     MODEL,
     RAW,
+    admitted,
     problem_of,
     run_asgi,
     running,
@@ -168,12 +169,11 @@ def test_unexpected_error_ends_an_event_stream_with_a_problem(
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
-    engine = shared_of(client).engine
-    with engine.admission.admit(), engine.admission.admit():
+    with admitted(client, 2):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
     assert int(response.headers["retry-after"]) >= 1
-    assert engine.admission.requests == 0
+    assert shared_of(client).engine.admission.requests == 0
 
 
 def test_slow_body_is_answered_408(models: Path) -> None:

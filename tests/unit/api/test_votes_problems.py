@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests.support.services import (
     RAW,
+    admitted,
     body_then_disconnect,
     problem_of,
     run_asgi,
@@ -184,11 +185,10 @@ def test_too_many_votes_are_refused(
 
 
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
-    engine = shared_of(client).engine
-    with engine.admission.admit(), engine.admission.admit():
+    with admitted(client, 2):
         response = client.post(URL, content=b"x", headers=RAW)
     assert problem_of(response).code == "queue-full"
-    assert engine.admission.requests == 0
+    assert shared_of(client).engine.admission.requests == 0
 
 
 def test_work_is_cancelled_when_the_client_disconnects(client: TestClient, good: bytes) -> None:

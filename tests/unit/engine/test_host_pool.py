@@ -1,11 +1,14 @@
 """Threads for work on the host."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 import pytest
+import torch
+from torch import Tensor
 
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.errors import BadVoxels, DeadlineExceeded
@@ -32,6 +35,25 @@ def test_outcome_is_handed_on_by_the_thread_that_did_the_work() -> None:
     pool.close()
     pool.submit(lambda: 5, lambda outcome: outcomes.put((outcome, "closed")))
     assert outcomes.empty()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="sums in one order on one core")
+def test_first_product_in_a_thread_sums_in_the_order_of_all_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(10, 24, generator=generator)
+    volume = torch.randn(24, 300, generator=generator)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        pool = HostPool("host", 1)
+        products: SimpleQueue[Tensor | Exception] = SimpleQueue()
+        pool.submit(lambda: matrix @ volume, products.put)
+        product = products.get(timeout=WAIT_S)
+        pool.close()
+        assert isinstance(product, Tensor)
+        assert torch.equal(product, matrix @ volume)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_crash_is_reported_whether_of_the_work_or_of_the_callback() -> None:
