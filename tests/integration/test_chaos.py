@@ -30,8 +30,6 @@ GONE = replace(GOOD, name="gone", own=frozenset({LEFT}), others=frozenset())
 UNNAMED = replace(GOOD, name="unnamed", own=frozenset({400}), logged=False)
 
 
-# Not in every run: on two busy cores it has taken more than five minutes.
-@pytest.mark.slow
 def test_twenty_seconds_of_chaos_break_no_promise(tmp_path: Path) -> None:
     assert main(["chaos", "--fast", "--results", str(tmp_path)]) == 0
     with (tmp_path / "chaos.csv").open(newline="", encoding="utf-8") as file:

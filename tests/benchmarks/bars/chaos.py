@@ -38,6 +38,9 @@ SETTINGS: Final = {
     "MEMORY": "1GiB",  # Two huge scans.
     "TIMEOUT_S": "20",
 }
+SHORT: Final = {"DRAIN_S": "5", "TIMEOUT_S": "5"}
+"""Besides, for a short chaos: no rest waits for long, however slow the machine."""
+
 LIVES: Final = (0.2, 0.6, 0.2)
 """Shares of the time that the service runs before it is stopped, under load, and started again."""
 
@@ -138,7 +141,7 @@ def _copy_models(folder: Path) -> Path:
 
 async def _live(stage: Stage, models: Path, seconds: float, *, fast: bool) -> Life:
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(_serving(stage, models))
+        server = await stack.enter_async_context(_serving(stage, models, fast=fast))
         if stage.ledger.stops:
             # Its clients have been waiting for it.
             last_start, _ = stage.ledger.stops[-1]
@@ -164,8 +167,10 @@ async def _live(stage: Stage, models: Path, seconds: float, *, fast: bool) -> Li
 
 
 @asynccontextmanager
-async def _serving(stage: Stage, models: Path) -> AsyncIterator[Server]:
+async def _serving(stage: Stage, models: Path, *, fast: bool) -> AsyncIterator[Server]:
     settings = SETTINGS | {"MODELS_DIR": str(models), "PORT": str(stage.port)}
+    if fast:
+        settings |= SHORT
     service = serving(CHAOTIC, PHANTOM, **settings)
     server = await asyncio.to_thread(service.__enter__)
     try:

@@ -18,6 +18,9 @@ SEED: Final = 14
 BACK_OFF_S: Final = 0.5
 """Until a client that was not served tries again."""
 
+CALM_S: Final = 100
+"""Time for a scan before the chaos, whatever the setting."""
+
 CALM: Final = Kind("alone", lambda *_: Attempt(b""), frozenset({200}), frozenset())
 
 
@@ -62,8 +65,10 @@ class Stage:
     async def learn(self) -> None:
         """Ask for all answers that are known later, one by one."""
         for name, scan in self.chaos.known.items():
-            content = post(scan.target, scan.body, f"alone-{name.replace(' ', '-')}")
-            answer = await self._make(CALM, Attempt(content), f"alone-{name.replace(' ', '-')}")
+            request_id = f"alone-{name.replace(' ', '-')}"
+            target = f"{scan.target}{'&' if '?' in scan.target else '?'}timeout_s={CALM_S}"
+            attempt = Attempt(post(target, scan.body, request_id))
+            answer = await self._make(CALM, attempt, request_id)
             self.ledger.expected[name] = answer.body
 
     def go(self) -> None:
