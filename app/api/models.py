@@ -1,12 +1,13 @@
 """``/v1/models``: the models of the service, listed, described and loaded again."""
 
+from dataclasses import asdict
 from typing import Final
 
 from fastapi import APIRouter, Depends
 
 from app.api.dependencies import SharedDep, require_admin_key, require_api_key
 from app.api.openapi import problems
-from app.engine import DeviceState, Engine
+from app.engine import DeviceLoop, Engine
 from app.io import (
     BatchInfo,
     DeviceInfo,
@@ -15,6 +16,7 @@ from app.io import (
     ModelsAnswer,
     ModelSummary,
 )
+from app.model import LoadedModel
 
 READY: Final = "ready"
 
@@ -110,24 +112,15 @@ def describe_model(engine: Engine, name: str) -> ModelInfo:
             for landmark in manifest.landmarks
         ],
         verified_mm=dict(manifest.precision.verified),
-        devices=[_describe_device(state) for state in engine.devices.states(model)],
+        devices=[_describe_device(loop, model) for loop in engine.devices.loops],
         card=model.card or None,
     )
 
 
-def _describe_device(state: DeviceState) -> DeviceInfo:
-    batches = [
-        BatchInfo(
-            tile_shape=timing.tile_shape,
-            tiles=timing.tiles,
-            seconds=timing.seconds,
-            chosen=timing.chosen,
-        )
-        for timing in state.timings
-    ]
+def _describe_device(loop: DeviceLoop, model: LoadedModel) -> DeviceInfo:
     return DeviceInfo(
-        name=state.name,
-        status=state.unhealthy_reason or READY,
-        precision=state.model.network.precision,
-        batches=batches,
+        name=loop.device.name,
+        status=loop.unhealthy_reason or READY,
+        precision=model.on(loop.index).network.precision,
+        batches=[BatchInfo(**asdict(timing)) for timing in loop.sizes.timings(model.digest)],
     )

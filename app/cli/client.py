@@ -1,6 +1,5 @@
 """A typed client for a service elsewhere; it needs no torch."""
 
-from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
@@ -51,12 +50,7 @@ class Client:
         """Keep the connection open for the context."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the connection."""
         self._http.close()
 

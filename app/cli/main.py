@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from app.cli.plugins import Commands, import_trainer
 from app.errors import LandmarkdError, StartupError
-from app.io import FORMATS, AnswerFormat, LandmarksAnswer, Volume
+from app.io import FORMATS, AnswerFormat, LandmarksAnswer, Volume, negotiate_format
 from app.settings import API_KEY, Settings
 
 SCANS: Final = (".nii", ".nii.gz")
@@ -34,14 +35,14 @@ app = typer.Typer(
 console = Console(stderr=True)
 
 ModelsDir = Annotated[
-    Path | None, typer.Option(help="Folder of model folders [default: LANDMARKD_MODELS_DIR].")
+    Path | None, typer.Option(help="Folder of model folders (default: LANDMARKD_MODELS_DIR).")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="auto, cpu or cuda:N [default: LANDMARKD_DEVICE].")
+    str | None, typer.Option(help="auto, cpu or cuda:N (default: LANDMARKD_DEVICE).")
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option("-m", "--model", help="Model to use [default: LANDMARKD_DEFAULT_MODEL]."),
+    typer.Option("-m", "--model", help="Model to use (default: LANDMARKD_DEFAULT_MODEL)."),
 ]
 
 
@@ -129,13 +130,11 @@ def _listen(settings: Settings) -> socket.socket:
 def detect(
     scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of scans.")],
     output: Annotated[
-        str | None,
+        str,
         typer.Option(
-            "-o",
-            "--output",
-            help="File. Folder: if it ends in /, or for a folder or several scans.",
+            "-o", "--output", help="File; folder, if it ends in / or for a folder or several scans."
         ),
-    ] = None,
+    ] = "",
     model: ModelName = None,
     url: Annotated[
         str | None, typer.Option(help="Use the service at this URL instead of this process.")
@@ -151,7 +150,7 @@ def detect(
     if not files:
         fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
     form = _output_format(output, format_)
-    to_folder = files != scans or len(files) > 1 or (output or "").endswith(("/", os.sep))
+    to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
     targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
     failures: list[str] = []
     with ExitStack() as stack:
@@ -200,18 +199,11 @@ def _scan_files(paths: list[Path]) -> Iterator[Path]:
             yield path
 
 
-def _output_format(output: str | None, name: str | None) -> AnswerFormat:
-    by_name = {form.name: form for form in FORMATS}
-    if name is not None:
-        if name not in by_name:
-            fail(f"expected a format of {', '.join(by_name)}, got {name}")
-        return by_name[name]
-    if output is not None:
-        # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
-        for form in sorted(FORMATS, key=lambda form: -len(form.name)):
-            if output.endswith(f".{form.name}"):
-                return form
-    return by_name["json"]
+def _output_format(output: str, name: str | None) -> AnswerFormat:
+    # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
+    names = sorted((form.name for form in FORMATS), key=len, reverse=True)
+    suffix = next((one for one in names if output.endswith(f".{one}")), None)
+    return negotiate_format(FORMATS, name or suffix, None)
 
 
 def _finder(
@@ -287,7 +279,7 @@ def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> N
     shifts_mm = {}
     for result in results:
         if result.shift_mm is None:
-            console.print(f"{result.precision}: {result.reason}")
+            console.print(f"{result.precision}: {result.reason}", markup=False)
         else:
             console.print(f"{result.precision}: landmarks shift by {result.shift_mm:.2g} mm")
             shifts_mm[result.precision] = result.shift_mm
@@ -309,9 +301,9 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
     for name, model in registry.models.items():
         manifest = model.manifest
         count = str(len(manifest.landmarks))
-        table.add_row(name, manifest.version, count, "ready", manifest.description)
+        table.add_row(name, manifest.version, count, "ready", Text(manifest.description))
     for name, reason in registry.refusals.items():
-        table.add_row(name, "", "", reason, "")
+        table.add_row(name, "", "", Text(reason), "")
     Console().print(table)
     if registry.refusals:
         raise typer.Exit(1)

@@ -26,7 +26,8 @@ Prepared, Progressed and Settled are events: the worker's ``_emit`` hands them t
 ``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
 on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. Outside of
 requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
-pool of 2 threads; and a daemon thread waits while the device workers load models.
+pool of 2 threads; and a daemon thread per device loads models, one folder at a time: of that, the
+device worker moves the weights and runs the self-check, in calls that batches come between.
 
 engine         admission, decoding, models; ``Engine.detect``
 admission      bounds on requests in progress, and on their bodies as they arrive
@@ -43,12 +44,12 @@ fair_budget    memory and other things that clients share evenly
 """
 
 from app.engine.admission import AdmittedRequest
-from app.engine.devices import DeviceState
+from app.engine.device_loop import DeviceLoop
 from app.engine.engine import MAX_DECODED_VOLUMES, Engine
 from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 
 __all__ = [
-    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceState", "Engine",
+    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceLoop", "Engine",
     "Metrics", "Progress",
 ]  # fmt: skip

@@ -7,33 +7,16 @@ unhealthy one gets no work until it has recovered; the others go on.
 import asyncio
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from app.compute import NamedDevice, memory_headroom
-from app.engine.batch_sizes import BatchSizes, BatchTiming
+from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.host_pool import start_daemon_thread
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NotReady
 from app.model import LoadedModel
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceState:
-    """The state of one device.
-
-    Attributes:
-        name: As the setting has it.
-        unhealthy_reason: Why it does not work; None if it does.
-        model: The copy of a model that is there.
-        timings: What was measured of that model's batches there.
-    """
-
-    name: str
-    unhealthy_reason: str | None
-    model: LoadedModel
-    timings: tuple[BatchTiming, ...]
 
 
 class Devices:
@@ -172,18 +155,6 @@ class Devices:
     def batch_sizes(self) -> dict[str, Callable[[], float]]:
         """For each device, by name, a function that returns its largest batch size."""
         return {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in self.loops}
-
-    def states(self, model: LoadedModel) -> tuple[DeviceState, ...]:
-        """Describe each device, and what was measured of a model there."""
-        return tuple(
-            DeviceState(
-                loop.device.name,
-                loop.unhealthy_reason,
-                model.on(loop.index),
-                loop.sizes.timings(model.digest),
-            )
-            for loop in self.loops
-        )
 
     @property
     def _healthy(self) -> list[DeviceLoop]:

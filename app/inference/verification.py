@@ -17,10 +17,8 @@ from app.errors import ModelRefused
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import Volume
-from app.model import LowerPrecision
+from app.model import LOWER_PRECISIONS, LowerPrecision
 from app.voting import Landmark
-
-PRECISIONS: Final[tuple[LowerPrecision, ...]] = ("bfloat16", "float16")
 
 MAX_SHIFT: Final = 0.1
 """Of the model grid's finest spacing: a larger shift is no rounding error."""
@@ -86,7 +84,7 @@ def verify_precisions(
             return Verification(precision, None, reason)
         return Verification(precision, shift_mm)
 
-    return tuple(verify(precision) for precision in PRECISIONS)
+    return tuple(verify(precision) for precision in LOWER_PRECISIONS)
 
 
 def _shift_mm(expected: Sequence[Landmark], found: Sequence[Landmark]) -> float:

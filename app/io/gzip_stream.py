@@ -83,7 +83,9 @@ class FileStream:
         """
         for start in range(0, len(target), CHUNK_BYTES):
             chunk = target[start : start + CHUNK_BYTES]
-            count = self._fill_some(chunk)
+            count = self._take(partial(self._stream.readinto, chunk))
+            self._digest.update(chunk[:count])
+            self.position += count
             if count < len(chunk):
                 raise BrokenVolume(
                     f"expected {len(chunk):,} bytes at byte {self.position - count:,} of the "
@@ -103,13 +105,6 @@ class FileStream:
     def hexdigest(self) -> str:
         """Return the BLAKE3 digest of all bytes read so far, hex."""
         return self._digest.hexdigest()
-
-    def _fill_some(self, target: memoryview) -> int:
-        """Read into ``target`` until it is full or the file ends; return the number of bytes."""
-        count = self._take(lambda: self._stream.readinto(target))
-        self._digest.update(target[:count])
-        self.position += count
-        return count
 
     def _take(self, read: Callable[[], Result]) -> Result:
         """Call a read, with errors that say what is wrong with the file."""

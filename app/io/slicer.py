@@ -170,7 +170,21 @@ def _markups(
     measurements: Sequence[Mapping[str, object]],
 ) -> str:
     """Write a Markups file from labels, descriptions and positions in mm, LPS."""
-    controls = [_control_point(number, *point) for number, point in enumerate(points, start=1)]
+    controls = [
+        {
+            "id": str(number),
+            "label": label,
+            "description": description,
+            "associatedNodeID": "",
+            "orientation": [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0],
+            "selected": True,
+            "locked": False,
+            "visibility": True,
+            "positionStatus": "undefined" if lps_mm is None else "defined",
+        }
+        | ({} if lps_mm is None else {"position": lps_mm})
+        for number, (label, description, lps_mm) in enumerate(points, start=1)
+    ]
     markup = {
         "type": "Fiducial",
         "name": name,
@@ -184,25 +198,6 @@ def _markups(
         "measurements": measurements,
     }
     return json.dumps({"@schema": MARKUPS_SCHEMA, "markups": [markup]}, indent=1)
-
-
-def _control_point(
-    number: int, label: str, description: str, lps_mm: Triple | None
-) -> dict[str, object]:
-    point: dict[str, object] = {
-        "id": str(number),
-        "label": label,
-        "description": description,
-        "associatedNodeID": "",
-        "orientation": [-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0],
-        "selected": True,
-        "locked": False,
-        "visibility": True,
-        "positionStatus": "undefined" if lps_mm is None else "defined",
-    }
-    if lps_mm is not None:
-        point["position"] = lps_mm
-    return point
 
 
 def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:

@@ -18,6 +18,7 @@ registry      the models that serve, why others do not, and hot reload
 from app.model.files import hash_file
 from app.model.loader import find_architecture, load_module
 from app.model.manifest import (
+    LOWER_PRECISIONS,
     WHOLE,
     InputSpec,
     IntensitySpec,
@@ -33,8 +34,8 @@ from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
 
 __all__ = [
-    "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec", "LoadedModel", "LowerPrecision",
-    "Manifest", "PrecisionSetting", "Registry", "check_noise", "check_points", "find_architecture",
-    "hash_file", "load_model", "load_module", "load_shape", "read_manifest", "scan_models",
-    "write_precisions", "write_selfcheck",
+    "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
+    "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry", "check_noise",
+    "check_points", "find_architecture", "hash_file", "load_model", "load_module", "load_shape",
+    "read_manifest", "scan_models", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

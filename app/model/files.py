@@ -8,22 +8,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
 from app.errors import ModelRefused
 
 
-def find_file(folder: Path, key: str, name: str) -> Path:
-    """Find a file that a manifest names; it must lie in the folder itself, also through links.
+def read_file(folder: Path, key: str, name: str, sha256: str | None = None) -> bytes:
+    """Read a file that a manifest names, once, and verify the hash of what was read.
 
     Args:
-        folder: The model folder.
-        key: The manifest's key, for the message.
+        folder: The model folder. The file must lie in it, also through links.
+        key: The manifest's key, such as ``network.weights``, for messages.
         name: The file's name.
+        sha256: The hash that the section of that key promises, in hexadecimal; None: no promise.
 
     Returns:
-        Its path, links resolved.
+        The content of the file.
 
     Raises:
-        ModelRefused: There is no such file, or it leaves the folder.
+        ModelRefused: There is no such file, it leaves the folder, or it has another hash.
     """
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
@@ -32,60 +37,44 @@ def find_file(folder: Path, key: str, name: str) -> Path:
         )
     if not path.is_file():
         raise ModelRefused(f"{folder.name}: {key}: expected a file {name!r}, found none")
-    return path
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if sha256 not in (None, found):
+        section = key.partition(".")[0]
+        raise ModelRefused(
+            f"{folder.name}: {section}.sha256: expected {sha256}, {path.name} has {found}"
+        )
+    return data
 
 
-def read_text(folder: Path, name: str) -> str:
-    """Read a text file of a model folder.
-
-    Raises:
-        ModelRefused: There is no such file, it leaves the folder, or it is not UTF-8.
-    """
-    return decode_text(folder, name, find_file(folder, name, name).read_bytes())
-
-
-def decode_text(folder: Path, name: str, data: bytes) -> str:
-    """Decode the content of a text file of a model folder.
+def read_text(folder: Path, name: str, key: str = "", sha256: str | None = None) -> str:
+    """Read a text file of a model folder, as ``read_file`` does.
 
     Raises:
-        ModelRefused: It is not UTF-8.
+        ModelRefused: As ``read_file``, or it is not UTF-8.
     """
     try:
-        return data.decode("utf-8")
+        return read_file(folder, key or name, name, sha256).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelRefused(f"{folder.name}: {name}: expected UTF-8, got {error.reason}") from None
+
+
+def read_tensors(folder: Path, key: str, name: str, sha256: str | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file of a model folder, as ``read_file`` does; nothing is mapped.
+
+    Raises:
+        ModelRefused: As ``read_file``, or it is not safetensors.
+    """
+    try:
+        return safetensors.torch.load(read_file(folder, key, name, sha256))
+    except SafetensorError as error:
+        raise ModelRefused(f"{folder.name}: {key}: not safetensors: {error}") from None
 
 
 def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_verified(folder: Path, section: str, key: str, name: str, sha256: str) -> bytes:
-    """Read a file that a manifest names, once, and verify that these bytes have the promised hash.
-
-    Args:
-        folder: The model folder.
-        section: The manifest's section that names the file and its ``sha256``, for the message.
-        key: The key of that section that names the file, for the message.
-        name: The file's name.
-        sha256: The promised hash, in hexadecimal.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        ModelRefused: There is no such file, it leaves the folder, or it has another hash.
-    """
-    path = find_file(folder, f"{section}.{key}", name)
-    data = path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise ModelRefused(
-            f"{folder.name}: {section}.sha256: expected {sha256}, {path.name} has {found}"
-        )
-    return data
 
 
 def update_hashes(folder: Path, text: str) -> str:
@@ -115,8 +104,8 @@ def update_hashes(folder: Path, text: str) -> str:
         found = table.get(section)
         if isinstance(found, dict) and isinstance(found.get(key), str):
             file = found[key] + ("/model.toml" if section == "refine" else "")
-            path = find_file(folder, f"{section}.{key}", file)
-            text = _set_hash(folder.name, text, section, key, hash_file(path))
+            data = read_file(folder, f"{section}.{key}", file)
+            text = _set_hash(folder.name, text, section, key, hashlib.sha256(data).hexdigest())
     return text
 
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from app.errors import ModelRefused
-from app.model.files import read_verified
+from app.model.files import read_file, read_tensors
 from app.model.manifest import WHOLE, Manifest
 from app.model.onnx import OnnxNetwork, read_onnx
 from app.model.torchscript import read_script
@@ -80,7 +78,7 @@ def _load_program(
     key = f"{folder.name}: network.program: {name}"
     suffix = Path(name).suffix
     _check_kind(key, suffix, allow_torchscript)
-    data = read_verified(folder, "network", "program", name, manifest.network.sha256)
+    data = read_file(folder, "network.program", name, manifest.network.sha256)
     try:
         if suffix != ONNX_SUFFIX:
             return read_script(data)
@@ -126,11 +124,7 @@ def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
     name = manifest.network.weights or ""
     if Path(name).suffix != ".safetensors":
         raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
-    data = read_verified(folder, "network", "weights", name, manifest.network.sha256)
-    try:
-        state = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise ModelRefused(f"{folder.name}: network.weights: not safetensors: {error}") from None
+    state = read_tensors(folder, "network.weights", name, manifest.network.sha256)
     module = _build(folder.name, manifest, state)
     state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))

@@ -10,7 +10,7 @@ import logging
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -20,7 +20,6 @@ from app.model.files import read_text
 
 logger = logging.getLogger("landmarkd.model")
 
-SCHEMA: Final = 1
 WHOLE: Final = "whole"
 
 Spacing = Annotated[float, Field(gt=0.0, le=100.0)]
@@ -28,6 +27,7 @@ TileEdge = Annotated[int, Field(ge=8, le=1024)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 LowerPrecision = Literal["bfloat16", "float16"]
+LOWER_PRECISIONS: Final[tuple[LowerPrecision, ...]] = get_args(LowerPrecision)
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 
 ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -143,11 +143,8 @@ class PrecisionSpec(_Section):
     @property
     def verified(self) -> dict[LowerPrecision, float]:
         """The precisions that are there, with their shifts in mm, in order of preference."""
-        shifts: dict[LowerPrecision, float | None] = {
-            "bfloat16": self.bfloat16,
-            "float16": self.float16,
-        }
-        return {name: shift for name, shift in shifts.items() if shift is not None}
+        shifts = ((name, getattr(self, name)) for name in LOWER_PRECISIONS)
+        return {name: shift for name, shift in shifts if shift is not None}
 
 
 class LandmarkSpec(_Section):

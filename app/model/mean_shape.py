@@ -4,11 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from app.errors import ModelRefused
-from app.model.files import read_verified
+from app.model.files import read_tensors
 from app.model.manifest import Manifest
 
 Mean = Float64[np.ndarray, "landmarks 3"]
@@ -31,19 +29,15 @@ def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
     if manifest.shape is None:
         return None
     key = f"{folder.name}: shape.mean"
-    data = read_verified(folder, "shape", "mean", manifest.shape.mean, manifest.shape.sha256)
-    try:
-        tensors = load(data)
-    except SafetensorError as error:
-        raise ModelRefused(f"{key}: not safetensors: {error}") from None
+    tensors = read_tensors(folder, "shape.mean", manifest.shape.mean, manifest.shape.sha256)
     if "mean" not in tensors:
         raise ModelRefused(f"{key}: expected a tensor 'mean', got {sorted(tensors)}")
     mean = tensors["mean"]
-    expected = (len(manifest.landmarks), 3)
-    if mean.shape != expected or mean.dtype.kind != "f":
+    expected, got = [len(manifest.landmarks), 3], list(mean.shape)
+    if got != expected or not mean.is_floating_point():
         raise ModelRefused(
-            f"{key}: expected floats of shape {expected}, got {mean.dtype} of shape {mean.shape}"
+            f"{key}: expected floats of shape {expected}, got {mean.dtype} of shape {got}"
         )
-    if np.isinf(mean).any():
+    if mean.isinf().any():
         raise ModelRefused(f"{key}: expected finite positions, or NaN where unknown, got infinity")
-    return mean.astype(np.float64)
+    return mean.double().numpy()

@@ -5,8 +5,7 @@ was verified in (``[precision]`` of its ``model.toml``); float32 otherwise. So t
 the same answer in every process on the same kind of device.
 """
 
-from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -16,12 +15,6 @@ from app.model.manifest import LowerPrecision, Manifest
 
 Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]
-
-DTYPES: Final[Mapping[Precision, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def choose_precision(

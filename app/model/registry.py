@@ -14,12 +14,12 @@ import torch
 
 from app.compute import OnDevice, call_here
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
-from app.model.files import decode_text, read_text, read_verified
+from app.model.files import read_text
 from app.model.loader import load_module
 from app.model.manifest import WHOLE, Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
-from app.model.precision import DTYPES, Precision, PrecisionSetting, choose_precision
+from app.model.precision import Precision, PrecisionSetting, choose_precision
 from app.model.selfcheck import Samples, load_samples
 
 
@@ -105,7 +105,7 @@ def load_model(
 
     def build(folder: Path, manifest: Manifest, precision: Precision) -> Network:
         module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
-        return on_device(lambda: Network(manifest, module, device, DTYPES[precision]))
+        return on_device(lambda: Network(manifest, module, device, getattr(torch, precision)))
 
     def load(folder: Path, text: str, setting: PrecisionSetting) -> LoadedModel:
         manifest = parse_manifest(folder.name, text)
@@ -113,8 +113,8 @@ def load_model(
         refine = None
         if manifest.refine is not None:
             name, sha256 = f"{manifest.refine.folder}/model.toml", manifest.refine.sha256
-            inner = read_verified(folder, "refine", "folder", name, sha256)
-            refine = load(folder / manifest.refine.folder, decode_text(folder, name, inner), chosen)
+            inner = read_text(folder, name, "refine.folder", sha256)
+            refine = load(folder / manifest.refine.folder, inner, chosen)
             _check_refine(manifest, refine)
         return LoadedModel(
             manifest=manifest,

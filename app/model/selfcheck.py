@@ -13,13 +13,12 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.files import find_file, read_text, update_hashes, update_precisions
+from app.model.files import read_tensors, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
 from app.model.manifest import WHOLE, LowerPrecision, Manifest, parse_manifest
 from app.model.network import Field, Network
@@ -209,12 +208,8 @@ def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
     """
     if manifest.selfcheck.is_phantom:
         return None
-    path = find_file(folder, "selfcheck.expected", manifest.selfcheck.expected or "")
     key = f"{folder.name}: selfcheck.expected"
-    try:
-        stored = load(path.read_bytes())  # load_file would map the file, which may change
-    except SafetensorError as error:
-        raise ModelRefused(f"{key}: not safetensors: {error}") from None
+    stored = read_tensors(folder, "selfcheck.expected", manifest.selfcheck.expected or "")
     wanted = {"field_shape", *KINDS, *(f"{kind}_index" for kind in KINDS)}
     if stored.keys() != wanted:
         raise ModelRefused(f"{key}: expected {sorted(wanted)}, got {sorted(stored)}")

@@ -257,10 +257,17 @@ def test_models_lists_valid_and_refused_folders(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "model.toml").touch()
+    manifest = tmp_path / "sound" / "model.toml"
+    manifest.write_text(manifest.read_text().replace("noise in, noise out", "[b]no[/b] markup"))
     result = run("models", "--models-dir", tmp_path)
     assert result.exit_code == 1
     assert "sound" in result.stdout
     assert "broken" in result.stdout
+    assert "[b]no[/b]" in result.stdout
+
+
+def test_help_names_the_setting_of_each_option() -> None:
+    assert "LANDMARKD_DEFAULT_MODEL" in run("detect", "--help").stdout
 
 
 def test_phantom_writes_a_scan_and_its_truth(tmp_path: Path) -> None:

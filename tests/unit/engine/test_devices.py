@@ -181,7 +181,7 @@ def test_lost_device_leaves_the_other_answering(model: LoadedModel, networks: li
             devices = running.devices
             assert devices.healthy_count == 1
             assert devices.unhealthy_reason == "cpu:0: the device's thread has ended"
-            healthy = [state.unhealthy_reason is None for state in devices.states(spread_model)]
+            healthy = [loop.unhealthy_reason is None for loop in devices.loops]
             assert healthy == [False, True]
             assert not running.lost.is_set()
 
@@ -284,9 +284,9 @@ def test_batch_sizes_are_learned_on_each_device_by_itself(
             networks[1].gate.clear()
             for seed in (1, 2, 3):
                 await running.ask(spread_model, scan(seed))
-            one, other = running.devices.states(spread_model)
-            assert one.timings
-            assert not other.timings
+            one, other = (loop.sizes.timings(model.digest) for loop in running.devices.loops)
+            assert one
+            assert not other
             assert running.devices.batch_sizes().keys() == set(NAMES)
             assert (
                 running.devices.estimate_latency_s((model.digest, TILE), 9) == 0.0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.errors import ModelRefused
-from app.model.files import find_file, hash_file, read_text, read_verified
+from app.model.files import hash_file, read_file, read_text
 from app.model.manifest import Manifest, read_manifest
 from tests.support.model_folders import manifest_table, write_manifest
 
@@ -183,7 +183,7 @@ def test_link_out_of_the_folder_is_refused(folder: Path) -> None:
     (folder.parent / "secret").write_text("secret")
     (folder / "weights").symlink_to(folder.parent / "secret")
     with pytest.raises(ModelRefused, match=r"toy: network.weights: .* 'weights' leaves it"):
-        find_file(folder, "network.weights", "weights")
+        read_file(folder, "network.weights", "weights")
 
 
 def test_hash_names_key_expected_and_found(folder: Path) -> None:
@@ -192,8 +192,8 @@ def test_hash_names_key_expected_and_found(folder: Path) -> None:
     path.write_text("abc")
     found = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_file(path) == found
-    assert read_verified(folder, "network", "weights", "weights", found) == b"abc"
+    assert read_file(folder, "network.weights", "weights", found) == b"abc"
     with pytest.raises(ModelRefused) as refusal:
-        read_verified(folder, "network", "weights", "weights", "0" * 64)
+        read_file(folder, "network.weights", "weights", "0" * 64)
     assert str(refusal.value) == f"toy: network.sha256: expected {'0' * 64}, weights has {found}"
     assert read_text(folder, "weights") == "abc"
