@@ -114,7 +114,9 @@ class _Detection:
     record: RequestRecord
     client: str
 
-    async def run(self, on_progress: Callable[[Progress], None] | None = None) -> LandmarksAnswer:
+    async def run(
+        self, on_progress: Callable[[Progress], None] = lambda _: None
+    ) -> LandmarksAnswer:
         detection = await self.engine.detect(
             self.upload.content,
             self.model,

@@ -128,11 +128,10 @@ async def find_votes(
     upload = await read_upload(request, plan, settings, admitted)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-    # Not a copy: see ``ARRAYS.in_place``.
-    content = bytes(upload.content)
-    memory, max_votes = forecast_votes(content, engine.memory.limit)
+    memory, max_votes = forecast_votes(upload.content, engine.memory.limit)
+    question = _question_of(query, form, engine.limits, max_votes)
     work = engine.compute(
-        partial(answer_votes, content, _question_of(query, form, engine.limits, max_votes)),
+        partial(answer_votes, upload.content, question),
         admitted=admitted,
         memory=memory,
         result_bytes=lambda answer: len(answer.file or b""),

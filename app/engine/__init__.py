@@ -4,16 +4,16 @@ The threads, and the way of one upload through them. Each column is a kind of th
 function that runs there, each arrow a hand-over by the function at its beginning::
 
     event loop                  decode pool    host pool                 device worker
-    1 thread                    2 threads      4 threads per device      1 thread per device
+    1 thread                    2 or more      4 threads per device      1 thread per device
     ─────────────────────────────────────────────────────────────────────────────────────────
     Engine.detect
-      FairBudget.hold: memory, then a decode slot
+      FairBudget.hold: memory, then decode slots
       HostPool.run ───────────► read_volume
       Devices.choose ◄─ Volume ─┘
       DeviceLoop.run
         DeviceWorker.submit ─────────────────► _prepare
                                                WorkQueue.add_tiles ────► WorkQueue.take
-        FairBudget.release ◄─── Prepared ──────┘                         launch_batch
+        FairBudget.release ◄─── Progressed ────┘                         launch_batch
                                                                          collect_batch
         on_progress ◄────────── Progressed ──────────────────────────────_continue
                                                _finish ◄─ HostPool.submit ┘
@@ -22,7 +22,7 @@ function that runs there, each arrow a hand-over by the function at its beginnin
         Waiter.future ◄──────── Settled ───────┘
       Detection
 
-Prepared, Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
+Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
 ``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
 on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. Outside of
 requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
@@ -45,11 +45,11 @@ fair_budget    memory and other things that clients share evenly
 
 from app.engine.admission import AdmittedRequest
 from app.engine.device_loop import DeviceLoop
-from app.engine.engine import MAX_DECODED_VOLUMES, Engine
+from app.engine.engine import DECODE_SLOTS, Engine
 from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 
 __all__ = [
-    "MAX_DECODED_VOLUMES", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceLoop", "Engine",
-    "Metrics", "Progress",
+    "DECODE_SLOTS", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceLoop", "Engine", "Metrics",
+    "Progress",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from app.engine.fair_budget import FairBudget
@@ -21,44 +22,41 @@ CLIENT_SHARE: Final = 0.75
 """Of the places, and of what else is shared, that one client may hold."""
 
 
+@dataclass(slots=True)
 class Admission:
     """Bounds the requests in progress.
 
     Attributes:
+        max_requests: How many may be in work, and how many may be received meanwhile.
+        max_body_bytes: Maximum bytes of all their bodies together.
+        backlog_s: Returns the estimated time until a device has run the tiles that wait now.
+        devices: Returns the number of devices that work side by side.
+        on_end: Called after every request.
+        open: False once the service is draining.
+        idle: Set while nothing is in progress.
         receiving: Requests whose bodies arrive.
         working: Requests that have arrived and are not answered.
         body_bytes: Bytes of the bodies of all of these.
-        open: False once the service is draining.
-        idle: Set while nothing is in progress.
     """
 
-    def __init__(
-        self,
-        max_requests: int,
-        max_body_bytes: int,
-        backlog_s: Callable[[], float] = lambda: 0.0,
-        devices: Callable[[], int] = lambda: 1,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start with nothing in progress.
+    max_requests: int
+    max_body_bytes: int
+    backlog_s: Callable[[], float] = lambda: 0.0
+    devices: Callable[[], int] = lambda: 1
+    on_end: Callable[[], None] = lambda: None
+    open: bool = True
+    idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    receiving: FairBudget = field(init=False)
+    working: FairBudget = field(init=False)
+    body_bytes: FairBudget = field(init=False)
+    _cost_s: float = field(default=1.0, init=False)
 
-        Args:
-            max_requests: How many may be in work, and how many may be received meanwhile.
-            max_body_bytes: Maximum bytes of all their bodies together.
-            backlog_s: Returns the estimated time until a device has run the tiles that wait now.
-            devices: Returns the number of devices that work side by side.
-            on_end: Called after every request.
-        """
-        self.receiving = FairBudget(max_requests, CLIENT_SHARE)
-        self.working = FairBudget(max_requests, CLIENT_SHARE)
-        self.body_bytes = FairBudget(max_body_bytes, CLIENT_SHARE)
-        self.open = True
-        self.idle = asyncio.Event()
+    def __post_init__(self) -> None:
+        """Start with nothing in progress."""
+        self.receiving = FairBudget(self.max_requests, CLIENT_SHARE)
+        self.working = FairBudget(self.max_requests, CLIENT_SHARE)
+        self.body_bytes = FairBudget(self.max_body_bytes, CLIENT_SHARE)
         self.idle.set()
-        self._backlog_s = backlog_s
-        self._devices = devices
-        self._on_end = on_end
-        self._cost_s = 1.0
 
     @property
     def requests(self) -> int:
@@ -85,7 +83,7 @@ class Admission:
         finally:
             if not self.requests:
                 self.idle.set()
-            self._on_end()
+            self.on_end()
 
     def require(self, budget: FairBudget, amount: int, client: str, what: str) -> None:
         """Check that a client may have more of something.
@@ -109,7 +107,7 @@ class Admission:
     def retry_after_s(self) -> int:
         """Estimate after how many seconds half of what is in progress will have been answered."""
         # Tiles predict better than requests, but scans that are not prepared have none yet.
-        busy_s = max(self._cost_s * self.requests / max(1, self._devices()), self._backlog_s())
+        busy_s = max(self._cost_s * self.requests / max(1, self.devices()), self.backlog_s())
         return max(1, math.ceil(busy_s / 2))
 
 

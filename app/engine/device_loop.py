@@ -18,7 +18,6 @@ from app.engine.device_worker import (
     DeviceEvent,
     DeviceWorker,
     HealthChanged,
-    Prepared,
     Progressed,
     Settled,
     WorkerDied,
@@ -168,12 +167,16 @@ class DeviceLoop:
         waiter = Waiter(request, asyncio.get_running_loop().create_future())
         job = self._join_or_create(waiter)
         self._set_timer()
-        ahead = len(self._jobs) - 1
-        request.on_progress(Progress("queued", ahead, tile=job.tiles_run, tiles=job.tiles))
+        request.on_progress(self._progress_of(job))
         try:
             return await waiter.future
         finally:
             self._leave(job, waiter)
+
+    def _progress_of(self, job: Job) -> Progress:
+        if job.tiles_run:
+            return Progress("tile", tile=job.tiles_run, tiles=job.tiles)
+        return Progress("queued", len(self._jobs) - 1, tiles=job.tiles)
 
     def _join_or_create(self, waiter: Waiter) -> Job:
         """Find the job that computes what is asked, or create one."""
@@ -183,7 +186,6 @@ class DeviceLoop:
             self._metrics.count_shared()
             job.waiters.append(waiter)
             self._queue.update_deadline(job)
-            request.on_prepared()
             return job
         now = time.perf_counter()
         detector = Detector(request.model.on(self.index))
@@ -248,10 +250,8 @@ class DeviceLoop:
 
     def _handle(self, event: DeviceEvent) -> None:
         match event:
-            case Prepared(job):
-                job.notify_prepared()
             case Progressed(job):
-                job.notify_progress(Progress("tile", tile=job.tiles_run, tiles=job.tiles))
+                job.notify_progress(self._progress_of(job))
             case Settled(job, outcome):
                 self._settle(job, outcome)
             case HealthChanged(reason, fail_jobs):

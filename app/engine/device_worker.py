@@ -63,15 +63,8 @@ MAX_RETRY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The scan of a job is on the device."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
 class Progressed:
-    """Some tiles of a job have run."""
+    """The scan of a job is on the device, and some of its tiles may have run."""
 
     job: Job
 
@@ -102,7 +95,7 @@ class WorkerDied:
     """The thread has ended, though nobody stopped it."""
 
 
-DeviceEvent: TypeAlias = Prepared | Progressed | Settled | HealthChanged | WorkerDied
+DeviceEvent: TypeAlias = Progressed | Settled | HealthChanged | WorkerDied
 """What a device worker tells the event loop."""
 
 
@@ -218,13 +211,13 @@ class DeviceWorker:
             self._fail(job, translate_out_of_memory(state, self._device.device))
         elif state is not None:
             self._queue_tiles(job, state)
-            self._emit(Prepared(job))
 
     def _queue_tiles(self, job: Job, state: ScanState) -> None:
         job.state = state
         job.tiles += len(state.plan)
         job.queued_s = time.perf_counter()
         self._queue.add_tiles(job, job.detector.lane(state), len(state.plan))
+        self._emit(Progressed(job))
 
     def _run(self, batch: Batch[Job]) -> None:
         """Launch a batch, then collect the one before."""
@@ -299,7 +292,6 @@ class DeviceWorker:
             self._fail(job, translate_out_of_memory(outcome, self._device.device))
         elif isinstance(outcome, ScanState):
             self._queue_tiles(job, outcome)
-            self._emit(Progressed(job))
         else:
             volume, times = state.volume, stage_times(state, queue_s=job.queue_s)
             detection = Detection(describe(volume), outcome, volume.warnings, job.tiles, times)

@@ -23,21 +23,22 @@ from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
-from app.inference import Detection, Forecast, forecast, load_checked, self_check
+from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
 from app.io import Content, Volume, VolumeLimits, read_volume
 from app.model import LoadedModel, Registry
 from app.settings import Settings
 
 logger = logging.getLogger("landmarkd.engine")
 
-DECODE_THREADS: Final = 2
-"""Inflating releases the interpreter's lock, so two scans decode at once."""
-
 COMPUTE_THREADS: Final = 2
 """For work without a model; each piece may take gigabytes."""
 
-MAX_DECODED_VOLUMES: Final = 4
-"""Scans that are decoded or prepared at once: more would only make each other slower."""
+DECODE_SLOTS: Final = 4
+"""For scans that are decoded or prepared; one for each processor, if these are more."""
+
+LARGE_BYTES: Final = 128 << 20
+"""A scan that takes more memory needs two slots, so that large scans of one client leave processors
+to the small ones of others."""
 
 BODY_PART: Final = 4
 """One part in so many of the memory is for the bodies of requests: scans take several times more
@@ -115,9 +116,10 @@ class Engine:
         self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
         self._loading = asyncio.Lock()
         self._reloads: dict[str, asyncio.Task[None]] = {}
-        self._decode_slots = FairBudget(MAX_DECODED_VOLUMES, CLIENT_SHARE)
+        slots = max(DECODE_SLOTS, settings.threads or torch.get_num_threads())
+        self._decode_slots = FairBudget(slots, CLIENT_SHARE)
         self._compute_slots = FairBudget(COMPUTE_THREADS)
-        self._decode_pool = HostPool("decode", DECODE_THREADS)
+        self._decode_pool = HostPool("decode", slots // 2)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)
 
     def gauges(self) -> Gauges:
@@ -242,7 +244,7 @@ class Engine:
         frame: int | None,
         timeout_s: float,
         client: str = "",
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> Detection:
         """Find the landmarks in an uploaded file.
 
@@ -266,24 +268,30 @@ class Engine:
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
         needs = self._forecast(content, frame, model)
+        slots = 2 if needs.memory > LARGE_BYTES else 1
         async with (
             self.memory.hold(needs.memory, client, deadline),
-            self._decode_slots.hold(1, client, deadline) as slot,
+            self._decode_slots.hold(slots, client, deadline) as slot,
         ):
             start = time.perf_counter()
             volume = await self._decode(content, frame, deadline)
             decode_s = time.perf_counter() - start
-            on_prepared = partial(self._decode_slots.release, slot)
-            request = DetectRequest(model, volume, deadline, frame or 0, on_prepared, client=client)
-            if on_progress is not None:
-                request = replace(request, on_progress=on_progress)
+
+            def note_progress(progress: Progress) -> None:
+                if progress.tiles:  # It is prepared.
+                    self._decode_slots.release(slot)
+                on_progress(progress)
+
+            request = DetectRequest(model, volume, deadline, frame or 0, note_progress, client)
             detection = await self.devices.choose(request.key).run(request)
         detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
-        times = detection.timing
+        self._observe(detection.timing)
+        return detection
+
+    def _observe(self, times: StageTimes) -> None:
         self._metrics.observe_stages(times)
         busy_ms = times.prepare + times.network + times.vote + times.locate
         self.admission.observe_cost(busy_ms / 1e3)
-        return detection
 
     async def compute(
         self,

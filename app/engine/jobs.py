@@ -21,7 +21,7 @@ class Progress:
 
     Attributes:
         stage: ``queued``: no tile has run; ``tile``: some have.
-        ahead: Other scans that were in work when this one was queued.
+        ahead: Other scans that are in work, as long as none of its tiles has run.
         tile: Tiles that have run.
         tiles: Tiles there are, as far as is known; 0 before the scan is prepared.
     """
@@ -45,8 +45,6 @@ class DetectRequest:
         volume: The scan.
         deadline: On the event loop's clock, after which the answer is of no use.
         frame: Frame of the file; all frames of a file share a digest.
-        on_prepared: Called once, when the scan is on the device or never will be: the job needs
-            the volume's slot no longer.
         on_progress: Called with the progress of the scan.
         client: Who waits; clients share the device evenly.
     """
@@ -55,7 +53,6 @@ class DetectRequest:
     volume: Volume
     deadline: float
     frame: int = 0
-    on_prepared: Callable[[], None] = _ignore
     on_progress: Callable[[Progress], None] = _ignore
     client: str = ""
 
@@ -123,11 +120,6 @@ class Job:
         """The client that has waited longest."""
         return self.waiters[0].request.client if self.waiters else ""
 
-    def notify_prepared(self) -> None:
-        """Call ``on_prepared`` of all waiters."""
-        for waiter in self.waiters:
-            waiter.request.on_prepared()
-
     def notify_progress(self, progress: Progress) -> None:
         """Call ``on_progress`` of all waiters."""
         for waiter in self.waiters:
@@ -147,13 +139,10 @@ class Job:
         """Raise an error in the waiters whose deadline has passed; the others wait on."""
         for waiter in [waiter for waiter in self.waiters if now >= waiter.request.deadline]:
             self.waiters.remove(waiter)
-            waiter.request.on_prepared()
             if not waiter.future.done():
                 waiter.future.set_exception(error)
 
     def _dismiss_waiters(self) -> list[Waiter]:
         """Remove all waiters; gives those that can still be answered."""
         dismissed, self.waiters = self.waiters, []
-        for waiter in dismissed:
-            waiter.request.on_prepared()
         return [waiter for waiter in dismissed if not waiter.future.done()]

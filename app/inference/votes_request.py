@@ -15,7 +15,7 @@ from blake3 import blake3
 from app.errors import BadParameter, TooLarge
 from app.geometry import Affine, axis_codes, spacing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
-from app.io import VolumeLimits
+from app.io import Content, VolumeLimits
 from app.model import Field, LandmarkSpec
 from app.voting import (
     Archive,
@@ -112,7 +112,7 @@ class VotesAnswer:
     file: bytes | None
 
 
-def forecast_votes(content: bytes, max_memory: int) -> tuple[int, int]:
+def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
     """Say what a file of arrays will take; nothing of it is read but its directory.
 
     Args:
@@ -127,13 +127,13 @@ def forecast_votes(content: bytes, max_memory: int) -> tuple[int, int]:
         BrokenArchive: The file is broken.
     """
     arrays = count_array_bytes(content)
-    memory = BASE_BYTES + ARRAY_COPIES * arrays
+    memory = BASE_BYTES + len(content) + ARRAY_COPIES * arrays
     votes = min(MAX_VOTES, arrays // BYTES_PER_VOTE, max(0, max_memory - memory) // VOTE_BYTES)
     return memory + votes * VOTE_BYTES, votes
 
 
 def answer_votes(
-    content: bytes, request: VotesRequest, check_cancelled: Callable[[], None]
+    content: Content, request: VotesRequest, check_cancelled: Callable[[], None]
 ) -> VotesAnswer:
     """Read a file of arrays, filter its votes, and make landmarks or a file of them.
 
@@ -153,6 +153,7 @@ def answer_votes(
         BadParameter: The request does not fit the arrays.
     """
     start = time.perf_counter()
+    content = bytes(content)  # Libraries take nothing else.
     archive = read_archive(content, request.limits.inflated_bytes)
     # Takes longer than all the rest for a large file, so only where the answer has it.
     digest = blake3(content).hexdigest() if request.file is None else ""

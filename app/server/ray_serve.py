@@ -33,7 +33,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import ID_HEADER, SharedDep, create_app
-from app.engine import MAX_DECODED_VOLUMES, METRICS_MEDIA_TYPE
+from app.engine import DECODE_SLOTS, METRICS_MEDIA_TYPE
 from app.errors import NotReady
 from app.server.log_format import configure_logging
 from app.settings import Settings
@@ -101,7 +101,7 @@ def application(scale: Scale) -> serve.Application:
         autoscaling_config={
             "min_replicas": scale.min_replicas,
             "max_replicas": scale.max_replicas,
-            "target_ongoing_requests": MAX_DECODED_VOLUMES,
+            "target_ongoing_requests": DECODE_SLOTS,
         },
         # More than a replica admits, so that the application refuses requests, with its 429.
         max_ongoing_requests=2 * settings.max_in_flight,

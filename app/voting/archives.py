@@ -27,6 +27,7 @@ from torch import Tensor
 
 from app.compute import is_out_of_memory
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
+from app.io import Content
 
 NAMES: Final = ("probs", "scores", "offsets", "affine")
 
@@ -98,7 +99,7 @@ def read_archive(content: bytes, max_bytes: int) -> Archive:
     return Archive(**arrays)
 
 
-def count_array_bytes(content: bytes) -> int:
+def count_array_bytes(content: Content) -> int:
     """Return how many bytes the arrays of a file take, as it declares; none of them is read.
 
     Raises:
@@ -107,7 +108,8 @@ def count_array_bytes(content: bytes) -> int:
     if content[:4] != ZIP_MAGIC:
         return len(content)
     with _expect_sound("npz"):
-        return sum(info.file_size for info in zipfile.ZipFile(_BoundedReads(content)).infolist())
+        end = zipfile.ZipFile(io.BytesIO(content[-DIRECTORY_BYTES:]))
+        return sum(info.file_size for info in end.infolist())
 
 
 def _read_safetensors(content: bytes, max_bytes: int) -> dict[str, Tensor]:

@@ -37,7 +37,6 @@ ANSWER: Final = UploadKind(
     field="answer",
     media_types=("application/json", "text/plain"),  # The latter is what fetch sends of a string.
     encodings=("identity",),
-    in_place=False,
     empty_error=BadParameter,
 )
 

@@ -34,7 +34,6 @@ class UploadKind:
         media_types: Content-Types of a body that is the file itself; errors name the first two. A
             missing Content-Type is accepted, too.
         encodings: Content-Encodings that the reader of the file undoes.
-        in_place: Whether the reader takes a memoryview without a copy.
         empty_error: Raised when there is no file.
     """
 
@@ -42,7 +41,6 @@ class UploadKind:
     field: str
     media_types: tuple[str, ...]
     encodings: tuple[str, ...]
-    in_place: bool
     empty_error: type[RequestError]
 
 
@@ -58,7 +56,6 @@ SCAN: Final = UploadKind(
     ),
     # A .nii.gz sent as gzip-encoded NIfTI is the same bytes; the reader looks at the magic number.
     encodings=("identity", "gzip", "x-gzip"),
-    in_place=True,
     empty_error=NotAVolume,
 )
 ARRAYS: Final = UploadKind(
@@ -66,7 +63,6 @@ ARRAYS: Final = UploadKind(
     field="votes",
     media_types=("application/octet-stream", "application/zip", "application/x-npz"),
     encodings=("identity",),
-    in_place=False,  # safetensors takes bytes only.
     empty_error=NotAnArchive,
 )
 

@@ -51,14 +51,10 @@ class GrowingSink:
     """A body of unknown length that is the file.
 
     It is one array of bytes, however small the chunks are: a chunk in a list takes 40 bytes more.
-
-    Args:
-        in_place: Whether the reader takes the array itself, not only bytes.
     """
 
-    def __init__(self, in_place: bool) -> None:
+    def __init__(self) -> None:
         self._content = bytearray()
-        self._in_place = in_place
 
     def write(self, chunk: bytes) -> None:
         """Take the next chunk of the body."""
@@ -68,9 +64,9 @@ class GrowingSink:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
         return bytes(self._content[:size]) if len(self._content) >= size else None
 
-    def close(self) -> bytes | bytearray:
+    def close(self) -> bytearray:
         """Return the file."""
-        return self._content if self._in_place else bytes(self._content)
+        return self._content
 
 
 class MultipartSink:
@@ -86,7 +82,7 @@ class MultipartSink:
 
     def __init__(self, boundary: bytes, kind: UploadKind) -> None:
         self._field = kind.field
-        self._file = GrowingSink(kind.in_place)
+        self._file = GrowingSink()
         self._header_name = self._header_value = b""
         self._parts = 0
         self._named = False
@@ -123,7 +119,7 @@ class MultipartSink:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
         return self._file.head(size)
 
-    def close(self) -> bytes | bytearray:
+    def close(self) -> bytearray:
         """Return the file.
 
         Raises:
@@ -181,9 +177,9 @@ def make_sink(plan: UploadPlan) -> Sink:
     """Choose where a body goes."""
     if plan.boundary is not None:
         return MultipartSink(plan.boundary, plan.kind)
-    if plan.length is not None and plan.kind.in_place:
+    if plan.length is not None:
         return BufferSink(plan.length)
-    return GrowingSink(plan.kind.in_place)
+    return GrowingSink()
 
 
 def _malformed() -> RequestError:

@@ -184,6 +184,20 @@ def test_too_many_votes_are_refused(
         assert "expected at most 100 votes" in problem.detail
 
 
+def test_arrays_and_votes_that_never_fit_the_memory_are_refused(tmp_path: Path) -> None:
+    # Three quarters are for work: 2 MiB besides what any request takes.
+    with running(toy_settings(tmp_path, memory=24 << 20)) as client:
+        for side, problem in ((60, "at most 18 MiB of memory"), (20, "raise the threshold")):
+            arrays = {"probs": np.ones((side, side, side, 2), np.float16)}
+            arrays["offsets"] = np.zeros((side, side, side, 6), np.float16)
+            response = problem_of(client.post(URL, content=npz(arrays)))
+            assert (response.status, response.code) == (413, "too-large")
+            assert problem in response.detail
+            assert shared_of(client).engine.memory.used == 0
+        few = {"probs": np.zeros((20, 20, 20, 2), np.float16), "offsets": arrays["offsets"]}
+        assert client.post(URL, content=npz(few)).status_code == 200
+
+
 def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestClient) -> None:
     with admitted(client, 2):
         response = client.post(URL, content=b"x", headers=RAW)

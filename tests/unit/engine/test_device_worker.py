@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from app.compute.device import HOST
 from app.engine.device_worker import MAX_CONSECUTIVE_OOM
-from app.engine.jobs import DetectRequest
+from app.engine.jobs import DetectRequest, Progress
 from app.errors import InsufficientMemory
 from app.inference.detector import Detector
 from app.model.loader import load_module
@@ -53,6 +54,11 @@ class Stepped(nn.Module):
         return output
 
 
+def note(on_prepared: Callable[[], None]) -> Callable[[Progress], None]:
+    """Make a callback for progress that calls another one when the scan is prepared."""
+    return lambda progress: on_prepared() if progress.tiles and not progress.tile else None
+
+
 @pytest.fixture
 def inner(model: LoadedModel, tmp_path: Path) -> nn.Module:
     return load_module(make_model_folder(tmp_path), model.manifest)
@@ -71,7 +77,7 @@ def test_next_batch_is_launched_before_the_last_is_collected(
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await wait_for(network.begun[0])
             second = asyncio.create_task(
-                loop.run(DetectRequest(stepped, scan(2, SMALL), FAR, on_prepared=prepared.set))
+                loop.run(DetectRequest(stepped, scan(2, SMALL), FAR, 0, note(prepared.set)))
             )
             await prepared.wait()
             network.release[0].set()
@@ -101,9 +107,7 @@ def test_batch_that_runs_out_of_memory_beside_another_is_run_again_alone(
             prepared = asyncio.Semaphore(0)
             others = [
                 asyncio.create_task(
-                    loop.run(
-                        DetectRequest(stepped, scan(n, SMALL), FAR, on_prepared=prepared.release)
-                    )
+                    loop.run(DetectRequest(stepped, scan(n, SMALL), FAR, 0, note(prepared.release)))
                 )
                 for n in (2, 3)
             ]
