@@ -20,6 +20,7 @@ from app.voting import VOTES_FORMATS
 from tests.support.documents import DOCS, DOCUMENTS, PAGES, README, ROOT, prose, read
 from tests.support.settings_page import PAGE, settings_page
 
+NAME_TESTS = (ROOT / "SECURITY.md", DOCS / "bounds.md")
 OF_TODAY = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 README_LINES = 130
@@ -106,7 +107,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
     assert [name for name in modules if not _is_module(name)] == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "SECURITY.md"], ids=documented)
+@pytest.mark.parametrize("path", NAME_TESTS, ids=documented)
 def test_tests_that_are_named_exist(path: Path) -> None:
     sources = [source.read_text(encoding="utf-8") for source in (ROOT / "tests").rglob("test_*.py")]
     there = set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(sources), flags=re.MULTILINE))
