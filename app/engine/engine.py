@@ -267,15 +267,12 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        needs = self._forecast(content, frame, model)
-        slots = 2 if needs.memory > LARGE_BYTES else 1
+        memory = self._forecast(content, frame, model).memory
         async with (
-            self.memory.hold(needs.memory, client, deadline),
-            self._decode_slots.hold(slots, client, deadline) as slot,
+            self.memory.hold(memory, client, deadline),
+            self._decode_slots.hold(1 + (memory > LARGE_BYTES), client, deadline) as slot,
         ):
-            start = time.perf_counter()
-            volume = await self._decode(content, frame, deadline)
-            decode_s = time.perf_counter() - start
+            volume, decode_ms = await self._decode(content, frame, deadline)
 
             def note_progress(progress: Progress) -> None:
                 if progress.tiles:  # It is prepared.
@@ -284,9 +281,9 @@ class Engine:
 
             request = DetectRequest(model, volume, deadline, frame or 0, note_progress, client)
             detection = await self.devices.choose(request.key).run(request)
-        detection = replace(detection, timing=replace(detection.timing, decode=1e3 * decode_s))
-        self._observe(detection.timing)
-        return detection
+        times = replace(detection.timing, decode=decode_ms)
+        self._observe(times)
+        return replace(detection, timing=times)
 
     def _observe(self, times: StageTimes) -> None:
         self._metrics.observe_stages(times)
@@ -329,12 +326,16 @@ class Engine:
         self.memory.release(reservation, keep=result_bytes(result))
         return result
 
-    async def _decode(self, content: Content, frame: int | None, deadline: float) -> Volume:
+    async def _decode(
+        self, content: Content, frame: int | None, deadline: float
+    ) -> tuple[Volume, float]:
+        """Read a scan; gives also how long that took, in ms."""
+        start = time.perf_counter()
         volume = await self._decode_pool.run(
             partial(read_volume, content, self.limits, frame), deadline
         )
         self._metrics.observe_volume(volume.voxels.size)
-        return volume
+        return volume, 1e3 * (time.perf_counter() - start)
 
     def _forecast(self, head: Content, frame: int | None, model: LoadedModel) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -56,9 +56,6 @@ HEADERS: Final = {
     # Browsers keep a copy, but ask each time whether it is current; mostly the answer is 304.
     "Cache-Control": "no-cache",
 }
-CDN: Final = "https://cdn.jsdelivr.net"
-"""Where FastAPI's page loads Swagger UI from, unless it is installed."""
-
 PACKAGE_FILES: Final = {
     "niivue.js": ("jupyterlab-niivue", "jupyterlab_niivue/labextension/static/niivue/index.js"),
     "swagger-ui.js": ("fastapi-offline", "fastapi_offline/static/swagger-ui-bundle.js"),
@@ -146,21 +143,19 @@ def get_openapi(request: Request) -> Response:
 
 @page_router.get("/docs", dependencies=[Depends(require_api_key)])
 def get_docs(request: Request) -> Response:
-    """Show all calls in Swagger UI, served from here if it is installed."""
-    source = CDN
-    urls: dict[str, Any] = {}
-    if "swagger-ui.js" in page_files():
-        source = "'self'"
-        urls = {f"swagger_{kind}_url": f"page/swagger-ui.{kind}" for kind in ("js", "css")}
+    """Show all calls in Swagger UI, if it is installed: nothing is loaded from other hosts."""
+    if "swagger-ui.js" not in page_files():
+        raise HTTPException(404)
     docs = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=request.app.title,
+        swagger_js_url="page/swagger-ui.js",
+        swagger_css_url="page/swagger-ui.css",
         swagger_favicon_url="page/icon.svg",
-        **urls,
     )
     policy = (
-        f"default-src 'none'; script-src {source} 'unsafe-inline'; "
-        f"style-src {source} 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
+        "default-src 'none'; script-src 'self' 'unsafe-inline'; "
+        "style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     docs.headers.update(HEADERS | {"Content-Security-Policy": policy})
