@@ -31,7 +31,7 @@ from tests.benchmarks.rivals.shifts import by_convolution, by_scatter_add, by_sl
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (40, 36, 44)
-SERVING = [name for name in BARS if name.startswith("S") or name in {"load", "R2"}]
+SERVING = [name for name in BARS if name.startswith("S") or name in {"load", "R1", "R2"}]
 """Measured in tests/integration/test_serving_benchmarks.py, chaos in test_chaos.py."""
 
 

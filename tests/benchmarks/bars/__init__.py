@@ -17,6 +17,7 @@ from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
 from tests.benchmarks.bars.phantoms import a1_phantoms
+from tests.benchmarks.bars.repeats import r1_repeats
 from tests.benchmarks.bars.replicas import s8_replicas
 from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
@@ -55,6 +56,7 @@ BARS: Final[dict[str, Bar]] = {
     "S11": s11_fairness,
     "S12": s12_bounds,
     "load": load,
+    "R1": r1_repeats,
     "R2": r2_fuzzing,
     "chaos": chaos,
 }

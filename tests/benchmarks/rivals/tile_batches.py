@@ -16,15 +16,17 @@ TILES: Final = 16
 Landmarks = tuple[Landmark, ...]
 
 
-def find_together(detector: Detector, volumes: Sequence[Volume]) -> list[Landmarks]:
-    """Find the landmarks of all; the second look of one shares batches with others, too."""
+def find_together(
+    detector: Detector, volumes: Sequence[Volume], most: int = TILES
+) -> list[Landmarks]:
+    """Find the landmarks of all; the second look of one shares passes with others, too."""
     found: list[Landmarks | ScanState] = [detector.prepare(volume) for volume in volumes]
     while cases := [case for case in found if isinstance(case, ScanState)]:
         lanes: dict[object, list[tuple[ScanState, int]]] = defaultdict(list)
         for case in cases:
             lanes[detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
         for tiles in lanes.values():
-            for first in range(0, len(tiles), TILES):
-                collect(launch(tiles[first : first + TILES]))
+            for first in range(0, len(tiles), most):
+                collect(launch(tiles[first : first + most]))
         found = [detector.finish(each) if isinstance(each, ScanState) else each for each in found]
     return [each for each in found if not isinstance(each, ScanState)]
