@@ -1,6 +1,6 @@
 """R1: a scan has the same landmarks in any batch, beside any neighbours, after any start."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ BATCHES_MM: Final = Limit(1e-4, "figure")
 STARTS_MM: Final = Limit(1e-3, "figure")
 
 SIZES: Final = range(2, 9)
-STARTS: Final[tuple[Mapping[str, str], ...]] = (
+STARTS: Final[tuple[dict[str, str], ...]] = (
     {},
     {"BATCH_SIZE": "1"},
     {"BATCH_SIZE": "8"},
