@@ -19,7 +19,7 @@ def main() -> None:
     folder, *shape = sys.argv[1:]
     # Before the model: its weights are taken off by their size, whatever loading them costs counts.
     before = resident_bytes()
-    model = load_checked(Path(folder), torch.device("cpu"))
+    model = load_checked(Path(folder), torch.device("cpu"), "auto")
     detector = Detector(model)
     random = np.random.default_rng(0)
     voxels = random.random([int(edge) for edge in shape], dtype=np.float32)

@@ -53,7 +53,7 @@ def s8_replicas(run: Run) -> Iterator[Row]:
     if not ONE_REPLICA.installed:
         yield absent(ONE_REPLICA, work.what, LIMIT)
         return
-    detector = Detector(load_checked(work.model, torch.device(work.device)))
+    detector = Detector(load_checked(work.model, torch.device(work.device), "auto"))
     expected = serial_loop.find_all(detector, work.contents)
     one, two = (_measure(kind, work, expected, run) for kind in (ONE_REPLICA, TWO_REPLICAS))
     rival, rounds = ONE_REPLICA.name, run.rounds

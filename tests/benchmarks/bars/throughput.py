@@ -65,7 +65,7 @@ def s1_throughput(run: Run) -> Iterator[Row]:
         work = Work(small_scans(4), "generated scans", PHANTOM, 2, device)
     else:
         work = Work(*skulls(16), SKULL, 8, device)
-    detector = Detector(load_checked(work.model, torch.device(device)))
+    detector = Detector(load_checked(work.model, torch.device(device), "auto"))
     expected = serial_loop.find_all(detector, work.contents)
     with DeviceWatch() as watch:
         ours, theirs = _measure_ours(work, detector, expected, watch, run)

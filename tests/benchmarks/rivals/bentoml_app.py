@@ -70,7 +70,9 @@ class Batched:
 
 def load_detector() -> Detector:
     """Load the model that was asked for."""
-    return Detector(load_checked(Path(os.environ[FOLDER]), torch.device(os.environ[DEVICE])))
+    return Detector(
+        load_checked(Path(os.environ[FOLDER]), torch.device(os.environ[DEVICE]), "auto")
+    )
 
 
 def read(path: Path) -> Volume:

@@ -21,7 +21,7 @@ from tests.benchmarks.rivals.plain_answer import Answer, answer_of
 
 def make_app(folder: Path, device: torch.device) -> FastAPI:
     """Make the application."""
-    detector = Detector(load_checked(folder, device))
+    detector = Detector(load_checked(folder, device, "auto"))
     lock = threading.Lock()
     app = FastAPI()
 

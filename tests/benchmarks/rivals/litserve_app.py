@@ -34,7 +34,7 @@ class OneByOne(litserve.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         """Load the model, in the process that computes."""
-        self._detector = Detector(load_checked(self._folder, torch.device(device)))
+        self._detector = Detector(load_checked(self._folder, torch.device(device), "auto"))
 
     def decode_request(self, request: Request) -> Volume:
         """Read the uploaded file; LitServe has made a form of the request, told by this type."""
