@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from app.model import Field, LandmarkSpec
+from app.preprocessing import index_grid, sample_at
 from app.voting import (
     GridFrame,
     Readout,
@@ -25,9 +26,13 @@ SHAPE = (4, 5, 6)
 def compile_loops() -> None:
     """Turn a small field into landmarks, once for each type that the scores of a field can have.
 
-    Of votes there are those of a field, and those of several together, in another memory order; of
-    landmarks there are one and several, as arrays of one count as contiguous in any order.
+    A scan is sampled in each order in memory for which numba compiles by itself. Of votes there are
+    those of a field, and those of several together, in another memory order; of landmarks there are
+    one and several, as arrays of one count as contiguous in any order.
     """
+    voxels = torch.zeros(SHAPE)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        sample_at(voxels.permute(order), index_grid(SHAPE, np.eye(4)))
     frame = GridFrame(np.eye(4), np.eye(4))
     for landmarks in (1, 2):
         readout = Readout(landmarks, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)

@@ -3,6 +3,7 @@
 grid        Volume -> Grid: axes, spacing and intensities
 posed_grid  Volume + Pose -> Grid: in the coordinate frame of a mean shape
 resampling  one spacing to another, along the axes
+sampling    values at any place between voxels
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
@@ -13,10 +14,10 @@ from app.preprocessing.posed_grid import (
     index_grid,
     make_posed_grid,
     reorient_grid,
-    sample_at,
     smooth_for,
 )
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians, resample
+from app.preprocessing.sampling import sample_at
 from app.preprocessing.tiling import (
     Profiles,
     TilePlan,

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from app.compute import Voxels, upload
 from app.geometry import Affine, scaling, spacing_of, transform, translation
@@ -26,6 +25,7 @@ from app.io import Volume
 from app.model import WHOLE, InputSpec
 from app.preprocessing.grid import Grid, index_map
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
+from app.preprocessing.sampling import sample_at
 
 VIEWS: Final = (
     ((1, 2, 0), (1, 1, 1)),
@@ -139,21 +139,13 @@ def index_grid(
     shape: Sequence[int], affine: Affine, device: torch.device | None = None
 ) -> Float[Tensor, "i j k 3"]:
     """Return the coordinates of each voxel of a grid in the index space of another."""
-    axes = [torch.arange(n, dtype=torch.float32, device=device) for n in shape]
-    matrix = torch.from_numpy(affine).float().to(device)
-    grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-    return grid @ matrix[:3, :3].T + matrix[:3, 3]
-
-
-def sample_at(
-    voxels: Float[Tensor, "a b c"], index: Float[Tensor, "i j k 3"]
-) -> Float[Tensor, "i j k"]:
-    """Interpolate voxels linearly at fractional indices; 0 outside the scan."""
-    size = torch.tensor(voxels.shape, dtype=torch.float32, device=index.device)
-    unit = (2 * index + 1) / size - 1
-    # grid_sample wants the fastest axis first, and on the CPU uses one thread per batch item.
-    scans = voxels.expand(len(unit), 1, *voxels.shape)
-    return functional.grid_sample(scans, unit.flip(-1)[:, None], align_corners=False)[:, 0, 0]
+    i, j, k = (
+        torch.arange(n, dtype=torch.float64, device=device)[:, None]
+        * torch.from_numpy(affine[:3, axis]).to(device)
+        for axis, n in enumerate(shape)
+    )
+    i = i + torch.from_numpy(affine[:3, 3]).to(device)
+    return i.float()[:, None, None] + (j[:, None] + k).float()
 
 
 def _crop(

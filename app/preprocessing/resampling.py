@@ -21,7 +21,7 @@ from app.geometry import Affine, scaling, translation
 KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
 
-BLOCK_ROWS: Final = 32
+BLOCK_ROWS: Final = 16
 """Rows of a matrix applied at once: few enough to skip most of its zeros."""
 
 

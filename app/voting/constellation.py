@@ -5,8 +5,9 @@ constellation of all landmarks does not. The mean shape is fitted to the modes b
 similarity (rotation, translation, bounded scale, no reflection), and each landmark takes the mode
 nearest to the fit. The shape selects modes and flags landmarks; it never moves a point.
 
-The fit starts from similarities of three landmarks each (RANSAC), drawn with a fixed seed, and is
-refined by iteratively reweighted least squares with the Geman-McClure weight.
+The fit starts from the strongest modes of all landmarks; unless nearly all agree with that, from
+similarities of three landmarks each (RANSAC), drawn with a fixed seed. It is refined by iteratively
+reweighted least squares with the Geman-McClure weight.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ MIN_RELATIVE_STRENGTH: Final = 0.1
 
 MIN_AGREEMENT: Final = 0.5
 """Least share of all strength that must lie in modes near the fit for it to count as one."""
+
+CLEAR_SCORE: Final = 0.6
+"""With this share of all strength in its score, the fit to all strongest modes needs no rival. That
+of a whole subject has 0.64 or more, and is the one that triples lead to."""
 
 _ABSENT_MM: Final = 1e6
 """Coordinate of a mode that does not exist, in mm: finite, and far from everything."""
@@ -97,13 +102,10 @@ def fit_constellation(
     tolerance_mm = shape.tolerance_mm
     cloud = np.where(usable[..., None], positions_mm, _ABSENT_MM)
     weight = np.where(usable, strength, 0.0)
-    fit = _refine(
-        _sample(cloud[present], weight[present], shape.mean[present], tolerance_mm),
-        cloud[present],
-        weight[present],
-        shape.mean[present],
-        tolerance_mm,
-    )
+    some = (cloud[present], weight[present], shape.mean[present], tolerance_mm)
+    fit, score = _refine(_fit_strongest(*some[:3]), *some)
+    if score < CLEAR_SCORE * weight.max(axis=1).sum():
+        fit, _ = _refine(_sample(*some), *some)
     expected = fit.apply(shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
     nearest = distance.argmin(axis=1)
@@ -114,6 +116,16 @@ def fit_constellation(
     if agrees.sum() < MIN_LANDMARKS or agreed < MIN_AGREEMENT * weight.max(axis=1).sum():
         return None
     return Constellation(expected, np.where(agrees, nearest, -1), float(fit.scale))
+
+
+def _fit_strongest(
+    cloud: Float64[np.ndarray, "n modes 3"],
+    weight: Float64[np.ndarray, "n modes"],
+    mean: Float64[np.ndarray, "n 3"],
+) -> Similarity:
+    """Fit the strongest mode of every landmark."""
+    strongest = cloud[np.arange(len(mean)), weight.argmax(axis=1)]
+    return fit_similarity(mean[None], strongest[None], weight.max(axis=1)[None], SCALE_BOUNDS)
 
 
 def _sample(
@@ -148,8 +160,12 @@ def _refine(
     weight: Float64[np.ndarray, "n modes"],
     mean: Float64[np.ndarray, "n 3"],
     tolerance_mm: float,
-) -> Similarity:
-    """Refit each fit to the modes nearest to it, reselecting them as it moves; return the best."""
+) -> tuple[Similarity, float]:
+    """Refit each fit to the modes nearest to it, reselecting them as it moves; gives the best.
+
+    Returns:
+        The fit, and its score.
+    """
     rows = np.arange(len(mean))
     for width in ANNEALING:
         square = _square_distance(fits, cloud, mean)
@@ -159,7 +175,7 @@ def _refine(
         source = np.broadcast_to(mean, (*nearest.shape, 3))
         fits = fit_similarity(source, cloud[rows, nearest], robust, SCALE_BOUNDS)
     score = _score(fits, cloud, weight, mean, tolerance_mm)
-    return _select(fits, np.asarray(score.argmax()))
+    return _select(fits, np.asarray(score.argmax())), float(score.max())
 
 
 def _score(

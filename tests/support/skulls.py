@@ -13,7 +13,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import Affine, Points, transform, translation
 from app.inference.detector import Detector
 from app.io.volume import Volume, read_volume
-from app.preprocessing.posed_grid import index_grid, sample_at
+from app.preprocessing import index_grid, sample_at
 
 MODEL: Final = Path(__file__).resolve().parents[2] / "models" / "mouse-skull"
 UNSEEN: Final = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
