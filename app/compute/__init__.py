@@ -1,7 +1,7 @@
 """What is to be known of devices, threads and compilers, so that the stages of the data need not.
 
 device    which devices there are, their memory, and the errors that say it ran out
-heap_trim returns free memory to the OS
+heap_trim few heaps, and free memory returned to the OS
 transfer  host arrays to device tensors; CUDA streams and events
 threads   threads per operation, and loops in parallel
 jit       Numba for the CPU; whether there is Triton for CUDA
@@ -24,7 +24,7 @@ from app.compute.device import (
     synchronize,
     total_memory,
 )
-from app.compute.heap_trim import HeapTrimmer
+from app.compute.heap_trim import HeapTrimmer, limit_heaps
 from app.compute.jit import has_triton, numba_jit
 from app.compute.threads import adopt_thread_limit, run_parts, split_range
 from app.compute.transfer import (
@@ -42,6 +42,7 @@ __all__ = [
     "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy", "NamedDevice",
     "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "adopt_thread_limit", "call_here",
     "choose_device", "choose_devices", "describe_out_of_memory", "fast_precisions", "has_triton",
-    "is_out_of_memory", "memory_headroom", "numba_jit", "record_event", "release_memory",
-    "run_parts", "set_device", "split_range", "synchronize", "total_memory", "upload",
+    "is_out_of_memory", "limit_heaps", "memory_headroom", "numba_jit", "record_event",
+    "release_memory", "run_parts", "set_device", "split_range", "synchronize", "total_memory",
+    "upload",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Final
 import uvicorn
 
 from app.api import Shared, create_app
+from app.compute import limit_heaps
 from app.errors import Draining
 from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
@@ -41,6 +42,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
     Returns:
         The exit code: 0 after a requested stop, else 1.
     """
+    limit_heaps()
     chosen = Settings() if settings is None else settings
     log = configure_logging(chosen.log_level, chosen.log_format)
     for name in unknown_variables(os.environ):

@@ -1,7 +1,9 @@
 """Free memory is returned to the OS after work."""
 
 import asyncio
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,41 @@ def test_free_memory_between_blocks_in_use_is_returned() -> None:
     assert len(kept) == 500
     assert after - before < 20 << 20
     assert full - after > 100 << 20
+
+
+HEAPS_OF_THREADS = """
+import ctypes
+import threading
+from app.compute import limit_heaps
+
+limit_heaps()
+libc, started = ctypes.CDLL(None), threading.Barrier(9)
+
+
+def allocate():
+    libc.malloc(1000)
+    started.wait()
+
+
+for _ in range(8):
+    threading.Thread(target=allocate).start()
+started.wait()
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' allocators are not asked")
+def test_threads_share_two_heaps() -> None:
+    # In a process of its own: here, there are more already.
+    done = subprocess.run(
+        [sys.executable, "-c", HEAPS_OF_THREADS],
+        cwd=Path(__file__).resolve().parents[3],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("<heap nr=") == 2
 
 
 async def _trims(work: int, pause_s: float) -> list[int]:
