@@ -23,6 +23,9 @@ REFUSED: Final = -3
 HUNG: Final = -4
 """Status of a request that got no answer in a very long time."""
 
+CONNECT_S: Final = 10.0
+"""For the system to connect; where nobody answers it would try for minutes."""
+
 RESET: Final = struct.pack("ii", 1, 0)
 RECEIVE_BYTES: Final = 4096
 EVENT_STREAM: Final = "text/event-stream"
@@ -139,8 +142,9 @@ async def make(port: int, address: str, attempt: Attempt, hurry: asyncio.Event) 
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
     try:
         connection.bind((address, 0))
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-    except OSError:
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    except OSError:  # Of which TimeoutError is one.
         connection.close()
         return Answer(REFUSED)
     reader, writer = await asyncio.open_connection(sock=connection)
