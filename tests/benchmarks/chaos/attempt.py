@@ -172,7 +172,8 @@ async def _exchange(
         if attempt.then == "do not read":
             await sending
             try:
-                await asyncio.wait_for(hurry.wait(), attempt.wait_s)
+                async with asyncio.timeout(attempt.wait_s):
+                    await hurry.wait()
             except TimeoutError:
                 return await _read(reader)
             return Answer(LEFT)

@@ -96,8 +96,10 @@ class Stage:
             await self._pause(max(group.pause_s, BACK_OFF_S * turned_away))
 
     async def _pause(self, seconds: float) -> None:
+        # Not wait_for: until Python 3.12 that loses a cancellation at the moment of the event.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._resting.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._resting.wait()
 
     async def _make(
         self, kind: Kind, attempt: Attempt, request_id: str, address: str = "127.0.0.1"
