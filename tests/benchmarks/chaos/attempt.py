@@ -4,6 +4,7 @@ Written on sockets' streams, because no client library sends half of a request o
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -155,7 +156,8 @@ async def make(port: int, address: str, attempt: Attempt, hurry: asyncio.Event) 
         return Answer(HUNG)
     finally:
         if attempt.then == "reset":
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            with contextlib.suppress(OSError):  # The service may have closed it.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         writer.transport.abort()
 
 
