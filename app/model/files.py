@@ -38,8 +38,7 @@ def read_file(folder: Path, key: str, name: str, sha256: str | None = None) -> b
     if not path.is_file():
         raise ModelRefused(f"{folder.name}: {key}: expected a file {name!r}, found none")
     data = path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 not in (None, found):
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
         section = key.partition(".")[0]
         raise ModelRefused(
             f"{folder.name}: {section}.sha256: expected {sha256}, {path.name} has {found}"
