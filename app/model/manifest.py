@@ -153,6 +153,7 @@ class LandmarkSpec(_Section):
     name: Label
     description: str = ""
     mirror: str = ""
+    group: str = ""
     presence_threshold: Annotated[float, Field(ge=0.0)] = 0.25
     region95_mm: Annotated[float, Field(gt=0.0)] | None = None
 

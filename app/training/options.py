@@ -55,6 +55,10 @@ class Options:
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
         rotation_deg: Largest random rotation.
+        scale: Largest relative change of size; None: what suits the network.
+        elastic_mm: Size of random elastic deformations; None: what suits the network.
+        contrast: Share of the images whose contrast is changed at random.
+        reflect: Share of the images that continue beyond the scan's border as its reflection.
         missing: How a landmark without a position counts.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
         cuts: Share of the steps whose scans are truncated among the landmarks.
@@ -79,6 +83,10 @@ class Options:
     device: str
     strict: bool
     rotation_deg: float = 180.0
+    scale: float | None = None
+    elastic_mm: float | None = None
+    contrast: float = 0.0
+    reflect: float = 0.0
     missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0

@@ -27,16 +27,21 @@ class Augmentation:
         elastic_mm: Standard deviation of the control points of the elastic deformation, per axis.
         elastic_knots: Its control points along each axis.
         crop: Probability that a slab of the image is blanked, as if it lay outside the scan.
+        reflect: Probability that the image continues beyond the scan's border, as its reflection.
+        contrast: Probability that values go through a random curve and a random bias field, as if
+            another scanner or sequence had taken the scan.
     """
 
     rotation_deg: float = 180.0
     scale: float = 0.1
     stretch: float = 0.03
-    shift_mm: float = 1.5
+    shift_mm: float = 0.0
     place: Literal["middle", "anywhere"] = "middle"
-    elastic_mm: float = 0.15
+    elastic_mm: float = 0.0
     elastic_knots: int = 5
     crop: float = 0.05
+    reflect: float = 0.0
+    contrast: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

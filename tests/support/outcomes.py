@@ -3,7 +3,7 @@
 import numpy as np
 
 from app.training.evaluate.outcomes import Outcome
-from app.voting.landmarks import Status
+from app.voting import Landmark, Status
 
 NAN = float("nan")
 
@@ -35,4 +35,24 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         coherence=0.7,
         region95_mm=region95_mm,
         known=known,
+    )
+
+
+def landmark(name: str, ras_mm: tuple[float, float, float] | None) -> Landmark:
+    """Make a landmark that is detected at a position, or not found, in a scan of 1 mm voxels."""
+    point = None if ras_mm is None else np.array(ras_mm)
+    return Landmark(
+        name=name,
+        description="",
+        status="not_found" if point is None else "detected",
+        ijk=point,
+        ras_mm=point,
+        confidence=0.9,
+        mass=0.8,
+        coherence=0.7,
+        spread_mm=0.5,
+        region95_mm=None,
+        disagreement_mm=0.1,
+        expected_ras_mm=None,
+        candidates=(),
     )

@@ -55,6 +55,8 @@ def evaluate(
         header = model_header(detector.model, leaked)
         write_report(measured.outcomes, header, specimens, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
+    if measured.seconds is not None:
+        console.print(f"{measured.seconds:.2f} s per scan (median), its file read", highlight=False)
     if leaked:
         # Last, so that it stands next to the errors in the terminal.
         warning = describe_leaked(leaked)

@@ -84,6 +84,41 @@ Cuts = Annotated[
         help="Share of the steps whose scans are truncated among the landmarks, like half scans.",
     ),
 ]
+Scale = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=0.5,
+        help="Largest random change of size. Default: 0.1; 0.04 for a second network.",
+    ),
+]
+Elastic = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="MM",
+        help="Standard deviation of random elastic deformations, for subjects that bend. Default: "
+        "a fraction of a voxel.",
+    ),
+]
+Contrast = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of the images whose contrast is changed at random, inverted even, so that the "
+        "model works on other scanners and sequences.",
+    ),
+]
+Reflect = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of the images that go on beyond the scan's border as its reflection, so that "
+        "the model works on scans that show more.",
+    ),
+]
 Start = Annotated[
     Path | None,
     typer.Option(metavar="MODEL", help="Model folder whose weights to start from.", **FOLDER),
@@ -145,6 +180,10 @@ def train(
     rate: Rate = 2e-3,
     seed: Seed = 1,
     rotation: Rotation = 180.0,
+    scale: Scale = None,
+    elastic: Elastic = None,
+    contrast: Contrast = 0.0,
+    reflect: Reflect = 0.0,
     missing: MissingIs = "unknown",
     intensity: Intensity = None,
     mirror: Mirror = False,
@@ -172,6 +211,7 @@ def train(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
         mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, missing=missing,
+        scale=scale, elastic_mm=elastic, contrast=contrast, reflect=reflect,
         intensity=options.read_intensity(intensity),
     )  # fmt: skip
     _train(given, check, second=False)
@@ -192,6 +232,9 @@ def refine(
     batch: Batch = 1,
     rate: Rate = 1.5e-3,
     seed: Seed = 1,
+    scale: Scale = None,
+    elastic: Elastic = None,
+    contrast: Contrast = 0.0,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
     start: Start = None,
@@ -214,6 +257,7 @@ def refine(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
         mirror=mirror, cuts=cuts, start=start,
+        scale=scale, elastic_mm=elastic, contrast=contrast,
     )  # fmt: skip
     _train(given, check, second=True)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from app.training.evaluate.outcomes import Outcome
 
-WITHIN_MM: Final = (0.25, 0.5, 1.0, 2.0)
-"""Radii of the success detection rates."""
+WITHIN_MM: Final[tuple[float, ...]] = (0.25, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0)
+"""Radii of the success detection rates: from 2 mm on those of the field's challenges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Accuracy:
         p95_mm: Its 95th percentile.
         largest_mm: Its maximum.
         mean_voxels: Its mean in voxels of each scan.
+        identified: Identification rate: share of all *present* landmarks that are identified.
         within: Success detection rates: share of all *present* landmarks within each of
             ``WITHIN_MM``, so that a missed one counts as a failure.
     """
@@ -34,6 +35,7 @@ class Accuracy:
     p95_mm: float
     largest_mm: float
     mean_voxels: float
+    identified: float
     within: tuple[float, ...]
 
 
@@ -72,6 +74,7 @@ def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
         p95_mm=float(np.percentile(mm, 95)),
         largest_mm=float(mm.max()),
         mean_voxels=float(np.nanmean(voxels)),
+        identified=sum(outcome.identified for outcome in outcomes) / present,
         within=tuple(float((mm <= radius).sum() / present) for radius in WITHIN_MM),
     )
 

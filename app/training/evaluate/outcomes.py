@@ -2,9 +2,12 @@
 
 import json
 import math
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -22,6 +25,12 @@ from app.training.options import Missing
 from app.voting import Landmark, Point, Status
 
 POSITIONS: Final = ("true_mm", "found_mm")
+
+IDENTIFIED_MM: Final = 20.0
+"""Of the identification rate for vertebrae: Glocker et al., MICCAI 2012."""
+
+
+NO_GROUPS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,9 @@ class Outcome:
         coherence: As answered.
         region95_mm: As answered; None unless detected by a calibrated model.
         beyond_mm: How far outside the volume its point lies; infinite where the file has none.
+        group: Of the landmark, as in the manifest.
+        identified: Whether the answer's position lies nearer to this landmark's point than to that
+            of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
     """
 
     scan: str
@@ -60,6 +72,8 @@ class Outcome:
     region95_mm: float | None
     beyond_mm: float = math.inf
     known: bool = True
+    group: str = ""
+    identified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +83,12 @@ class Measurement:
     Attributes:
         outcomes: One for each scan and landmark.
         failures: A line for each scan that could not be read or answered.
+        seconds: Median time of a scan, its file read; None if it was not taken.
     """
 
     outcomes: tuple[Outcome, ...]
     failures: tuple[str, ...]
+    seconds: float | None = None
 
 
 def validate(
@@ -115,7 +131,8 @@ def validate_scan(
     """
     volume = read_volume(files.scan.read_bytes())
     truth = read_landmarks(files.landmarks)
-    return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing)
+    groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}
+    return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing, groups)
 
 
 def measure(
@@ -139,17 +156,21 @@ def measure(
     outcomes: list[Outcome] = []
     failures: list[str] = []
     unknown: dict[str, None] = {}
+    seconds: list[float] = []
     for files in track(specimens, "Detecting", console=console):
         try:
             labels = read_landmarks(files.landmarks)
             unknown.update(dict.fromkeys(label for label in labels if label not in names))
+            begin = time.perf_counter()
             outcomes.extend(validate_scan(detector, files, missing))
+            seconds.append(time.perf_counter() - begin)
         except (LandmarkdError, OSError, ValueError) as error:
             failures.append(f"{files.name}: {error}")
     if unknown:
         message = f"the model does not know these landmarks of the files: {', '.join(unknown)}"
         console.print(f"[yellow]{message}[/yellow]", highlight=False, soft_wrap=True)
-    return Measurement(tuple(outcomes), tuple(failures))
+    taken = statistics.median(seconds) if seconds else None
+    return Measurement(tuple(outcomes), tuple(failures), taken)
 
 
 def compare(
@@ -158,6 +179,7 @@ def compare(
     truth: Mapping[str, Point],
     found: Iterable[Landmark],
     missing: Missing = "unknown",
+    groups: Mapping[str, str] = NO_GROUPS,
 ) -> tuple[Outcome, ...]:
     """Compare landmarks that were found with the truth.
 
@@ -168,6 +190,7 @@ def compare(
         found: One for each landmark of the model.
         missing: How a landmark counts that the truth does not have: as absent, or as of unknown
             presence.
+        groups: The group of each landmark, if it has one.
 
     Returns:
         One outcome for each of them.
@@ -197,9 +220,22 @@ def compare(
                 region95_mm=landmark.region95_mm,
                 beyond_mm=beyond,
                 known=known,
+                group=groups.get(landmark.name, ""),
             )
         )
-    return tuple(outcomes)
+    return tuple(replace(one, identified=_is_identified(one, outcomes)) for one in outcomes)
+
+
+def _is_identified(outcome: Outcome, others: Sequence[Outcome]) -> bool:
+    """Return whether an answer is nearer to its own true point than to any other of its group."""
+    if not outcome.error_mm <= IDENTIFIED_MM:  # NaN, too
+        return False
+    return all(
+        other.true_mm is None
+        or other.group != outcome.group
+        or outcome.error_mm <= np.linalg.norm(outcome.found_mm - other.true_mm)
+        for other in others
+    )
 
 
 def _distance_beyond(point: Point, volume: Volume) -> float:

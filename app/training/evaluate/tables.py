@@ -20,16 +20,21 @@ from app.training.evaluate.metrics import (
 from app.training.evaluate.outcomes import Outcome
 
 WITHIN: Final = tuple(f"within_{radius:g}mm_%" for radius in WITHIN_MM)
+IDENTIFIED: Final = "identified_%"
 LENGTHS: Final = ("mean_mm", "median_mm", "p95_mm", "largest_mm", "mean_voxels")
 HEADINGS: Final = (
-    "present", *LENGTHS, *WITHIN, "missed", "absent", "invented", "unknown", "in_region", "regions",
+    "present", *LENGTHS, *WITHIN, IDENTIFIED, "missed", "absent", "invented", "unknown",
+    "in_region", "regions",
 )  # fmt: skip
 """Columns of ``summary.csv``. Missed: present, but not detected. Invented: absent, but detected.
 Unknown: of unknown presence. In_region: errors within their 95 % region, of all ``regions``."""
 
 COUNTS: Final = ("present", "missed", "absent", "invented", "unknown")
 
-SHORT: Final = ("mean", "median", "p95", "max", "voxels", *(f"≤{mm:g}" for mm in WITHIN_MM))
+SHORT: Final = ("mean", "median", "p95", "max")
+FINE: Final = slice(0, 3)
+COARSE: Final = slice(3, 6)
+"""Success detection rates in the terminal: the finest, unless a typical error is above 1 mm."""
 
 MEANINGS: Final = (
     "Missed: present, but not detected. Invented: absent, but detected. Shares within a distance "
@@ -60,12 +65,15 @@ def sections(
     """
     keys: dict[str, Callable[[Outcome], str]] = {
         "all": lambda _: "all",
+        "group": lambda outcome: outcome.group or "other",
         "fold": lambda outcome: folds[outcome.scan],
         "landmark": lambda outcome: outcome.landmark,
         "scan": lambda outcome: outcome.scan,
     }
     if not folds:
         del keys["fold"]
+    if not any(outcome.group for outcome in outcomes):
+        del keys["group"]
     return tuple(
         (title, {name: format_metrics(members) for name, members in group(outcomes, key).items()})
         for title, key in keys.items()
@@ -81,6 +89,7 @@ def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
         cells |= {name: f"{getattr(accuracy, name):.3f}" for name in LENGTHS}
         rates = zip(WITHIN, accuracy.within, strict=True)
         cells |= {name: f"{100 * share:.1f}" for name, share in rates}
+        cells[IDENTIFIED] = f"{100 * accuracy.identified:.1f}"
     cells |= {name: str(getattr(presence, name)) for name in COUNTS}
     return cells | {"in_region": str(within), "regions": str(regions)}
 
@@ -98,17 +107,25 @@ def print_tables(
     if not outcomes:
         return
     console.print("errors in mm, and the share of present landmarks placed within so many mm, in %")
+    accuracy = measure_accuracy(outcomes)
+    shown = COARSE if accuracy is not None and accuracy.median_mm > 1.0 else FINE
+    radii = [f"≤{mm:g}" for mm in WITHIN_MM[shown]]
+    columns = (*WITHIN[shown], IDENTIFIED)
     for title, rows in sections(outcomes, folds):
         table = Table(Column(title, overflow="fold"), box=None, padding=(0, 1, 0, 0))
-        for heading in (*SHORT, "missed", "invented"):
+        for heading in (*SHORT, *radii, "named", "missed", "invented"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, cells in rows.items():
             missed = f"{cells['missed']}/{cells['present']}"
             invented = f"{cells['invented']}/{cells['absent']}"
-            rates = (cells[key].partition(".")[0] for key in WITHIN)
-            table.add_row(name, *(cells[key] for key in LENGTHS), *rates, missed, invented)
+            rates = [cells[key].partition(".")[0] for key in columns]
+            lengths = [cells[key] for key in LENGTHS[: len(SHORT)]]
+            table.add_row(name, *lengths, *rates, missed, invented)
         console.print(table, "")
-    console.print("missed: present, but not detected; invented: absent, but detected\n")
+    console.print(
+        "named: nearer to their own point than to another's, and within 20 mm, in %; "
+        "missed: present, but not detected; invented: absent, but detected\n"
+    )
     table = Table("status", "of present", "of absent", box=None)
     presence = measure_presence(outcomes)
     for status, (present, absent) in presence.statuses.items():
@@ -133,7 +150,7 @@ def write_tables(
         folds: The fold of each scan; empty: there are no folds.
     """
     plain = [
-        "scan", "landmark", "present", "status", "error_mm", "error_voxels",
+        "scan", "landmark", "present", "status", "error_mm", "error_voxels", "identified",
         "confidence", "mass", "coherence", "region95_mm",
     ]  # fmt: skip
     coordinates = [f"{which}_{axis}" for which in ("true", "found") for axis in "xyz"]

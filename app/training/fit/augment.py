@@ -23,9 +23,18 @@ from app.training.recipe import Augmentation
 NEAR_LANDMARK: Final = 0.75
 """Share of the images placed anywhere that show a chosen landmark; few others show one."""
 
+CONTRAST_KNOTS: Final = 5
+"""Values of a random contrast curve above 0, evenly spaced: tissues of one scan are fewer."""
+
+BIAS: Final = 0.3
+"""Standard deviation of the logarithm of a random bias field, at its control points."""
+
+BIAS_KNOTS: Final = 3
+"""Its control points along each axis: coils are large."""
+
 Vector = Float64[np.ndarray, " 3"]
-Knots = Float64[np.ndarray, "a b c 3"]
-"""Displacements at the control points of an elastic deformation, in voxels."""
+Knots = Float64[np.ndarray, "a b c n"]
+"""Values of a smooth field at its control points, such as displacements in voxels (n = 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,11 @@ def draw_sample(
     # The knots are rotated instead of the displacements of the many voxels.
     rotated = knots @ voxel_from_image[:3, :3].T
     index = index_grid(shape, voxel_from_image) + interpolate_grid(rotated, shape)
+    if rng.random() < augmentation.reflect:
+        index = reflect(index, specimen.voxels.shape)
     image = sample_at(specimen.voxels, index)
+    if rng.random() < augmentation.contrast:
+        image = change_contrast(image, rng)
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
     )
@@ -141,14 +154,14 @@ def random_rotation(max_deg: float, rng: np.random.Generator) -> Affine:
     return affine
 
 
-def interpolate_grid(knots: Knots, shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:
-    """Interpolate displacements at all voxels of an image, axis by axis; as ``interpolate_at``."""
+def interpolate_grid(knots: Knots, shape: Sequence[int]) -> Float[Tensor, "i j k n"]:
+    """Interpolate a smooth field at all voxels of an image, axis by axis; as ``interpolate_at``."""
     field = torch.from_numpy(knots).float()
     for axis, size in enumerate(shape):
         count = knots.shape[axis]
         position = torch.linspace(0, count - 1, size)[:, None]
         weights = (1 - (position - torch.arange(count)).abs()).clamp_min(0)
-        # Contracts the first axis and appends the new one, so the three come last in order.
+        # Contracts the first axis and appends the new one, so the axes come last in order.
         field = torch.tensordot(field, weights, dims=([0], [1]))
     return field.movedim(0, -1)
 
@@ -194,6 +207,28 @@ def draw_visible(
 def in_reach(index: Float[Tensor, "i j k 3"], shape: Sequence[int]) -> Bool[Tensor, "i j k"]:
     """Return where the interpolation of a scan at fractional indices uses any of its voxels."""
     return ((index > -1) & (index < torch.tensor(shape))).all(dim=-1)
+
+
+def reflect(index: Float[Tensor, "i j k 3"], shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:
+    """Fold fractional indices back into a scan at its outermost voxels, as often as it takes."""
+    last = torch.tensor(shape) - 1.0
+    return last - (index.remainder(2 * last.clamp_min(0.5)) - last).abs()
+
+
+def change_contrast(
+    image: Float[Tensor, "i j k"], rng: np.random.Generator
+) -> Float[Tensor, "i j k"]:
+    """Map values around [0, 1] by a random curve, and multiply them by a random bias field.
+
+    The curve is piecewise linear with random values at its knots, so that bright tissues may become
+    dark ones, and it keeps 0 at 0: air is dark in any contrast.
+    """
+    curve = torch.tensor([0.0, *rng.uniform(0.0, 1.0, CONTRAST_KNOTS)], dtype=torch.float32)
+    position = image.clamp(0.0, 1.0) * CONTRAST_KNOTS
+    below = position.long().clamp_max(CONTRAST_KNOTS - 1)
+    mapped = torch.lerp(curve[below], curve[below + 1], position - below)
+    knots = BIAS * rng.standard_normal((*[BIAS_KNOTS] * 3, 1))
+    return mapped * interpolate_grid(knots, image.shape)[..., 0].exp()
 
 
 def jitter(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:

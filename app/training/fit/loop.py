@@ -30,7 +30,7 @@ from app.training.fit.checkpoint import Stateful, resume, save, start
 from app.training.fit.export import attach_refine, write_model_folder
 from app.training.fit.losses import make_targets, vote_loss
 from app.training.fit.progress import TrainingProgress
-from app.training.fit.truncation import draw_normal, trim, truncate
+from app.training.fit.truncation import draw_axis, draw_normal, trim, truncate
 from app.training.recipe import Recipe
 from app.training.record import Record
 
@@ -188,7 +188,7 @@ def truncate_batch(
     A network that sees scans whole then gets a smaller image, as it does in service.
     """
     whole = recipe.sees == "whole"
-    normal = draw_normal(whole, rng)
+    normal = draw_axis(samples, rng) if whole else draw_normal(rng)
     truncated = [truncate(sample, normal, rng) for sample in samples]
     return trim(truncated, recipe.divisor) if whole else truncated
 

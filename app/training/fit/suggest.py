@@ -42,10 +42,22 @@ REFINE_SPACING: Final = 0.6
 REFINE_MARGIN: Final = 0.065
 """Around the mean shape, as a share of its diagonal: subjects differ, and context helps."""
 
-POSE_ERRORS: Final = Augmentation(
-    rotation_deg=8.0, scale=0.04, stretch=0.03, shift_mm=0.4, elastic_mm=0.15, crop=0.03
-)
-"""A first network is off by a degree or two and a few tenths of a millimetre; these are more."""
+SHIFT_VOXELS: Final = 3.5
+ELASTIC_VOXELS: Final = 0.36
+"""Default shift and elastic deformation for a first network, in voxels of its grid."""
+
+POSE_ERRORS: Final = Augmentation(rotation_deg=8.0, scale=0.04, stretch=0.03, crop=0.03)
+"""A first network is off by a degree or two; these are more."""
+
+REFINE_ASPECT: Final = 0.25
+"""Least edge of its tile over the longest one: all landmarks may lie in a plane."""
+
+POSE_SHIFT_VOXELS: Final = 1.6
+POSE_ELASTIC_VOXELS: Final = 0.6
+"""Likewise in voxels of a second network's grid: a first one is off by a few tenths of these."""
+
+UPRIGHT_DEG: Final = 45.0
+"""Scans that are turned by no more than this keep their own proportions in a training image."""
 
 GIB: Final = 1 << 30
 
@@ -81,17 +93,28 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
     spacing, spacing_choice = _choose_spacing(options, checked)
     tile, tile_choice = _choose_tile(options, checked, spacing)
     whole = tile == WHOLE
-    edge = WHOLE_EDGE if whole else int(tile)
     recipe = replace(
         _base_recipe(options, spacing),
-        tile_shape=(edge, edge, edge),
         sees="whole" if whole else "tiles",
-        augmentation=Augmentation(
-            rotation_deg=options.rotation_deg, place="middle" if whole else "anywhere"
+        augmentation=_adapt(
+            Augmentation(
+                rotation_deg=options.rotation_deg,
+                shift_mm=SHIFT_VOXELS * spacing,
+                elastic_mm=ELASTIC_VOXELS * spacing,
+                place="middle" if whole else "anywhere",
+            ),
+            options,
         ),
     )
-    if not whole and edge % recipe.divisor:
-        raise BadParameter(f"--tile: expected a multiple of {recipe.divisor} voxels, got {edge}")
+    if whole:
+        recipe = replace(recipe, tile_shape=_whole_shape(recipe, checked.specimens))
+    else:
+        edge = int(tile)
+        if edge % recipe.divisor:
+            raise BadParameter(
+                f"--tile: expected a multiple of {recipe.divisor} voxels, got {edge}"
+            )
+        recipe = replace(recipe, tile_shape=(edge, edge, edge))
     recipe, batch_choice = _fit_memory(options, recipe, checked)
     return recipe, [spacing_choice, _radius_choice(options, recipe), tile_choice, batch_choice]
 
@@ -126,13 +149,21 @@ def suggest_refine_recipe(
     recipe = _base_recipe(options, spacing)
     diagonal = float(np.linalg.norm(np.nanmax(mean, axis=0) - np.nanmin(mean, axis=0)))
     half = np.nanmax(np.abs(mean), axis=0) + REFINE_MARGIN * diagonal
+    half = np.maximum(half, REFINE_ASPECT * half.max())
     edges = -(-2 * half / spacing // recipe.divisor).astype(int) * recipe.divisor
     i, j, k = edges.tolist()
     recipe = replace(
         recipe,
         sees="posed",
         tile_shape=(i, j, k),
-        augmentation=POSE_ERRORS,
+        augmentation=_adapt(
+            replace(
+                POSE_ERRORS,
+                shift_mm=POSE_SHIFT_VOXELS * spacing,
+                elastic_mm=POSE_ELASTIC_VOXELS * spacing,
+            ),
+            options,
+        ),
         intensity=first.input.intensity,
     )
     recipe, batch_choice = _fit_memory(options, recipe, checked)
@@ -186,6 +217,32 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
         intensity=options.intensity or PERCENTILES,
         cuts=options.cuts,
     )
+
+
+def _adapt(augmentation: Augmentation, options: Options) -> Augmentation:
+    """Take the random changes that the options name."""
+    return replace(
+        augmentation,
+        scale=augmentation.scale if options.scale is None else options.scale,
+        elastic_mm=augmentation.elastic_mm if options.elastic_mm is None else options.elastic_mm,
+        contrast=options.contrast,
+        reflect=options.reflect,
+    )
+
+
+def _whole_shape(recipe: Recipe, specimens: Sequence[SpecimenSummary]) -> tuple[int, int, int]:
+    """Choose the shape of training images for a network that sees scans whole.
+
+    Scans that come in any orientation fit into a cube; those that stay upright keep the proportions
+    of a typical one, in no more voxels.
+    """
+    if recipe.augmentation.rotation_deg > UPRIGHT_DEG:
+        return (WHOLE_EDGE, WHOLE_EDGE, WHOLE_EDGE)
+    extents = [np.abs(one.affine[:3, :3]) @ np.asarray(one.shape) for one in specimens]
+    edges = np.median(extents, axis=0) / recipe.spacing_mm
+    edges *= min(1.0, WHOLE_EDGE / float(np.prod(edges)) ** (1 / 3))
+    i, j, k = (-(-edges // recipe.divisor).astype(int) * recipe.divisor).tolist()
+    return (i, j, k)
 
 
 def _radius_choice(options: Options, recipe: Recipe) -> Choice:

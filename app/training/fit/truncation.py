@@ -28,18 +28,20 @@ most of the bone is cut away, and 17 % darker, where most of it stays."""
 Normal = Float64[np.ndarray, " 3"]
 
 
-def draw_normal(along_axes: bool, rng: np.random.Generator) -> Normal:
-    """Draw the direction of a plane.
+def draw_axis(samples: Sequence[Sample], rng: np.random.Generator) -> Normal:
+    """Draw the direction of a plane: an axis of the image, as those of a scan's borders are.
 
-    Args:
-        along_axes: Whether it is along an axis of the image, as a scan's own border is.
-        rng: Source of the randomness.
-
-    Returns:
-        The normal of the plane, of length 1.
+    Axes are drawn in proportion to how far the landmarks extend along them: a spine is cut between
+    its vertebrae.
     """
-    if along_axes:
-        return np.asarray(np.eye(3)[int(rng.integers(3))])
+    points = np.concatenate([sample.points for sample in samples])
+    known = points[np.isfinite(points).all(axis=1)]
+    extent = np.ptp(known, axis=0) + 1.0 if len(known) else np.ones(3)
+    return np.asarray(np.eye(3)[rng.choice(3, p=extent / extent.sum())])
+
+
+def draw_normal(rng: np.random.Generator) -> Normal:
+    """Draw the direction of a plane, of length 1, from all alike."""
     normal = rng.standard_normal(3)
     return np.asarray(normal / np.linalg.norm(normal))
 

@@ -6,7 +6,13 @@ import numpy as np
 import torch
 
 from app.preprocessing.posed_grid import index_grid
-from app.training.fit.augment import draw_sample, interpolate_at, interpolate_grid
+from app.training.fit.augment import (
+    change_contrast,
+    draw_sample,
+    interpolate_at,
+    interpolate_grid,
+    reflect,
+)
 from app.training.recipe import Augmentation
 from tests.support.training_data import blob_specimen
 
@@ -65,3 +71,32 @@ def test_the_image_is_exactly_zero_outside_the_scan_and_where_it_is_blanked() ->
         assert image[inside].std() > 0
         # A corner of the image is farther from the scan than any of its voxels.
         assert not any(image[i, j, k] for i in (0, -1) for j in (0, -1) for k in (0, -1))
+
+
+def test_a_reflected_scan_goes_on_beyond_its_border() -> None:
+    index = torch.tensor([[-2.0, 0.5, 0.0], [3.0, 4.5, 0.0], [5.5, 11.0, 0.0]])[None, None]
+    folded = reflect(index, (4, 5, 1))
+    expected = torch.tensor([[2.0, 0.5, 0.0], [3.0, 3.5, 0.0], [0.5, 3.0, 0.0]])[None, None]
+    torch.testing.assert_close(folded, expected)
+    specimen = replace(blob_specimen(3), voxels=torch.full((50, 60, 55), 0.5))
+    everywhere = Augmentation(crop=0.0, reflect=1.0, shift_mm=9.0)
+    sample = draw_sample(specimen, (70, 64, 72), SPACING, everywhere, np.random.default_rng(1))
+    assert (sample.image != 0).all()
+
+
+def test_another_contrast_keeps_air_dark_and_changes_the_rest() -> None:
+    ramp = torch.linspace(-0.1, 1.2, 24 * 8 * 8).reshape(24, 8, 8)
+    changed = [change_contrast(ramp, np.random.default_rng(seed)) for seed in range(8)]
+    assert all((image[ramp <= 0] == 0).all() for image in changed)
+    assert all(image.isfinite().all() and image.min() >= 0 for image in changed)
+    # Some curves make the brightest values darker than the middle ones.
+    assert {bool(image[-1].mean() < image[12].mean()) for image in changed} == {True, False}
+
+
+def test_without_elastic_deformation_points_move_with_the_affine_alone() -> None:
+    specimen = blob_specimen(2)
+    plain = Augmentation(rotation_deg=0.0, scale=0.0, stretch=0.0, crop=0.0)
+    sample = draw_sample(specimen, SHAPE, SPACING, plain, np.random.default_rng(0))
+    centre = np.nanmean(specimen.points, axis=0)
+    expected = (specimen.points - centre) / SPACING + (np.array(SHAPE) - 1) / 2
+    np.testing.assert_allclose(sample.points, expected, atol=1e-4)

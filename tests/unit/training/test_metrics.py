@@ -32,8 +32,8 @@ def test_accuracy_counts_placed_landmarks_and_rates_count_missed_ones_too() -> N
     assert accuracy.mean_mm == pytest.approx(0.5)
     assert (accuracy.median_mm, accuracy.largest_mm) == (0.3, 1.1)
     assert accuracy.mean_voxels == pytest.approx(1.0)
-    assert WITHIN_MM == (0.25, 0.5, 1.0, 2.0)
-    assert accuracy.within == (0.25, 0.5, 0.5, 0.75)
+    assert WITHIN_MM == (0.25, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0)
+    assert accuracy.within == (0.25, 0.5, 0.5, 0.75, 0.75, 0.75, 0.75)
 
 
 def test_nothing_placed_has_no_accuracy() -> None:

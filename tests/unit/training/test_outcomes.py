@@ -3,8 +3,11 @@
 import math
 from pathlib import Path
 
-from app.training.evaluate.outcomes import Measurement, read_outcomes, write_outcomes
-from tests.support.outcomes import outcome
+import numpy as np
+
+from app.io import Volume
+from app.training.evaluate.outcomes import Measurement, compare, read_outcomes, write_outcomes
+from tests.support.outcomes import landmark, outcome
 
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -17,3 +20,18 @@ def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert repr(measured.outcomes) == repr(some)
     assert measured.outcomes[0].error_mm == 0.1 + 0.2
     assert math.isinf(measured.outcomes[1].beyond_mm)
+
+
+def test_a_landmark_is_identified_if_its_own_point_is_the_nearest_of_its_group() -> None:
+    """Groups are compared by themselves: a corner lies near a centre all the same."""
+    truth = {"L1": np.array([0.0, 0, 36]), "L2": np.zeros(3), "L1 corner": np.array([0.0, 0, 24])}
+    groups = {"L1": "centre", "L2": "centre", "L1 corner": "corner"}
+    found = (
+        landmark("L1", (0.0, 0.0, 23.0)),
+        landmark("L2", (0.0, 0.0, 19.0)),
+        landmark("L1 corner", (0.0, 0.0, 3.0)),
+    )
+    volume = Volume(np.zeros((80, 80, 80)), np.eye(4), 0, "", ())
+    outcomes = compare("one", volume, truth, found, groups=groups)
+    assert [one.identified for one in outcomes] == [True, False, False]
+    assert [one.group for one in outcomes] == list(groups.values())

@@ -6,7 +6,7 @@ import torch
 
 from app.training.fit.augment import Sample
 from app.training.fit.loop import draw_batches, truncate_batch
-from app.training.fit.truncation import KEPT_SHARE, draw_normal, trim, truncate
+from app.training.fit.truncation import KEPT_SHARE, draw_axis, draw_normal, trim, truncate
 from app.training.recipe import Recipe
 from tests.support.training_data import blob_specimen
 
@@ -39,7 +39,8 @@ def test_truncation_keeps_some_of_the_landmarks_and_nothing_beyond_the_plane(
     random = np.random.default_rng(2)
     sides = set()
     for seed in range(20):
-        sample, normal = make_sample(seed), draw_normal(along_axes, random)
+        sample = make_sample(seed)
+        normal = draw_axis([sample], random) if along_axes else draw_normal(random)
         assert np.linalg.norm(normal) == pytest.approx(1.0)
         cut = truncate(sample, normal, random)
         assert KEPT_SHARE[0] - 0.1 <= seen(cut).mean() <= KEPT_SHARE[1] + 0.1
@@ -67,7 +68,7 @@ def test_a_sample_without_landmarks_is_not_truncated() -> None:
 def test_trimmed_samples_have_one_shape_and_keep_all_visible_voxels() -> None:
     random = np.random.default_rng(5)
     for seed in range(10):
-        normal = draw_normal(along_axes=True, rng=random)
+        normal = draw_axis([make_sample(seed)], random)
         cut = [truncate(make_sample(n), normal, random) for n in (seed, seed + 100)]
         trimmed = trim(cut, 8)
         shapes = {tuple(sample.image.shape[1:]) for sample in trimmed}
@@ -105,3 +106,14 @@ def test_batches_are_truncated_as_often_as_asked_and_depend_on_the_seed_alone() 
     assert 0 < sum(whole) < 6
     for (_, one), (_, other) in zip(first, second, strict=True):
         assert torch.equal(one[0].image, other[0].image)
+
+
+def test_scans_are_cut_where_the_landmarks_lie() -> None:
+    """A spine is cut between its vertebrae, and hardly ever lengthwise."""
+    points = np.zeros((COUNT, 3))
+    points[:, 2] = np.linspace(0, 40, COUNT)
+    spine = Sample(torch.ones(1, *SHAPE), points, torch.ones(SHAPE).bool())
+    random = np.random.default_rng(1)
+    axes = np.sum([draw_axis([spine, spine], random) for _ in range(400)], axis=0)
+    assert axes[2] > 350
+    assert axes[:2].min() > 0
