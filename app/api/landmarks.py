@@ -40,7 +40,9 @@ class LandmarksQuery(BaseModel):
         None, description="Name of the model. Unset: the service's default model."
     )
     format: str | None = Field(
-        None, description="json, mrk.json, csv, tsv, fcsv or long. Takes precedence over Accept."
+        None,
+        description="json, mrk.json, csv, tsv, fcsv, long or measurements. Takes precedence over "
+        "Accept.",
     )
     timeout_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
@@ -132,6 +134,7 @@ class _Detection:
             model=model_ref(self.model),
             request_id=self.record.request_id,
             timing=timing_of(detection, receive_ms=self.upload.receive_ms, total_ms=total_ms),
+            measurements=self.model.manifest.measurements,
             candidates=self.query.candidates,
         )
 

@@ -89,5 +89,6 @@ class LocalDetector:
             model=model_ref(self._model),
             request_id=uuid.uuid4().hex,
             timing=timing_of(detection, receive_ms=0.0, total_ms=total_ms),
+            measurements=self._model.manifest.measurements,
             candidates=True,
         )

@@ -9,6 +9,7 @@ detector       composes them: prepare, run, finish; ``Detector.detect`` does it 
 load           a model folder, which must pass its self-check
 verification   how far landmarks shift when networks compute in a lower precision
 precompile     fills Numba's cache when the service is installed
+measurements   distances and angles between landmarks, with intervals
 votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
@@ -24,15 +25,16 @@ from app.inference.detector import Detection, Detector, StageTimes, describe, st
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
+from app.inference.measurements import Measurement, measure_landmarks
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
-    "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState", "StageTimes",
-    "Verification", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
-    "describe", "forecast", "forecast_votes", "launch", "launch_batch", "load_checked", "model_ref",
-    "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
-    "verify_precisions",
+    "Detection", "Detector", "Forecast", "InFlightBatch", "Measurement", "Refiner", "ScanState",
+    "StageTimes", "Verification", "VotesRequest", "answer_votes", "build_answer", "collect",
+    "collect_batch", "describe", "forecast", "forecast_votes", "launch", "launch_batch",
+    "load_checked", "measure_landmarks", "model_ref", "pose_of", "self_check", "stage_times",
+    "timing_of", "translate_out_of_memory", "verify_precisions",
 ]  # fmt: skip

@@ -1,22 +1,25 @@
 """Detection -> LandmarksAnswer: the JSON that clients get."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.inference.detector import Detection
+from app.inference.measurements import Measurement, measure_landmarks
 from app.io import (
     CandidateAnswer,
     LandmarkAnswer,
     LandmarksAnswer,
+    MeasurementAnswer,
     ModelRef,
     Row,
     TimingAnswer,
     Triple,
     VolumeAnswer,
 )
-from app.model import LoadedModel
+from app.model import LoadedModel, MeasurementSpec
 from app.voting import Candidate, Landmark, Point
 
 
@@ -26,6 +29,7 @@ def build_answer(
     model: ModelRef,
     request_id: str,
     timing: TimingAnswer,
+    measurements: Sequence[MeasurementSpec] = (),
     candidates: bool = False,
 ) -> LandmarksAnswer:
     """Convert a detection to the answer for its client.
@@ -35,6 +39,7 @@ def build_answer(
         model: The model that found them.
         request_id: Of the request.
         timing: In ms.
+        measurements: What to measure between the landmarks.
         candidates: Whether to list all modes of each landmark.
 
     Returns:
@@ -52,9 +57,19 @@ def build_answer(
             digest=volume.digest,
         ),
         landmarks=[_landmark(landmark, candidates) for landmark in detection.landmarks],
+        measurements=[_measurement(one) for one in measure_detection(detection, measurements)],
         warnings=list(detection.warnings),
         timing_ms=timing,
     )
+
+
+def measure_detection(
+    detection: Detection, specs: Sequence[MeasurementSpec]
+) -> tuple[Measurement, ...]:
+    """Measure between the landmarks that were found."""
+    found = detection.landmarks
+    positions = {landmark.name: landmark.ras_mm for landmark in found}
+    return measure_landmarks(specs, positions, {one.name: one.region95_mm for one in found})
 
 
 def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:
@@ -90,6 +105,18 @@ def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:
         disagreement_mm=_finite(landmark.disagreement_mm),
         expected_ras_mm=_finite_triple(landmark.expected_ras_mm),
         candidates=modes,
+    )
+
+
+def _measurement(measured: Measurement) -> MeasurementAnswer:
+    value, half = measured.value, measured.half_width
+    return MeasurementAnswer(
+        name=measured.spec.name,
+        description=measured.spec.description,
+        unit=measured.spec.unit,
+        value=value,
+        interval95=None if value is None or half is None else (value - half, value + half),
+        reason=measured.reason,
     )
 
 

@@ -19,6 +19,7 @@ from app.io.schemas import (
     LandmarkAnswer,
     LandmarkInfo,
     LandmarksAnswer,
+    MeasurementAnswer,
     ModelInfo,
     ModelRef,
     ModelsAnswer,
@@ -51,9 +52,9 @@ from app.io.volume import (
 __all__ = [
     "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "UNIT_WARNINGS", "AliveAnswer",
     "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content", "DeviceInfo", "Format",
-    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "ModelInfo", "ModelRef", "ModelSummary",
-    "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple",
-    "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "declared_frame",
-    "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
-    "read_volume",
+    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo",
+    "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row",
+    "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
+    "check_spacing", "declared_frame", "is_landmark_file", "landmark_stem", "markups_json",
+    "negotiate_format", "read_landmarks", "read_volume",
 ]  # fmt: skip

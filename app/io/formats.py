@@ -7,7 +7,13 @@ from typing import Final, TypeVar
 
 from app.errors import UnknownFormat
 from app.io.schemas import LandmarksAnswer
-from app.io.slicer import write_fcsv, write_long, write_mrk_json, write_table
+from app.io.slicer import (
+    write_fcsv,
+    write_long,
+    write_measurements,
+    write_mrk_json,
+    write_table,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ FORMATS: Final = (
     AnswerFormat("tsv", "text/tab-separated-values", partial(write_table, separator="\t")),
     AnswerFormat("fcsv", "text/vnd.slicer.fcsv", write_fcsv),
     AnswerFormat("long", "text/csv", write_long),
+    AnswerFormat("measurements", "text/csv", write_measurements),
 )
 
 

@@ -64,6 +64,20 @@ class LandmarkAnswer(_WireModel):
     )
 
 
+class MeasurementAnswer(_WireModel):
+    """One measurement between landmarks."""
+
+    name: str
+    description: str
+    unit: Literal["mm", "deg", ""] = Field(description="Empty for a ratio.")
+    value: float | None = Field(description="Null where a landmark is missing.")
+    interval95: tuple[float, float] | None = Field(
+        description="Bounds that hold the true value with 95 %; null where a landmark has no 95 % "
+        "region."
+    )
+    reason: str = Field(description="Why value or interval are null.")
+
+
 class ModelRef(_WireModel):
     """The model that answered."""
 
@@ -105,6 +119,9 @@ class LandmarksAnswer(_WireModel):
     model: ModelRef
     volume: VolumeAnswer
     landmarks: list[LandmarkAnswer]
+    measurements: list[MeasurementAnswer] = Field(
+        default=[], description="Those that the model names."
+    )
     warnings: list[str]
     timing_ms: TimingAnswer
 

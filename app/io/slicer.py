@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from app.geometry import LPS_FROM_RAS, Points, transform
-from app.io.schemas import LandmarksAnswer, Triple
+from app.io.schemas import LandmarksAnswer, MeasurementAnswer, Triple
 
 RasPoint = Float64[np.ndarray, " 3"]
 Frame = Literal["LPS", "RAS"]
@@ -44,6 +44,9 @@ LONG_COLUMNS: Final = (
     "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
     "spread_mm", "region95_mm", "description",
 )  # fmt: skip
+MEASUREMENT_COLUMNS: Final = (
+    "name", "value", "unit", "low95", "high95", "reason", "description",
+)  # fmt: skip
 # vtkMRMLMarkupsNode::PositionStatus, written after the columns that the header names.
 FCSV_UNDEFINED: Final = 0
 FCSV_DEFINED: Final = 2
@@ -62,7 +65,18 @@ def write_mrk_json(answer: LandmarksAnswer) -> bytes:
         "controlPointValues": [landmark.confidence or 0.0 for landmark in landmarks],
     }
     points = [(landmark.name, landmark.description, landmark.lps_mm) for landmark in landmarks]
-    return _markups(answer.model.name, points, [confidence]).encode()
+    measured = [
+        {
+            "name": one.name,
+            "enabled": True,
+            "value": one.value,
+            "units": one.unit,
+            "description": _interval(one),
+        }
+        for one in answer.measurements
+        if one.value is not None
+    ]
+    return _markups(points, [confidence, *measured]).encode()
 
 
 def markups_json(names: Sequence[str], points: Points) -> str:
@@ -78,7 +92,7 @@ def markups_json(names: Sequence[str], points: Points) -> str:
     lps = transform(LPS_FROM_RAS, points)
     positions = [(x, y, z) if np.isfinite([x, y, z]).all() else None for x, y, z in lps.tolist()]
     described = [(name, "", lps_mm) for name, lps_mm in zip(names, positions, strict=True)]
-    return _markups("landmarks", described, [])
+    return _markups(described, [])
 
 
 def write_fcsv(answer: LandmarksAnswer) -> bytes:
@@ -90,7 +104,8 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
         texts = (landmark.name, landmark.description, "")
         rows.append((number, *position, *flags, *texts, status, 0))
-    return FCSV_HEADER.encode() + _table(rows, ",")
+    remarks = "".join(f"# {_measured(one)}\n" for one in answer.measurements)
+    return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
 
 
 def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
@@ -164,12 +179,38 @@ def landmark_stem(path: Path) -> str:
     return path.stem
 
 
+def _measured(measurement: MeasurementAnswer) -> str:
+    """Describe a measurement in one line."""
+    value = "none" if measurement.value is None else f"{measurement.value:.2f} {measurement.unit}"
+    return f"{measurement.name}: {value} ({_interval(measurement)})"
+
+
+def write_measurements(answer: LandmarksAnswer) -> bytes:
+    """Write a CSV with one row for each measurement; empty cell: unknown."""
+    rows: list[Iterable[object]] = [MEASUREMENT_COLUMNS]
+    for one in answer.measurements:
+        interval = one.interval95 or ("", "")
+        rows.append((one.name, one.value, one.unit, *interval, one.reason, one.description))
+    return _table(rows, ",")
+
+
+def _interval(measurement: MeasurementAnswer) -> str:
+    """Describe how sure a measurement is."""
+    if measurement.interval95 is None:
+        return measurement.reason
+    low, high = measurement.interval95
+    return f"95 % interval {low:.2f} to {high:.2f}"
+
+
 def _markups(
-    name: str,
     points: Iterable[tuple[str, str, Triple | None]],
     measurements: Sequence[Mapping[str, object]],
 ) -> str:
-    """Write a Markups file from labels, descriptions and positions in mm, LPS."""
+    """Write a Markups file from labels, descriptions and positions in mm, LPS.
+
+    It has no name of its own: Slicer then names the list after the file, so that those of many
+    scans can be told apart.
+    """
     controls = [
         {
             "id": str(number),
@@ -187,7 +228,6 @@ def _markups(
     ]
     markup = {
         "type": "Fiducial",
-        "name": name,
         "coordinateSystem": "LPS",
         "coordinateUnits": "mm",
         "locked": False,

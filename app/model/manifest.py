@@ -30,6 +30,11 @@ LowerPrecision = Literal["bfloat16", "float16"]
 LOWER_PRECISIONS: Final[tuple[LowerPrecision, ...]] = get_args(LowerPrecision)
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 
+POINTS_OF: Final = {
+    "distance": 2, "angle": 4, "plane_angle": 6, "line_distance": 3, "projection": 4, "ratio": 4,
+}  # fmt: skip
+"""Number of points of each kind of measurement."""
+
 ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -158,6 +163,31 @@ class LandmarkSpec(_Section):
     region95_mm: Annotated[float, Field(gt=0.0)] | None = None
 
 
+class MeasurementSpec(_Section):
+    """One measurement between landmarks; see ``app.inference.measurements``."""
+
+    name: Label
+    description: str = ""
+    kind: Literal["distance", "angle", "plane_angle", "line_distance", "projection", "ratio"]
+    points: tuple[str, ...]
+    plane: Literal["sagittal", "coronal", "axial"] | None = None
+    interval_scale: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+
+    @model_validator(mode="after")
+    def _check_points(self) -> "MeasurementSpec":
+        count = POINTS_OF[self.kind]
+        if len(self.points) != count:
+            raise ValueError(f"expected {count} points for {self.kind}, got {len(self.points)}")
+        if self.kind == "plane_angle" and self.plane is not None:
+            raise ValueError("expected no plane with plane_angle: its points span two")
+        return self
+
+    @property
+    def unit(self) -> Literal["mm", "deg", ""]:
+        """Of its value; a ratio has none."""
+        return "deg" if "angle" in self.kind else "" if self.kind == "ratio" else "mm"
+
+
 class SelfCheckSpec(_Section):
     """What is run when the model is loaded; it is ready only if this passes."""
 
@@ -200,7 +230,22 @@ class Manifest(_Section):
     refine: RefineSpec | None = None
     precision: PrecisionSpec = PrecisionSpec()
     landmarks: Annotated[tuple[LandmarkSpec, ...], Field(min_length=1, max_length=4096)]
+    measurements: Annotated[tuple[MeasurementSpec, ...], Field(max_length=1024)] = ()
     selfcheck: SelfCheckSpec
+
+    @model_validator(mode="after")
+    def _check_measurements(self) -> "Manifest":
+        known = {landmark.name for landmark in self.landmarks}
+        names = [spec.name for spec in self.measurements]
+        if len(set(names)) != len(names):
+            raise ValueError("expected every name of a measurement once")
+        for spec in self.measurements:
+            unknown = [name for name in spec.points if name not in known]
+            if unknown:
+                raise ValueError(
+                    f"measurement {spec.name!r}: expected names of landmarks, got {unknown[0]!r}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> "Manifest":

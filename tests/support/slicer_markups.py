@@ -37,10 +37,13 @@ class ControlPoint(Part):
 
 
 class Measurement(Part):
-    """A number for each point."""
+    """A number, or one for each point."""
 
     name: str = ""
     enabled: bool = True
+    value: Number | None = None
+    units: str = ""
+    description: str = ""
     print_format: str = ""
     control_point_values: list[Number] = []
 

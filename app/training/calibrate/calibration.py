@@ -22,6 +22,7 @@ from app.training.calibrate.calibration_runs import (
 from app.training.calibrate.regions import (
     COVERAGE,
     Region,
+    calibrate_intervals,
     calibrate_regions,
     detected_errors,
     leave_one_out,
@@ -46,11 +47,13 @@ class Calibration:
         regions: By landmark.
         thresholds: Of each network; None where masses are too few.
         folds: The folds whose models the runs are of; None: they are of the model itself.
+        scales: By measurement: what its propagated interval must be multiplied by.
     """
 
     regions: Mapping[str, Region]
     thresholds: Sequence[Thresholds | None]
     folds: Folds | None
+    scales: Mapping[str, float]
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
@@ -141,7 +144,8 @@ def calibrate_model(
     regions = calibrate_regions(whole, names)
     if regions is None:
         raise BadParameter(describe_too_few(whole))
-    calibration = Calibration(regions, choose_thresholds(model, before), folds)
+    scales = calibrate_intervals(model.manifest.measurements, whole, regions)
+    calibration = Calibration(regions, choose_thresholds(model, before), folds, scales)
     titles = ("thresholds", "thresholds of the second network")
     networks = zip(titles, calibration.thresholds, networks_of(model), strict=False)
     for title, chosen, network in networks:
@@ -151,6 +155,9 @@ def calibrate_model(
     if len({run.scan for run in before}) == 1:
         console.print("[yellow]One scan: its thresholds were measured on itself.[/yellow]")
     console.print(calibration.summary())
+    if scales:
+        low, high = min(scales.values()), max(scales.values())
+        console.print(f"intervals of measurements: {low:.2f} to {high:.2f} times what propagates")
     shares = leave_one_out(whole, names)
     covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
     console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
@@ -258,9 +265,17 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
                 # Rounded up, as the coverage of the radius holds for no smaller one.
                 radius = calibration.regions[landmark["name"]].radius_mm
                 landmark["region95_mm"] = math.ceil(1000 * radius) / 1000
+        _write_scales(document, calibration.scales)
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
     if refine is not None:
         attach_refine(folders[-1])
     if calibration.folds is not None:
         text = f"By `landmarkd calibrate --folds`: {calibration.summary()}."
         write_section(folder, "calibration", f"## 95 % regions\n\n{text}")
+
+
+def _write_scales(document: tomlkit.TOMLDocument, scales: Mapping[str, float]) -> None:
+    """Set the factor of each measurement's interval, rounded up."""
+    for measurement in document.get("measurements", []):
+        if measurement["name"] in scales:
+            measurement["interval_scale"] = math.ceil(1000 * scales[measurement["name"]]) / 1000

@@ -25,6 +25,8 @@ from typing import Final
 
 import numpy as np
 
+from app.model import MeasurementSpec
+from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
 
@@ -77,6 +79,35 @@ def calibrate_regions(
         name: conformal_region(detected_errors(members.get(name, ())), own=True) for name in names
     }
     return {name: region or shared for name, region in own.items()}
+
+
+def calibrate_intervals(
+    specs: Sequence[MeasurementSpec], outcomes: Sequence[Outcome], regions: Mapping[str, Region]
+) -> dict[str, float]:
+    """Compute by how much the intervals of measurements must be wider than errors propagate.
+
+    Errors of landmarks are not independent, and not alike in all directions.
+
+    Args:
+        specs: The measurements.
+        outcomes: On scans that the model was not trained on.
+        regions: Of each landmark.
+
+    Returns:
+        The factor of each measurement, from its own scans if they are enough, else from those of
+        all measurements; empty if even these are too few.
+    """
+    plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
+    radii = {name: region.radius_mm for name, region in regions.items()}
+    ratios: dict[str, list[float]] = {spec.name: [] for spec in plain}
+    for one in compare_measurements(plain, outcomes, radii):
+        if one.half_width:
+            ratios[one.spec.name].append(one.error / one.half_width)
+    shared = conformal_region(np.array([r for some in ratios.values() for r in some]), own=False)
+    if shared is None:
+        return {}
+    own = {name: conformal_region(np.array(some), own=True) for name, some in ratios.items()}
+    return {name: (factor or shared).radius_mm for name, factor in own.items()}
 
 
 def detected_errors(outcomes: Sequence[Outcome]) -> np.ndarray:

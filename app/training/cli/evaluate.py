@@ -39,9 +39,15 @@ def evaluate(
     require_extra()
     from app.inference import Detector
     from app.training.evaluate.leakage import describe_leaked, find_leaked
+    from app.training.evaluate.measured import (
+        MEASUREMENT_HEADINGS,
+        compare_measurements,
+        measurement_rows,
+        print_measurements,
+    )
     from app.training.evaluate.outcomes import measure
     from app.training.evaluate.report import model_header, write_report
-    from app.training.evaluate.tables import print_tables, write_tables
+    from app.training.evaluate.tables import print_tables, write_csv, write_tables
 
     specimens = pair_scans(scans, landmarks, only or ())
     detector = Detector(load_model(model, device))
@@ -49,9 +55,14 @@ def evaluate(
     leaked = find_leaked(model, specimens)
     measured = measure(detector, specimens, console, missing)
     print_tables(measured.outcomes, Console())
+    deviations = compare_measurements(detector.model.manifest.measurements, measured.outcomes)
+    print_measurements(deviations, Console())
     if output is not None and measured.outcomes:
         output.mkdir(parents=True, exist_ok=True)
         write_tables(measured.outcomes, output)
+        if deviations:
+            lines = [MEASUREMENT_HEADINGS, *measurement_rows(deviations)]
+            write_csv(output / "measurements.csv", lines)
         header = model_header(detector.model, leaked)
         write_report(measured.outcomes, header, specimens, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")

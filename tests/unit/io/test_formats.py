@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from app.io.slicer import (
     write_mrk_json,
     write_table,
 )
+from app.model import MeasurementSpec
 from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
 from tests.support.slicer_markups import MarkupsFile
@@ -62,7 +63,9 @@ def landmark_at(name: str, place: tuple[float, float, float] | None) -> Landmark
 
 
 def answer_of(
-    found: dict[str, tuple[float, float, float] | None], candidates: bool = False
+    found: dict[str, tuple[float, float, float] | None],
+    candidates: bool = False,
+    measurements: Sequence[MeasurementSpec] = (),
 ) -> LandmarksAnswer:
     detection = Detection(
         VolumeInfo((5, 4, 3), (2.0, 1.0, 3.0), "LPS", np.diag([-2.0, -1.0, 3.0, 1.0]), "ab" * 32),
@@ -76,6 +79,7 @@ def answer_of(
         model=ModelRef(name="toy", version="1", digest="cd" * 32),
         request_id="r",
         timing=timing_of(detection, receive_ms=0.5, total_ms=9.0),
+        measurements=measurements,
         candidates=candidates,
     )
 
@@ -97,6 +101,7 @@ def read_mrk_json(content: bytes) -> Positions:
 
 def read_fcsv(content: bytes) -> Positions:
     version, system, columns, *rows = content.decode().split("\n")
+    rows = [row for row in rows if not row.startswith("#")]
     assert version == "# Markups fiducial file version = 4.11"
     assert system == "# CoordinateSystem = LPS"
     assert columns.startswith("# columns = id,x,y,z,")
@@ -226,3 +231,30 @@ def test_unknown_format_is_refused(name: str | None, accept: str | None) -> None
 
 def test_wire_format_has_the_statuses_of_landmarks() -> None:
     assert schemas.Status == landmarks.Status
+
+
+def test_measurements_are_in_every_format_that_has_room_for_them() -> None:
+    """Slicer's table of control points has none; `measurements` is a table of its own."""
+    specs = [
+        MeasurementSpec(name="width", kind="distance", points=("a", "b")),
+        MeasurementSpec(name="height", kind="distance", points=("a", "c")),
+    ]
+    found = {"a": (0.0, 0.0, 0.0), "b": (3.0, 4.0, 0.0), "c": None}
+    answer = answer_of(found, measurements=specs)
+    width, height = answer.measurements
+    assert width.value == pytest.approx(5.0)
+    assert width.interval95 is not None
+    assert width.interval95[0] < 5.0 < width.interval95[1]
+    assert (height.value, height.interval95, height.reason) == (None, None, "not found: c")
+    written = {form.name: form.write(answer).decode() for form in FORMATS}
+    markups = MarkupsFile.model_validate_json(written["mrk.json"]).markups[0]
+    assert [(one.name, one.value, one.units) for one in markups.measurements[1:]] == [
+        ("width", width.value, "mm")
+    ]
+    assert "# width: 5.00 mm (95 % interval" in written["fcsv"]
+    assert "# height: none (not found: c)" in written["fcsv"]
+    assert read_fcsv(written["fcsv"].encode()).keys() == found.keys()
+    rows = list(csv.DictReader(io.StringIO(written["measurements"])))
+    assert [row["name"] for row in rows] == ["width", "height"]
+    assert float(rows[0]["low95"]) == pytest.approx(width.interval95[0])
+    assert rows[1]["value"] == ""

@@ -197,3 +197,31 @@ def test_hash_names_key_expected_and_found(folder: Path) -> None:
         read_file(folder, "network.weights", "weights", "0" * 64)
     assert str(refusal.value) == f"toy: network.sha256: expected {'0' * 64}, weights has {found}"
     assert read_text(folder, "weights") == "abc"
+
+
+@pytest.mark.parametrize(
+    ("measurement", "message"),
+    [
+        ({"kind": "distance", "points": ["1"]}, "expected 2 points for distance, got 1"),
+        ({"kind": "distance", "points": ["1", "nose"]}, "names of landmarks, got 'nose'"),
+        ({"kind": "area", "points": ["1", "2"]}, "measurements.0.kind"),
+        ({"kind": "plane_angle", "points": ["1"] * 6, "plane": "axial"}, "expected no plane"),
+    ],
+)
+def test_a_measurement_that_cannot_be_made_is_refused(
+    folder: Path, measurement: dict[str, Any], message: str
+) -> None:
+    table = manifest_table()
+    table["measurements"] = [{"name": "width", **measurement}]
+    with pytest.raises(ModelRefused, match=message):
+        read(folder, table)
+
+
+def test_measurements_have_names_of_their_own(folder: Path) -> None:
+    table = manifest_table()
+    width = {"name": "width", "kind": "distance", "points": ["1", "2"]}
+    table["measurements"] = [width]
+    assert read(folder, table).measurements[0].unit == "mm"
+    table["measurements"] = [width, width]
+    with pytest.raises(ModelRefused, match="every name of a measurement once"):
+        read(folder, table)

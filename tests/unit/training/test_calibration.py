@@ -150,7 +150,7 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     assert regions is not None
     masses = Masses(np.ones(3), np.zeros(3))
     first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
-    write_calibration(trained / "mine", Calibration(regions, [first, second], None))
+    write_calibration(trained / "mine", Calibration(regions, [first, second], None, {}))
     outer = read_manifest(trained / "mine").landmarks
     inner = read_manifest(trained / "mine" / "refine").landmarks
     assert {landmark.presence_threshold for landmark in outer} == {0.11}

@@ -15,7 +15,11 @@ const FORMATS = {
   "csv": "CSV",
   "tsv": "TSV",
   "long": "CSV, all columns",
+  "measurements": "Measurements, CSV",
 };
+
+const TABLES = ["long", "measurements"];
+const UNITS = { mm: " mm", deg: "°", "": "" };
 
 const element = (id) => document.getElementById(id);
 const shown = (number, digits) => (number === null ? "–" : number.toFixed(digits));
@@ -40,7 +44,12 @@ export class Results {
       `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s · mm, RAS`;
     element("warnings").replaceChildren(...answer.warnings.map((text) => create("li", text)));
     element("rows").replaceChildren(...answer.landmarks.map(rowOf));
-    const buttons = Object.entries(FORMATS).map(([format, label]) => {
+    element("measurements").replaceChildren(...answer.measurements.map(measurementRow));
+    element("measured").hidden = !answer.measurements.length;
+    const formats = Object.entries(FORMATS).filter(
+      ([format]) => format !== "measurements" || answer.measurements.length,
+    );
+    const buttons = formats.map(([format, label]) => {
       const button = create("button", label);
       button.type = "button";
       button.dataset.format = format;
@@ -96,7 +105,7 @@ export class Results {
     try {
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await convertAnswer(answer, format));
-      const suffix = format === "long" ? "long.csv" : format;
+      const suffix = TABLES.includes(format) ? `${format}.csv` : format;
       link.download = `${fileName.replace(/\.nii(\.gz)?$|\.gz$/i, "")}.${suffix}`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -133,6 +142,15 @@ function rowOf(landmark, index) {
     return cell;
   });
   row.append(name, status, ...numbers);
+  return row;
+}
+
+function measurementRow({ name, description, unit, value, interval95, reason }) {
+  const row = document.createElement("tr");
+  const interval = interval95 ? interval95.map((bound) => bound.toFixed(1)).join(" – ") : "–";
+  const cells = [name, value === null ? "–" : value.toFixed(unit ? 1 : 3) + UNITS[unit], interval];
+  row.append(...cells.map((text) => create("td", text)));
+  row.title = reason || description || name;
   return row;
 }
 

@@ -1,0 +1,111 @@
+"""Measurements between landmarks, against figures worked out by hand and by many random draws."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.inference import measure_landmarks
+from app.inference.measurements import REGION95_SIGMAS
+from app.model import MeasurementSpec
+
+POINTS: dict[str, Any] = {
+    "o": np.zeros(3),
+    "x": np.array([2.0, 0.0, 0.0]),
+    "y": np.array([0.0, 4.0, 0.0]),
+    "z": np.array([0.0, 0.0, 5.0]),
+    "yz": np.array([7.0, 3.0, 3.0]),
+    "lost": None,
+}
+REGIONS = {"o": 0.5, "x": 1.0, "y": 1.5, "z": 2.0, "yz": 0.7}
+
+
+def spec(kind: str, points: Sequence[str], **more: Any) -> MeasurementSpec:
+    return MeasurementSpec.model_validate(
+        {"name": "it", "kind": kind, "points": tuple(points), **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "expected", "unit"),
+    [
+        (spec("distance", ["x", "z"]), np.sqrt(29), "mm"),
+        (spec("angle", ["o", "x", "o", "y"]), 90.0, "deg"),
+        (spec("angle", ["o", "y", "y", "o"]), 180.0, "deg"),
+        (spec("angle", ["o", "y", "o", "yz"], plane="sagittal"), 45.0, "deg"),
+        (spec("angle", ["o", "yz", "o", "y"], plane="sagittal"), -45.0, "deg"),
+        (spec("plane_angle", ["o", "x", "y", "o", "y", "z"]), 90.0, "deg"),
+        (spec("plane_angle", ["o", "x", "y", "y", "x", "o"]), 0.0, "deg"),
+        (spec("line_distance", ["z", "x", "o"]), 5.0, "mm"),
+        (spec("projection", ["o", "yz", "o", "y"]), 3.0, "mm"),
+        (spec("projection", ["o", "yz", "y", "o"]), -3.0, "mm"),
+        (spec("ratio", ["o", "y", "o", "x"]), 2.0, ""),
+    ],
+)
+def test_values_are_those_of_geometry(one: MeasurementSpec, expected: float, unit: str) -> None:
+    (measured,) = measure_landmarks([one], POINTS, REGIONS)
+    assert measured.value == pytest.approx(expected, abs=1e-9)
+    assert one.unit == unit
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        spec("distance", ["x", "z"]),
+        spec("angle", ["o", "x", "z", "yz"]),
+        spec("angle", ["o", "y", "z", "yz"], plane="sagittal"),
+        spec("plane_angle", ["o", "x", "y", "x", "y", "z"]),
+        spec("line_distance", ["z", "x", "yz"]),
+        spec("projection", ["x", "yz", "o", "y"], interval_scale=1.0),
+        spec("ratio", ["o", "yz", "o", "z"]),
+    ],
+)
+def test_an_interval_holds_95_percent_of_what_errors_of_the_points_make_of_a_value(
+    one: MeasurementSpec,
+) -> None:
+    small = {name: 0.05 * radius for name, radius in REGIONS.items()}
+    (measured,) = measure_landmarks([one], POINTS, small)
+    assert measured.value is not None
+    assert measured.half_width is not None
+    random = np.random.default_rng(4)
+    errors = []
+    for _ in range(1500):
+        moved = {
+            name: POINTS[name] + radius / REGION95_SIGMAS * random.standard_normal(3)
+            for name, radius in small.items()
+        }
+        (other,) = measure_landmarks([one], moved, {})
+        assert other.value is not None
+        errors.append(abs(other.value - measured.value))
+    assert 0.93 <= np.mean(np.array(errors) <= measured.half_width) <= 0.97
+
+
+def test_a_missing_point_is_named_and_leaves_no_value() -> None:
+    (measured,) = measure_landmarks([spec("distance", ["x", "lost"])], POINTS, REGIONS)
+    assert (measured.value, measured.half_width) == (None, None)
+    assert measured.reason == "not found: lost"
+
+
+def test_a_point_without_a_region_leaves_no_interval() -> None:
+    (measured,) = measure_landmarks([spec("distance", ["x", "z"])], POINTS, {"x": 1.0})
+    assert measured.value is not None
+    assert measured.half_width is None
+    assert measured.reason == "without a 95 % region: z"
+
+
+@pytest.mark.parametrize("kind", ["angle", "projection", "ratio"])
+def test_a_line_of_no_length_has_no_measurement(kind: str) -> None:
+    (measured,) = measure_landmarks([spec(kind, ["x", "y", "o", "o"])], POINTS, REGIONS)
+    assert measured.value is None
+    assert "coincide" in measured.reason
+
+
+def test_scale_of_the_manifest_widens_the_interval() -> None:
+    narrow, wide = measure_landmarks(
+        [spec("distance", ["x", "z"]), spec("distance", ["x", "z"], interval_scale=1.5)],
+        POINTS,
+        REGIONS,
+    )
+    assert narrow.half_width is not None
+    assert wide.half_width == pytest.approx(1.5 * narrow.half_width)
