@@ -22,6 +22,7 @@ from tests.benchmarks.bars.replicas import s8_replicas
 from tests.benchmarks.bars.sharing import s2_sharing
 from tests.benchmarks.bars.shifting import v4_shift_and_sum
 from tests.benchmarks.bars.skulls import a2_skulls, a3_poses, a4_regions, a5_presence
+from tests.benchmarks.bars.spines import a6_spines, a7_other_scans, a8_lordosis
 from tests.benchmarks.bars.starting import s6_starting
 from tests.benchmarks.bars.throughput import s1_throughput
 from tests.benchmarks.bars.tiling import s9_tiling
@@ -42,6 +43,9 @@ BARS: Final[dict[str, Bar]] = {
     "A3": a3_poses,
     "A4": a4_regions,
     "A5": a5_presence,
+    "A6": a6_spines,
+    "A7": a7_other_scans,
+    "A8": a8_lordosis,
     "cost": cost,
     "waterfall": waterfall,
     "S1": s1_throughput,

@@ -1,0 +1,82 @@
+"""The shipped lumbar-mri model on spines it never saw: whole, in other contrasts, and not there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.slicer import read_landmarks
+from app.training.calibrate.synthetic_crops import blanks
+from app.training.evaluate.measured import compare_measurements
+from app.training.evaluate.metrics import errors_mm, measure_coverage
+from app.training.evaluate.outcomes import Outcome, validate_scan
+from tests.support.skulls import BRAINS, read_brain, read_skull
+from tests.support.spines import CONTRASTS, LORDOSIS, MODEL, UNSEEN, read_spine, spine_files
+
+CENTRE_MM = 1.2
+CORNER_MM = 2.0
+IDENTIFIED = 0.98
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector(load_checked(MODEL, torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def outcomes(detector: Detector, data_dir: Path) -> tuple[Outcome, ...]:
+    files = [spine_files(data_dir, name) for name in UNSEEN]
+    return tuple(one for each in files for one in validate_scan(detector, each))
+
+
+def test_errors_on_unseen_spines_hold_their_bar(outcomes: tuple[Outcome, ...]) -> None:
+    centres = [one for one in outcomes if one.group == "centre"]
+    corners = [one for one in outcomes if one.group == "corner"]
+    assert (len(centres), len(corners)) == (5 * len(UNSEEN), 20 * len(UNSEEN))
+    assert errors_mm(centres).mean() <= CENTRE_MM
+    assert errors_mm(corners).mean() <= CORNER_MM
+    assert np.mean([one.identified for one in centres]) >= IDENTIFIED
+
+
+def test_regions_hold_nearly_all_errors(outcomes: tuple[Outcome, ...]) -> None:
+    within, told = measure_coverage(outcomes)
+    assert told >= 0.9 * len(outcomes)
+    assert 0.9 <= within / told <= 0.99
+
+
+@pytest.mark.parametrize("contrast", CONTRASTS)
+def test_levels_are_named_rightly_in_another_contrast(
+    detector: Detector, data_dir: Path, contrast: str
+) -> None:
+    name = UNSEEN[3]
+    truth = read_landmarks(spine_files(data_dir, name).landmarks)
+    found = detector.detect(CONTRASTS[contrast](read_spine(data_dir, name))).landmarks
+    for landmark in found:
+        if landmark.status == "detected":
+            assert landmark.ras_mm is not None
+            assert np.linalg.norm(landmark.ras_mm - truth[landmark.name]) < 10.0
+
+
+def test_what_is_no_spine_shows_none(detector: Detector, data_dir: Path) -> None:
+    scans = [read_brain(data_dir, BRAINS[0]), read_skull(data_dir, "NU_J")]
+    for volume in (*scans, *blanks(read_spine(data_dir, UNSEEN[0]))):
+        statuses = [landmark.status for landmark in detector.detect(volume).landmarks]
+        assert statuses.count("detected") <= 1
+
+
+def test_lordosis_and_its_interval_hold_their_bar(
+    detector: Detector, outcomes: tuple[Outcome, ...]
+) -> None:
+    specs = detector.model.manifest.measurements
+    assert len(specs) == 1 + 4 + 8 + 4
+    deviations = compare_measurements(specs, outcomes)
+    lordosis = [one for one in deviations if one.spec.name == LORDOSIS]
+    assert len(lordosis) == len(UNSEEN)
+    assert all(one.found > 0 for one in lordosis)
+    assert np.mean([one.error for one in lordosis]) <= 3.0
+    held = [one.error <= one.half_width for one in deviations if one.half_width is not None]
+    assert len(held) >= 0.9 * len(deviations)
+    assert 0.9 <= np.mean(held) <= 0.99

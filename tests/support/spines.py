@@ -1,0 +1,91 @@
+"""Lumbar spines that the lumbar-mri model was not trained on, and the same as others would scan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from app.geometry import scaling, translation
+from app.io import Volume, read_volume
+from app.training.data.specimens import SpecimenFiles
+
+MODEL: Final = Path(__file__).resolve().parents[2] / "models" / "lumbar-mri"
+UNSEEN: Final = tuple(f"subject-{number:02}" for number in (2, 9, 15, 21, 27, 34, 40, 47))
+
+LORDOSIS: Final = "lordosis L1-L5"
+
+BRIGHT: Final = 99.5
+"""Percentile that a curve maps from 1."""
+
+
+def spine_files(data: Path, name: str) -> SpecimenFiles:
+    """Return the files of a subject."""
+    folder = data / "lumbar-mri"
+    landmarks = folder / "landmarks" / f"{name}.mrk.json"
+    return SpecimenFiles(name, folder / "scans" / f"{name}.nii.gz", landmarks)
+
+
+def read_spine(data: Path, name: str) -> Volume:
+    """Read a scan."""
+    return read_volume(spine_files(data, name).scan.read_bytes())
+
+
+def _curve(*values: float) -> Callable[[Volume], Volume]:
+    """Map voxel values by a piecewise linear curve, as another sequence would; air stays dark."""
+
+    def change(volume: Volume) -> Volume:
+        voxels = volume.voxels / np.percentile(volume.voxels, BRIGHT)
+        knots = np.linspace(0.0, 1.0, len(values))
+        return replace(volume, voxels=np.interp(voxels, knots, values).astype(np.float32))
+
+    return change
+
+
+def _thick(volume: Volume) -> Volume:
+    """Average every four slices from side to side."""
+    i, j, k = volume.voxels.shape
+    voxels = volume.voxels[:, :, : k // 4 * 4].reshape(i, j, k // 4, 4).mean(axis=3)
+    affine = volume.affine @ translation([0.0, 0.0, 1.5]) @ scaling([1.0, 1.0, 4.0])
+    return replace(volume, voxels=voxels.astype(np.float32), affine=affine)
+
+
+def _padded(volume: Volume) -> Volume:
+    """Show 78 mm more on all sides but left and right, with nothing in it."""
+    voxels = np.pad(volume.voxels, ((78, 78), (78, 78), (0, 0)))
+    return replace(volume, voxels=voxels, affine=volume.affine @ translation([-78.0, -78.0, 0.0]))
+
+
+def _noisy(volume: Volume) -> Volume:
+    noise = np.random.default_rng(0).normal(0.0, 15.0, volume.voxels.shape)
+    return replace(volume, voxels=(volume.voxels + noise).clip(0, 255).astype(np.float32))
+
+
+def _without_the_top(volume: Volume) -> Volume:
+    """Cut away the upper quarter; the first axis points down."""
+    rows = volume.voxels.shape[0] // 4
+    affine = volume.affine @ translation([float(rows), 0.0, 0.0])
+    return replace(volume, voxels=volume.voxels[rows:], affine=affine)
+
+
+def _without_the_bottom(volume: Volume) -> Volume:
+    """Cut away the lower fifth, and mostly the sacrum with it."""
+    return replace(volume, voxels=volume.voxels[: -(volume.voxels.shape[0] // 5)])
+
+
+CONTRASTS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
+    "inverted": _curve(0.0, 0.9, 0.7, 0.5, 0.3, 0.1),
+    "bright marrow": _curve(0.0, 0.4, 0.8, 0.5, 0.45, 0.6),
+    "like T1": _curve(0.0, 0.5, 0.58, 0.3, 0.2, 0.15),
+}
+"""The same subjects in other contrasts."""
+
+FIELDS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
+    "slices of 4 mm": _thick,
+    "a larger field": _padded,
+    "noise": _noisy,
+    "without the upper quarter": _without_the_top,
+    "without the lower fifth": _without_the_bottom,
+}
+"""The same subjects as others would scan them."""
