@@ -112,7 +112,8 @@ class Detector:
         # Axes can be permuted only if all are alike; with tiles there would be too many of them.
         is_isotropic = len(set(manifest.input.spacing_mm)) == 1
         sees_whole = manifest.input.tile_shape == WHOLE
-        self._extra_views = MAX_EXTRA_VIEWS if sees_whole and is_isotropic else 0
+        turns = sees_whole and is_isotropic and not manifest.input.upright
+        self._extra_views = MAX_EXTRA_VIEWS if turns else 0
 
     def prepare(self, volume: Volume) -> ScanState:
         """Bring a scan to the device and plan its tiles.

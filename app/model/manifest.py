@@ -63,7 +63,8 @@ class InputSpec(_Section):
 
     The edges of a tile are multiples of ``divisor`` and of the network's output stride. With
     ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
-    ``max_voxels``; ``tile_overlap`` then says nothing.
+    ``max_voxels``; ``tile_overlap`` then says nothing. Where subjects lie as the affine says, as
+    ``upright`` declares, no scan is looked at from other sides.
     """
 
     orientation: Annotated[str, Field(min_length=3, max_length=3)]
@@ -72,6 +73,7 @@ class InputSpec(_Section):
     tile_overlap: Annotated[float, Field(ge=0.0, le=0.9)] = 0.25
     divisor: Annotated[int, Field(ge=1, le=256)] = 1
     max_voxels: Annotated[int, Field(ge=1)] = 16_000_000
+    upright: bool = False
     intensity: IntensitySpec
 
     @model_validator(mode="after")

@@ -9,6 +9,9 @@ from app.training.options import Missing
 WHOLE_EDGE: Final = 64
 """Edge of a training image in voxels for a network that sees the whole grid."""
 
+UPRIGHT_DEG: Final = 45.0
+"""Scans that are turned by no more than this keep their own proportions in a training image."""
+
 PERCENTILES: Final = IntensitySpec(method="percentile", lower=1.0, upper=99.5)
 """Suits scans of any modality; a CT model may prefer a window."""
 
@@ -88,6 +91,11 @@ class Recipe:
     def divisor(self) -> int:
         """Number of voxels that a tile's edges must be multiples of."""
         return self.stride * (1 << (len(self.filters) - 1))
+
+    @property
+    def is_upright(self) -> bool:
+        """Whether scans are hardly turned, so that subjects lie as their affine says."""
+        return self.augmentation.rotation_deg <= UPRIGHT_DEG
 
     def image_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """List the shapes of training images.

@@ -91,6 +91,7 @@ def _update(
             "spacing_mm": [recipe.spacing_mm] * 3,
             "tile_shape": "whole" if recipe.sees == "whole" else list(recipe.tile_shape),
             "divisor": recipe.divisor,
+            "upright": recipe.sees == "whole" and recipe.is_upright,
             "intensity": recipe.intensity.model_dump(),
         },
         "network": {

@@ -56,9 +56,6 @@ POSE_SHIFT_VOXELS: Final = 1.6
 POSE_ELASTIC_VOXELS: Final = 0.6
 """Likewise in voxels of a second network's grid: a first one is off by a few tenths of these."""
 
-UPRIGHT_DEG: Final = 45.0
-"""Scans that are turned by no more than this keep their own proportions in a training image."""
-
 GIB: Final = 1 << 30
 
 
@@ -236,7 +233,7 @@ def _whole_shape(recipe: Recipe, specimens: Sequence[SpecimenSummary]) -> tuple[
     Scans that come in any orientation fit into a cube; those that stay upright keep the proportions
     of a typical one, in no more voxels.
     """
-    if recipe.augmentation.rotation_deg > UPRIGHT_DEG:
+    if not recipe.is_upright:
         return (WHOLE_EDGE, WHOLE_EDGE, WHOLE_EDGE)
     extents = [np.abs(one.affine[:3, :3]) @ np.asarray(one.shape) for one in specimens]
     edges = np.median(extents, axis=0) / recipe.spacing_mm
