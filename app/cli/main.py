@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -22,10 +22,16 @@ from rich.text import Text
 
 from app.cli.plugins import Commands, import_trainer
 from app.errors import LandmarkdError, StartupError
-from app.io import FORMATS, AnswerFormat, LandmarksAnswer, Volume, negotiate_format
+from app.io import (
+    FORMATS,
+    SCAN_SUFFIXES,
+    AnswerFormat,
+    LandmarksAnswer,
+    Volume,
+    negotiate_format,
+    scan_stem,
+)
 from app.settings import API_KEY, Settings
-
-SCANS: Final = (".nii", ".nii.gz")
 
 app = typer.Typer(
     cls=Commands,
@@ -148,7 +154,7 @@ def detect(
     """Find the landmarks of scans, in this process or by a running service."""
     files = list(_scan_files(scans))
     if not files:
-        fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
+        fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     form = _output_format(output, format_)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
     targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
@@ -180,7 +186,7 @@ def _targets(
         return {files[0]: output}
     scans: dict[str, Path] = {}
     for path in files:
-        stem = path.name.removesuffix(".gz").removesuffix(".nii")
+        stem = scan_stem(path.name)
         if stem in scans:
             fail(
                 f"expected scans with different names, got {scans[stem]} and {path}, "
@@ -194,7 +200,7 @@ def _targets(
 def _scan_files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(file for file in path.iterdir() if file.name.endswith(SCANS))
+            yield from sorted(file for file in path.iterdir() if file.name.endswith(SCAN_SUFFIXES))
         else:
             yield path
 

@@ -1,4 +1,4 @@
-"""bytes -> Volume: a NIfTI file, plain or gzip, as a 3D array with its affine.
+"""bytes -> Volume: a file of any format that is read, as a 3D array with its affine.
 
 The kind of file is told by its bytes, never by a name. The header declares how large the file is,
 so files over a limit, and those that hold no 3D scan, are refused before their voxels are inflated.
@@ -13,8 +13,11 @@ import numpy as np
 
 from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
 from app.geometry import Affine, transform
-from app.io.gzip_stream import Content, FileStream
-from app.io.nifti_header import Header, by_axis, corners, read_header
+from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
+from app.io.header import Header, by_axis, corners
+from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
+from app.io.nifti_header import read_nifti_header
+from app.io.nrrd_header import NRRD_MAGIC, read_nrrd_header
 from app.settings import Settings
 
 HEAD_BYTES: Final = 64 << 10
@@ -25,6 +28,9 @@ MAX_TRAILING_BYTES: Final = 64 << 10
 
 MAX_REACH_MM: Final = 1e4
 """Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
+
+SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".nrrd", ".mha")
+"""Of files that are taken for scans where a folder is given."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 """Larger values count as infinite, because networks compute in float32."""
@@ -77,10 +83,10 @@ def read_volume(
     frame: int | None = None,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Volume:
-    """Read an uploaded NIfTI file.
+    """Read an uploaded scan.
 
     Args:
-        content: The whole file, plain or gzip.
+        content: The whole file.
         limits: Limits on its size; the defaults if None.
         frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
         check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
@@ -97,7 +103,7 @@ def read_volume(
         BadParameter: There is no such frame.
     """
     stream = FileStream(content, check_cancelled)
-    header = read_header(stream)
+    header = _read_header(stream)
     index = _check_limits(header, limits or VolumeLimits(), frame)
     stored, warnings = _read_frame(stream, header, index)
     voxels = _scale(stored, header)
@@ -118,6 +124,14 @@ def read_volume(
     )
 
 
+def scan_stem(name: str) -> str:
+    """Return the name of a scan's file without its suffixes."""
+    for suffix in sorted((*SCAN_SUFFIXES, ".gz"), key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
 def check_header(
     content: Content,
     limits: VolumeLimits | None = None,
@@ -136,9 +150,19 @@ def check_header(
     Raises:
         RequestError: As ``read_volume``, as far as the header tells.
     """
-    header = read_header(FileStream(content))
+    header = _read_header(FileStream(content))
     _check_limits(header, limits or VolumeLimits(), frame)
     return header
+
+
+def _read_header(stream: FileStream) -> Header:
+    """Read the header of a file of the format that its first bytes tell."""
+    start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
+    if start.startswith(NRRD_MAGIC):
+        return read_nrrd_header(stream)
+    if start.startswith(METAIMAGE_MAGIC):
+        return read_metaimage_header(stream)
+    return read_nifti_header(stream)
 
 
 def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
@@ -175,9 +199,13 @@ def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndar
             f"expected {header.file_bytes:,} bytes, as the header declares, "
             f"got a body that holds {stream.max_bytes:,} at most"
         )
-    stored = np.empty(header.frame_bytes, dtype=np.uint8)
-    stream.skip(header.offset - stream.position + frame * header.frame_bytes)
-    stream.fill(stored.data)
+    stream.skip(header.offset - stream.position)
+    if header.interleaved:
+        stored = _pick_frame(stream, header, frame)
+    else:
+        stored = np.empty(header.frame_bytes, dtype=np.uint8)
+        stream.skip(frame * header.frame_bytes)
+        stream.fill(stored.data)
     stream.skip(header.file_bytes - stream.position)
     trailing = len(stream.read(MAX_TRAILING_BYTES + 1))
     if trailing > MAX_TRAILING_BYTES:
@@ -186,6 +214,19 @@ def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndar
             f"{MAX_TRAILING_BYTES:,} of padding, got more"
         )
     return stored, [f"{trailing:,} bytes after the voxels were ignored"] if trailing else []
+
+
+def _pick_frame(stream: FileStream, header: Header, frame: int) -> np.ndarray:
+    """Read one of frames whose voxels alternate, a piece of all of them at a time."""
+    size = header.dtype.itemsize
+    stored = np.empty((math.prod(header.shape), size), dtype=np.uint8)
+    step = max(1, CHUNK_BYTES // (header.frames * size))
+    piece = np.empty((step, header.frames, size), dtype=np.uint8)
+    for start in range(0, len(stored), step):
+        part = piece[: len(stored) - start]
+        stream.fill(part.reshape(-1).data)
+        stored[start : start + step] = part[:, frame]
+    return stored.reshape(-1)
 
 
 def _scale(stored: np.ndarray, header: Header) -> np.ndarray:

@@ -89,7 +89,7 @@ def test_detect_lists_failures_and_continues(models: Path, scans: Path, tmp_path
     (scans / "[b]broken.nii").write_bytes(b"no scan at all")
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
-    assert "[b]broken.nii: expected a NIfTI file" in result.stderr
+    assert "[b]broken.nii: expected a NIfTI, NRRD" in result.stderr
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 

@@ -9,7 +9,7 @@ const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const POLL_MS = 1000;
 // Shown above the detail of a problem, by its code.
 const PROBLEM_TITLES = {
-  "not-a-volume": "This file is not a NIfTI scan",
+  "not-a-volume": "This file is not a scan that can be read",
   "broken-volume": "This scan is damaged or incomplete",
   "unauthorized": "The service did not accept the key",
   "slow-upload": "The upload took too long",
