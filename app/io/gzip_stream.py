@@ -68,7 +68,7 @@ class FileStream:
         self._ahead = b""
         self._coding = "deflate" if opened else "gzip"
         self._stream = opened or (
-            _open_gzip(content) if self.gzipped else io.BufferedReader(_MemoryFile(content))
+            _open_gzip(content) if self.gzipped else io.BufferedReader(MemoryFile(content))
         )
         self._digest = blake3()
 
@@ -205,19 +205,21 @@ class InflatedFile(io.RawIOBase):
 
 
 def _open_gzip(content: Content) -> io.BufferedIOBase:
-    return igzip.IGzipFile(fileobj=_MemoryFile(content), mode="rb")
+    return igzip.IGzipFile(fileobj=MemoryFile(content), mode="rb")
 
 
-class _MemoryFile(io.RawIOBase):
+class MemoryFile(io.RawIOBase):
     """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
 
     def __init__(self, content: Content) -> None:
         self._rest = memoryview(content)
 
     def readable(self) -> bool:
+        """Say that it is read."""
         return True
 
     def readinto(self, target: Buffer, /) -> int:
+        """Copy the next bytes; none where they end."""
         view = memoryview(target)
         chunk = self._rest[: len(view)]
         view[: len(chunk)] = chunk

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from jaxtyping import Float64
 
 from app.errors import BadGeometry, BrokenVolume
 from app.geometry import Affine, Points, spacing_of
@@ -115,7 +116,7 @@ def check_spacing(affine: Affine) -> None:
 
 
 @np.errstate(all="ignore")  # Overflows fail the checks.
-def make_affine(world: Affine, columns: Sequence[Sequence[float]]) -> Affine:
+def make_affine(world: Affine, columns: Float64[np.ndarray, "4 3"]) -> Affine:
     """Make a checked affine.
 
     Args:
@@ -130,7 +131,7 @@ def make_affine(world: Affine, columns: Sequence[Sequence[float]]) -> Affine:
         BadGeometry: It is not finite, or not one of a scan.
     """
     affine = np.eye(4)
-    affine[:3, :] = np.asarray(columns, dtype=np.float64).T
+    affine[:3] = columns.T
     affine = world @ affine
     if not np.isfinite(affine).all():
         raise BadGeometry("expected a finite affine, got one that is not")

@@ -148,5 +148,5 @@ def _affine(fields: Mapping[str, str], axes: int) -> Affine:
         )
     if min(spacing[:3]) <= 0:
         raise BadGeometry("expected a positive ElementSpacing, got one that is not")
-    steps = [list(directions[axis, :3] * spacing[axis]) for axis in range(3)]
-    return make_affine(LPS_FROM_RAS, [*steps, offset[:3]])
+    steps = [directions[axis, :3] * spacing[axis] for axis in range(3)]
+    return make_affine(LPS_FROM_RAS, np.stack([*steps, offset[:3]]))

@@ -39,9 +39,9 @@ EOL_CHECKS: Final = (b"\r\n\x1a\n", bytes(4))
 SIGNATURES: Final = (
     (344, b"ni1\0", "the header of a .hdr/.img pair; send a single .nii file"),
     (4, b"ni2\0", "the header of a .hdr/.img pair; send a single .nii file"),
-    (128, b"DICM", "a DICOM file; convert the series to NIfTI first"),
+    (128, b"DICM", "a DICOM file, but zipped as gzip or without a header; send a ZIP archive"),
     (0, b"\x1f\x8b", "a gzip file inside a gzip file; compress it once"),
-    (0, b"PK\x03\x04", "a ZIP archive"),
+    (0, b"PK\x03\x04", "a ZIP archive inside a gzip file; compress it once"),
     (257, b"ustar", "a tar archive"),
     (0, b"BZh", "a bzip2 file; plain and gzip files are read"),
     (0, b"\xfd7zXZ", "an xz file; plain and gzip files are read"),

@@ -109,7 +109,7 @@ def read_nrrd_header(stream: FileStream) -> Header:
         offset=stream.position,
         slope=1.0,
         intercept=0.0,
-        affine=make_affine(world, [*axes.steps, origin]),
+        affine=make_affine(world, np.array([*axes.steps, origin])),
         warnings=tuple(describe_slice(axes.shape)),
         interleaved=axes.interleaved,
     )

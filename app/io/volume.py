@@ -13,6 +13,7 @@ import numpy as np
 
 from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
 from app.geometry import Affine, transform
+from app.io.dicom import check_series, find_series, is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
 from app.io.header import Header, by_axis, corners
 from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
@@ -29,7 +30,7 @@ MAX_TRAILING_BYTES: Final = 64 << 10
 MAX_REACH_MM: Final = 1e4
 """Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
 
-SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".nrrd", ".mha")
+SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".nrrd", ".mha", ".zip")
 """Of files that are taken for scans where a folder is given."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
@@ -46,7 +47,8 @@ class Volume:
             finite value.
         affine: Voxel index -> mm, RAS.
         masked: Number of voxels that were NaN, infinite or beyond float32.
-        digest: BLAKE3 of the uncompressed file, hex; all frames of a file share it.
+        digest: BLAKE3 of the uncompressed file, hex, or of the digests of a DICOM series' files;
+            all frames of a file share it.
         warnings: What a careful reader should know, in sentences without patient data.
     """
 
@@ -82,6 +84,7 @@ def read_volume(
     limits: VolumeLimits | None = None,
     frame: int | None = None,
     check_cancelled: Callable[[], None] = lambda: None,
+    series: int | None = None,
 ) -> Volume:
     """Read an uploaded scan.
 
@@ -90,6 +93,7 @@ def read_volume(
         limits: Limits on its size; the defaults if None.
         frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
         check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
+        series: Which series of a DICOM archive that holds several, from 0.
 
     Returns:
         The scan, in its own memory.
@@ -100,12 +104,24 @@ def read_volume(
         TooLarge: Over a limit.
         BadGeometry: No clear reading in 3D space, or several frames and none chosen.
         BadVoxels: Complex, RGB, or nothing finite.
-        BadParameter: There is no such frame.
+        BadParameter: There is no such frame or series.
     """
+    limits = limits or VolumeLimits()
+    if is_dicom(content):
+        scan = find_series(content, limits.inflated_bytes, series, check_cancelled)
+        _check_limits(scan.header, limits, frame)
+        stored, digest = scan.read_voxels(check_cancelled)
+        return _make_volume(scan.header, stored, digest, [])
+    check_series(series, 1)
     stream = FileStream(content, check_cancelled)
     header = _read_header(stream)
-    index = _check_limits(header, limits or VolumeLimits(), frame)
+    index = _check_limits(header, limits, frame)
     stored, warnings = _read_frame(stream, header, index)
+    return _make_volume(header, stored, stream.hexdigest(), warnings)
+
+
+def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list[str]) -> Volume:
+    """Make a volume of the stored bytes of its voxels, which are used up."""
     voxels = _scale(stored, header)
     masked, constant = _mask(voxels)
     if masked:
@@ -119,14 +135,14 @@ def read_volume(
         voxels=voxels,
         affine=header.affine,
         masked=masked,
-        digest=stream.hexdigest(),
+        digest=digest,
         warnings=(*header.warnings, *warnings),
     )
 
 
 def scan_stem(name: str) -> str:
     """Return the name of a scan's file without its suffixes."""
-    for suffix in sorted((*SCAN_SUFFIXES, ".gz"), key=len, reverse=True):
+    for suffix in sorted((*SCAN_SUFFIXES, ".gz", ".dcm"), key=len, reverse=True):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     return name
@@ -136,13 +152,17 @@ def check_header(
     content: Content,
     limits: VolumeLimits | None = None,
     frame: int | None = None,
+    series: int | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Header:
     """Check the header only, to refuse a file before the rest of it is received.
 
     Args:
-        content: The file, or at least its first ``HEAD_BYTES``.
+        content: The file, or at least its first ``HEAD_BYTES``; all of it where ``is_dicom``.
         limits: As for ``read_volume``.
         frame: As for ``read_volume``.
+        series: As for ``read_volume``.
+        check_cancelled: As for ``read_volume``.
 
     Returns:
         The header.
@@ -150,8 +170,13 @@ def check_header(
     Raises:
         RequestError: As ``read_volume``, as far as the header tells.
     """
-    header = _read_header(FileStream(content))
-    _check_limits(header, limits or VolumeLimits(), frame)
+    limits = limits or VolumeLimits()
+    if is_dicom(content):
+        header = find_series(content, limits.inflated_bytes, series, check_cancelled).header
+    else:
+        check_series(series, 1)
+        header = _read_header(FileStream(content))
+    _check_limits(header, limits, frame)
     return header
 
 

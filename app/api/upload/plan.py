@@ -55,6 +55,9 @@ SCAN: Final = UploadKind(
         "application/nifti",
         "application/x-nrrd",
         "application/x-metaimage",
+        "application/zip",
+        "application/x-zip-compressed",
+        "application/dicom",
     ),
     # A .nii.gz sent as gzip-encoded NIfTI is the same bytes; the reader looks at the magic number.
     encodings=("identity", "gzip", "x-gzip"),

@@ -97,7 +97,7 @@ export class Results {
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await convertAnswer(answer, format));
       const suffix = format === "long" ? "long.csv" : format;
-      link.download = `${fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha)$/i, "")}.${suffix}`;
+      link.download = `${fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "")}.${suffix}`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     } catch (problem) {

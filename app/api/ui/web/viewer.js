@@ -213,7 +213,10 @@ class Viewer {
 
 /** The suffix of a scan's format, by its first bytes. */
 async function suffixOf(file) {
-  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 10).arrayBuffer()));
+  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 132).arrayBuffer()));
+  if (start.startsWith("PK") || start.endsWith("DICM")) {
+    throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
+  }
   if (start.startsWith("\x1f\x8b")) return "nii.gz";
   if (start.startsWith("NRRD")) return "nrrd";
   return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
