@@ -30,7 +30,7 @@ RUN python3 -m venv --without-pip /opt/venv \
  && rm -r torch/include \
  && find torch/bin -type f ! -name torch_shm_manager -delete \
  && find . -type d \( -name test -o -name tests \) -prune -exec rm -r {} + \
- && /opt/venv/bin/python3 -c "import fastapi, httpx, isal, jaxtyping, monai.networks.nets, nibabel, numba, prometheus_client, pydantic_settings, pydicom.pixels, rich, torch, typer, uvicorn, uvloop"
+ && /opt/venv/bin/python3 -c "import fastapi, httpx, isal, jaxtyping, monai.networks.nets, nibabel, numba, prometheus_client, pydantic_settings, rich, torch, typer, uvicorn, uvloop"
 
 FROM dependencies AS build
 WORKDIR /src

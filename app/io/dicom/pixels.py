@@ -1,6 +1,6 @@
 """The pixels of a DICOM file -> arrays, one image at a time, decompressed if need be.
 
-JPEG in all its kinds is decoded by pydicom's plugins, which are imported where they are needed. How
+JPEG in all its kinds is decoded by pydicom's plugins, where the extra ``dicom`` is installed. How
 large an image is says its own header, too, which is compared before anything decodes it.
 """
 
@@ -122,9 +122,14 @@ def _read_item(stream: FileStream) -> int | None:
 def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
     if pixels.syntax == RLE:
         return _decode_rle(data, pixels)
-    from pydicom.pixels.decoders.base import get_decoder  # noqa: PLC0415 - takes 0.3 s, and few need it
-    from pydicom.uid import UID  # noqa: PLC0415
-
+    try:
+        from pydicom.pixels.decoders.base import get_decoder  # noqa: PLC0415 - an extra
+        from pydicom.uid import UID  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise BadVoxels(
+            "expected DICOM pixels that are plain or RLE, got compressed ones, which need the "
+            "extra dicom: pip install 'landmarkd[dicom]'"
+        ) from None
     uid = UID(pixels.syntax)
     try:
         decoder = get_decoder(uid)

@@ -1,6 +1,7 @@
 """Pixels: compressed transfer syntaxes, real files, and compressed images that are broken."""
 
 import re
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_compressed_images_have_the_voxels_of_plain_ones(
 def test_missing_decoder_is_named_with_what_it_needs() -> None:
     file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
     with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*requires pylibjpeg"):
+        read_volume(file)
+
+
+def test_missing_pydicom_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEG2000Lossless, lambda _: b"xx")
+    with pytest.raises(BadVoxels, match=r"the extra dicom: pip install 'landmarkd\[dicom\]'"):
         read_volume(file)
 
 
