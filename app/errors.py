@@ -4,7 +4,7 @@
 
     LandmarkdError
     ├── RequestError              the request is at fault; the answer says what was expected and got
-    │   ├── NotAVolume            400 not-a-volume         bytes are not a NIfTI-1 or NIfTI-2 file
+    │   ├── NotAVolume            400 not-a-volume         bytes of no format that is read here
     │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
     │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
     │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
@@ -63,7 +63,7 @@ class RequestError(LandmarkdError):
 
 
 class NotAVolume(RequestError):
-    """The bytes are not a NIfTI-1 or NIfTI-2 single file."""
+    """The bytes are no single file of a format that is read here."""
 
     code = "not-a-volume"
 

@@ -88,7 +88,9 @@ class Settings(BaseSettings):
         "3/16 of `LANDMARKD_MEMORY`.",
     )
     max_inflated_bytes: ByteSize = Field(
-        ByteSize(4 * GIB), ge=1, description="Maximum size of a NIfTI file after decompression."
+        ByteSize(4 * GIB),
+        ge=1,
+        description="Maximum size of the file of a scan once inflated.",
     )
     max_voxels: int = Field(768**3, ge=1, description="Maximum number of voxels in a volume.")
     max_axis: int = Field(

@@ -48,6 +48,7 @@ class LandmarksQuery(BaseModel):
         None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
     )
     frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
+    series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")
     candidates: bool = Field(False, description="List all modes of each landmark.")
 
 
@@ -69,7 +70,7 @@ async def find_landmarks(
     admitted: AdmittedDep,
     query: Annotated[LandmarksQuery, Query()],
 ) -> Response:
-    """Upload a volume (NIfTI-1 or NIfTI-2, gzipped or not) and get its landmarks.
+    """Upload a scan (NIfTI, NRRD, MetaImage, or DICOM in a ZIP archive) and get its landmarks.
 
     Whatever the request's headers or the file's header rule out is refused before the rest of the
     body is read. The work is cancelled when the client disconnects.
@@ -89,6 +90,7 @@ async def find_landmarks(
         engine.precheck,
         model=model,
         frame=query.frame,
+        series=query.series,
         timeout_s=timeout_s,
         client=admitted.client,
     )
@@ -123,6 +125,7 @@ class _Detection:
             self.upload.content,
             self.model,
             frame=self.query.frame,
+            series=self.query.series,
             timeout_s=self.timeout_s,
             client=self.client,
             on_progress=on_progress,

@@ -10,7 +10,8 @@ from app.io import FORMATS, Problem
 from app.voting import VOTES_FORMATS
 
 DESCRIPTION: Final = """
-Send a 3D scan (NIfTI-1 or NIfTI-2, gzipped or not), get anatomical landmarks.
+Send a 3D scan (NIfTI, NRRD, MetaImage, or a DICOM series in a ZIP archive), get anatomical
+landmarks.
 
 ```sh
 curl --data-binary @scan.nii.gz http://127.0.0.1:8000/v1/landmarks

@@ -55,14 +55,20 @@ class Client:
         self._http.close()
 
     def detect(
-        self, content: bytes, *, model: str | None = None, frame: int | None = None
+        self,
+        content: bytes,
+        *,
+        model: str | None = None,
+        frame: int | None = None,
+        series: int | None = None,
     ) -> LandmarksAnswer:
         """Find the landmarks of a scan.
 
         Args:
-            content: A NIfTI file, plain or gzip.
+            content: A file of any format that the service reads.
             model: Name of the model; None for the service's default model.
             frame: Which frame of a 4D file, from 0.
+            series: Which series of a DICOM archive, from 0.
 
         Returns:
             The answer.
@@ -71,7 +77,7 @@ class Client:
             ProblemError: The service refused the request; the problem says why.
             Unreachable: No service answers.
         """
-        query = {"model": model, "frame": frame}
+        query = {"model": model, "frame": frame, "series": series}
         response = self._send(
             "POST",
             "/v1/landmarks",

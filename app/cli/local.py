@@ -67,11 +67,12 @@ class LocalDetector:
         self._model = load_model(folders[name], settings)
         self._limits = VolumeLimits.of(settings)
 
-    def detect(self, content: bytes) -> LandmarksAnswer:
+    def detect(self, content: bytes, *, series: int | None = None) -> LandmarksAnswer:
         """Find the landmarks of a scan.
 
         Args:
-            content: A NIfTI file, plain or gzip.
+            content: A file of any format that the service reads.
+            series: Which series of a DICOM archive, from 0.
 
         Returns:
             The answer, with the candidates of every landmark.
@@ -80,7 +81,7 @@ class LocalDetector:
             LandmarkdError: As the service would refuse the scan.
         """
         start = time.perf_counter()
-        volume = read_volume(content, self._limits)
+        volume = read_volume(content, self._limits, series=series)
         decode_s = time.perf_counter() - start
         detection = Detector(self._model).detect(volume, decode_s=decode_s)
         total_ms = 1e3 * (time.perf_counter() - start)

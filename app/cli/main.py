@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -21,11 +21,18 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.plugins import Commands, import_trainer
+from app.cli.scan_files import list_scans, read_scan
 from app.errors import LandmarkdError, StartupError
-from app.io import FORMATS, AnswerFormat, LandmarksAnswer, Volume, negotiate_format
+from app.io import (
+    FORMATS,
+    SCAN_SUFFIXES,
+    AnswerFormat,
+    LandmarksAnswer,
+    Volume,
+    negotiate_format,
+    scan_stem,
+)
 from app.settings import API_KEY, Settings
-
-SCANS: Final = (".nii", ".nii.gz")
 
 app = typer.Typer(
     cls=Commands,
@@ -128,7 +135,9 @@ def _listen(settings: Settings) -> socket.socket:
 
 @app.command()
 def detect(
-    scans: Annotated[list[Path], typer.Argument(help="Scans, or folders of scans.")],
+    scans: Annotated[
+        list[Path], typer.Argument(help="Scans, or folders of scans or of DICOM files.")
+    ],
     output: Annotated[
         str,
         typer.Option(
@@ -142,22 +151,25 @@ def detect(
     format_: Annotated[
         str | None, typer.Option("--format", help=" ".join(form.name for form in FORMATS))
     ] = None,
+    series: Annotated[
+        int | None, typer.Option(min=0, help="Series of DICOM files of several, from 0.")
+    ] = None,
     models_dir: ModelsDir = None,
     device: Device = None,
 ) -> None:
     """Find the landmarks of scans, in this process or by a running service."""
-    files = list(_scan_files(scans))
+    files = list(list_scans(scans))
     if not files:
-        fail(f"expected scans ending in {' or '.join(SCANS)}, found none")
+        fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     form = _output_format(output, format_)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
     targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
     failures: list[str] = []
     with ExitStack() as stack:
-        find = _finder(stack, url, model, models_dir, device)
+        find = partial(_finder(stack, url, model, models_dir, device), series=series)
         for path in track(files, "Detecting", console=console, disable=len(files) == 1):
             try:
-                content = form.write(find(path.read_bytes()))
+                content = form.write(find(read_scan(path)))
             except (LandmarkdError, OSError) as error:
                 failures.append(f"{path.name}: {error}")
             else:
@@ -180,7 +192,7 @@ def _targets(
         return {files[0]: output}
     scans: dict[str, Path] = {}
     for path in files:
-        stem = path.name.removesuffix(".gz").removesuffix(".nii")
+        stem = scan_stem(path.resolve().name)
         if stem in scans:
             fail(
                 f"expected scans with different names, got {scans[stem]} and {path}, "
@@ -189,14 +201,6 @@ def _targets(
         scans[stem] = path
     output.mkdir(parents=True, exist_ok=True)
     return {path: output / f"{stem}.{form.name}" for stem, path in scans.items()}
-
-
-def _scan_files(paths: list[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(file for file in path.iterdir() if file.name.endswith(SCANS))
-        else:
-            yield path
 
 
 def _output_format(output: str, name: str | None) -> AnswerFormat:
@@ -212,7 +216,8 @@ def _finder(
     model: str | None,
     models_dir: Path | None,
     device: str | None,
-) -> Callable[[bytes], LandmarksAnswer]:
+) -> Callable[..., LandmarksAnswer]:
+    """Return what finds the landmarks of a scan, given its bytes and the number of a series."""
     if url is None:
         from app.cli.local import LocalDetector
 
@@ -271,7 +276,7 @@ def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> N
     from app.model import write_precisions
 
     def volumes() -> Iterator[Volume]:
-        return (read_volume(path.read_bytes()) for path in scans)
+        return (read_volume(read_scan(path)) for path in scans)
 
     results = verify_precisions(
         folder, volumes, first_device(settings), allow_torchscript=settings.allow_torchscript

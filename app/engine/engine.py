@@ -24,7 +24,7 @@ from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
-from app.io import Content, Volume, VolumeLimits, read_volume
+from app.io import SEARCH_BYTES, Content, Volume, VolumeLimits, check_start, is_dicom, read_volume
 from app.model import LoadedModel, Registry
 from app.settings import Settings
 
@@ -211,15 +211,17 @@ class Engine:
         model: LoadedModel,
         *,
         frame: int | None,
+        series: int | None = None,
         timeout_s: float,
         client: str = "",
     ) -> None:
-        """Refuse a file by its header, before the rest of it is received.
+        """Refuse a file by its header, before the rest of it is received; DICOM is refused later.
 
         Args:
             head: The file's first ``HEAD_BYTES``, or all of it.
             model: The model to use.
             frame: As for ``detect``.
+            series: As for ``detect``.
             timeout_s: As for ``detect``.
             client: As for ``detect``.
 
@@ -228,7 +230,12 @@ class Engine:
             TooLarge: It would need more memory than all scans may take together.
             DeadlineExceeded: What is queued and its own tiles would take longer than allowed.
         """
-        needs = self._forecast(head, frame, model)
+        if is_dicom(head):
+            check_start(head)
+        else:
+            self._check_in_time(self._forecast(head, model, frame, series), timeout_s, client)
+
+    def _check_in_time(self, needs: Forecast, timeout_s: float, client: str) -> None:
         latency_s = self.devices.estimate_latency_s(needs.lane, needs.tiles, client)
         if latency_s > timeout_s:
             raise DeadlineExceeded(
@@ -236,12 +243,13 @@ class Engine:
                 f"tiles, which would take {latency_s:.1f} s with what is queued"
             )
 
-    async def detect(
+    async def detect(  # noqa: PLR0913 - what a request may ask for
         self,
         content: Content,
         model: LoadedModel,
         *,
         frame: int | None,
+        series: int | None = None,
         timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] = lambda _: None,
@@ -254,6 +262,7 @@ class Engine:
             content: The file.
             model: Of ``registry``; it is used even if it is swapped meanwhile.
             frame: Which frame of a 4D file.
+            series: Which series of a DICOM archive.
             timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
@@ -267,12 +276,13 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        memory = self._forecast(content, frame, model).memory
+        look = partial(self._forecast, content, model, frame, series)
+        needs = await self._look(look, client, deadline) if is_dicom(content) else look()
         async with (
-            self.memory.hold(memory, client, deadline),
-            self._decode_slots.hold(1 + (memory > LARGE_BYTES), client, deadline) as slot,
+            self.memory.hold(needs.memory, client, deadline),
+            self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
         ):
-            volume, decode_ms = await self._decode(content, frame, deadline)
+            volume, decode_ms = await self._decode(content, frame, series, deadline)
 
             def note_progress(progress: Progress) -> None:
                 if progress.tiles:  # It is prepared.
@@ -281,8 +291,7 @@ class Engine:
 
             request = DetectRequest(model, volume, deadline, frame or 0, note_progress, client)
             detection = await self.devices.choose(request.key).run(request)
-        times = replace(detection.timing, decode=decode_ms)
-        self._observe(times)
+        self._observe(times := replace(detection.timing, decode=decode_ms))
         return replace(detection, timing=times)
 
     def _observe(self, times: StageTimes) -> None:
@@ -326,20 +335,38 @@ class Engine:
         self.memory.release(reservation, keep=result_bytes(result))
         return result
 
+    async def _look(
+        self, look: Callable[[Callable[[], None]], Forecast], client: str, deadline: float
+    ) -> Forecast:
+        """Look for a scan among many files, which takes too long for the event loop."""
+        async with (
+            self.memory.hold(SEARCH_BYTES, client, deadline),
+            self._decode_slots.hold(1, client, deadline),
+        ):
+            needs = await self._decode_pool.run(look, deadline)
+        self._check_in_time(needs, deadline - asyncio.get_running_loop().time(), client)
+        return needs
+
     async def _decode(
-        self, content: Content, frame: int | None, deadline: float
+        self, content: Content, frame: int | None, series: int | None, deadline: float
     ) -> tuple[Volume, float]:
         """Read a scan; gives also how long that took, in ms."""
         start = time.perf_counter()
-        volume = await self._decode_pool.run(
-            partial(read_volume, content, self.limits, frame), deadline
-        )
+        read = partial(read_volume, content, self.limits, frame, series=series)
+        volume = await self._decode_pool.run(read, deadline)
         self._metrics.observe_volume(volume.voxels.size)
         return volume, 1e3 * (time.perf_counter() - start)
 
-    def _forecast(self, head: Content, frame: int | None, model: LoadedModel) -> Forecast:
+    def _forecast(
+        self,
+        head: Content,
+        model: LoadedModel,
+        frame: int | None,
+        series: int | None,
+        check_cancelled: Callable[[], None] = lambda: None,
+    ) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""
-        needs = forecast(head, self.limits, frame, model)
+        needs = forecast(head, self.limits, frame, model, series, check_cancelled)
         self._check_memory(needs.memory)
         return needs
 

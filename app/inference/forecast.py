@@ -6,7 +6,7 @@ network that sees grids whole has 130 to 240 bytes of activations per voxel at o
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,15 +51,22 @@ class Forecast:
 
 
 def forecast(
-    head: Content, limits: VolumeLimits, frame: int | None, model: LoadedModel
+    head: Content,
+    limits: VolumeLimits,
+    frame: int | None,
+    model: LoadedModel,
+    series: int | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Forecast:
     """Read the header of a file, and say what its scan will take; nothing is allocated.
 
     Args:
-        head: The file's first ``HEAD_BYTES``, or all of it.
+        head: The file's first ``HEAD_BYTES``, or all of it; all of it where ``is_dicom``.
         limits: Of the scan.
         frame: Which frame of a 4D file.
         model: The model to use.
+        series: Which series of a DICOM archive.
+        check_cancelled: As for ``read_volume``.
 
     Returns:
         The forecast.
@@ -69,7 +76,7 @@ def forecast(
         TooLarge: The grid is larger than the model allows.
         BadGeometry: The voxels of the scan are far too coarse for the model.
     """
-    header = check_header(head, limits, frame)
+    header = check_header(head, limits, frame, series, check_cancelled)
     spec, stride = model.manifest.input, model.manifest.network.output_stride
     shape = grid_shape(header.shape, header.affine, spec)
     voxels, grid = math.prod(header.shape), math.prod(shape)

@@ -1,16 +1,22 @@
 """Files and wire formats: bytes -> Volume, and answers -> bytes. It imports neither torch nor HTTP.
 
-gzip_stream   the bytes of an uploaded file, inflated within bounds and hashed
-nifti_header  what a NIfTI file declares, checked
-volume        NIfTI file -> Volume: voxels and affine
-schemas       pydantic models of everything that crosses the wire
-slicer        landmark files of 3D Slicer and spreadsheets, written and read
-formats       the formats of an answer, and the choice among them
+gzip_stream       the bytes of an uploaded file, inflated within bounds and hashed
+header            what a file declares about its voxels, and the checks that all formats share
+nifti_header      what a NIfTI file declares, checked
+nrrd_header       what an NRRD file declares, checked
+metaimage_header  what a MetaImage file declares, checked
+dicom             DICOM files, alone or in a ZIP archive -> one series: header and voxels
+volume            the file of a scan -> Volume: voxels and affine
+schemas           pydantic models of everything that crosses the wire
+slicer            landmark files of 3D Slicer and spreadsheets, written and read
+formats           the formats of an answer, and the choice among them
 """
 
+from app.io.dicom import SEARCH_BYTES, check_start, is_dicom
 from app.io.formats import FORMATS, AnswerFormat, Format, negotiate_format
 from app.io.gzip_stream import Content
-from app.io.nifti_header import UNIT_WARNINGS, check_spacing
+from app.io.header import check_spacing
+from app.io.nifti_header import UNIT_WARNINGS
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -43,18 +49,21 @@ from app.io.volume import (
     FLOAT32_MAX,
     HEAD_BYTES,
     MAX_REACH_MM,
+    SCAN_SUFFIXES,
     Volume,
     VolumeLimits,
     check_header,
     read_volume,
+    scan_stem,
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "UNIT_WARNINGS", "AliveAnswer",
-    "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content", "DeviceInfo", "Format",
-    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo",
-    "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row",
-    "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
-    "check_spacing", "declared_frame", "is_landmark_file", "landmark_stem", "markups_json",
-    "negotiate_format", "read_landmarks", "read_volume",
+    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "SCAN_SUFFIXES", "SEARCH_BYTES",
+    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content",
+    "DeviceInfo", "Format", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
+    "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
+    "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
+    "VolumeLimits", "check_header", "check_spacing", "check_start", "declared_frame", "is_dicom",
+    "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
+    "read_volume", "scan_stem",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 The first two bytes tell gzip from plain files. Either is read in chunks into buffers that the
 caller has sized from the file's own header, so a decompression bomb inflates no further than that.
+Formats that compress their voxels, but not their header, turn to inflating behind the header.
 """
 
 import io
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 
 from blake3 import blake3
-from isal import igzip, isal_zlib
+from isal import igzip, igzip_lib, isal_zlib
 from typing_extensions import Buffer
 
 from app.errors import BrokenVolume
@@ -18,13 +19,16 @@ from app.errors import BrokenVolume
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 DEFLATE_ERROR: Final = cast("type[Exception]", isal_zlib.error)
-"""isal's stubs declare it as an instance."""
+"""isal's stubs declare it as an instance; it is the error of ``igzip_lib``, too."""
 
 Content = bytes | bytearray | memoryview
 """A file as it was received."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Inflated and hashed at a time: long enough without the GIL, small enough for the cache."""
+
+INPUT_BYTES: Final = 1 << 16
+"""Given to an inflater at a time: it copies what it cannot use at once."""
 
 MAX_INFLATION: Final = 1032
 """Largest ratio of deflate, which spends at least 2 bits on a copy of 258 bytes."""
@@ -41,6 +45,7 @@ class FileStream:
     Args:
         content: The body as it was received, or the start of it.
         check_cancelled: Called before every piece; raises once nobody waits for the file any more.
+        opened: The uncompressed bytes of the body, if it is neither plain nor gzip.
 
     Attributes:
         gzipped: Whether the body is gzip.
@@ -49,17 +54,52 @@ class FileStream:
     """
 
     def __init__(
-        self, content: Content, check_cancelled: Callable[[], None] = lambda: None
+        self,
+        content: Content,
+        check_cancelled: Callable[[], None] = lambda: None,
+        opened: io.BufferedIOBase | None = None,
     ) -> None:
         self._check_cancelled = check_cancelled
-        body = _MemoryFile(content)
-        self.gzipped = bytes(content[:2]) == GZIP_MAGIC
-        self.max_bytes = len(content) * (MAX_INFLATION if self.gzipped else 1)
+        self._content = content
+        self.gzipped = opened is None and bytes(content[:2]) == GZIP_MAGIC
+        compressed = self.gzipped or opened is not None
+        self.max_bytes = len(content) * (MAX_INFLATION if compressed else 1)
         self.position = 0
-        self._stream: io.BufferedIOBase = (
-            igzip.IGzipFile(fileobj=body, mode="rb") if self.gzipped else io.BufferedReader(body)
+        self._ahead = b""
+        self._coding = "deflate" if opened else "gzip"
+        self._stream = opened or (
+            _open_gzip(content) if self.gzipped else io.BufferedReader(MemoryFile(content))
         )
         self._digest = blake3()
+
+    def peek(self, size: int) -> bytes:
+        """Return the next ``size`` bytes, fewer only where the file ends, without reading them.
+
+        Raises:
+            BrokenVolume: The compressed stream is truncated or corrupt.
+        """
+        if size > len(self._ahead):
+            self._ahead += self._inflate(size - len(self._ahead))
+        return self._ahead[:size]
+
+    def start_inflating(self) -> None:
+        """Take the bytes from here on for compressed ones, gzip or zlib.
+
+        Raises:
+            BrokenVolume: So is the whole file.
+        """
+        if self.gzipped:
+            raise BrokenVolume(
+                "expected voxels compressed once, got a gzip file that is zipped again"
+            )
+        rest = memoryview(self._content)[self.position :]
+        self._ahead = b""
+        self.max_bytes = self.position + len(rest) * MAX_INFLATION
+        if bytes(rest[:2]) == GZIP_MAGIC:
+            self._coding, self._stream = "gzip", _open_gzip(rest)
+        else:
+            self._coding = "zlib"
+            self._stream = io.BufferedReader(InflatedFile(rest, igzip_lib.DECOMP_ZLIB))
 
     def read(self, size: int) -> bytes:
         """Read ``size`` bytes, fewer only where the file ends, and inflate none after them.
@@ -67,13 +107,11 @@ class FileStream:
         Raises:
             BrokenVolume: The gzip stream is truncated or corrupt.
         """
-        data = bytearray()
-        # Not readinto, whose buffer takes 8 KiB: the start of a file may hold fewer.
-        while part := self._take(partial(self._stream.read1, size - len(data))):
-            data += part
+        data = self.peek(size)
+        self._ahead = self._ahead[len(data) :]
         self._digest.update(data)
         self.position += len(data)
-        return bytes(data)
+        return data
 
     def fill(self, target: memoryview) -> None:
         """Fill ``target``, a view of bytes, with the next bytes.
@@ -81,7 +119,9 @@ class FileStream:
         Raises:
             BrokenVolume: The file ends before, or its gzip stream is truncated or corrupt.
         """
-        for start in range(0, len(target), CHUNK_BYTES):
+        ahead = self.read(min(len(target), len(self._ahead)))
+        target[: len(ahead)] = ahead
+        for start in range(len(ahead), len(target), CHUNK_BYTES):
             chunk = target[start : start + CHUNK_BYTES]
             count = self._take(partial(self._stream.readinto, chunk))
             self._digest.update(chunk[:count])
@@ -106,28 +146,80 @@ class FileStream:
         """Return the BLAKE3 digest of all bytes read so far, hex."""
         return self._digest.hexdigest()
 
+    def _inflate(self, size: int) -> bytes:
+        """Take ``size`` bytes from the stream, fewer where it ends."""
+        data = bytearray()
+        # Not readinto, whose buffer takes 8 KiB: the start of a file may hold fewer.
+        while part := self._take(partial(self._stream.read1, size - len(data))):
+            data += part
+        return bytes(data)
+
     def _take(self, read: Callable[[], Result]) -> Result:
         """Call a read, with errors that say what is wrong with the file."""
         self._check_cancelled()
         try:
             return read()
         except EOFError as error:
-            raise BrokenVolume("expected a whole gzip stream, got a truncated one") from error
+            raise BrokenVolume(
+                f"expected a whole {self._coding} stream, got a truncated one"
+            ) from error
         except (igzip.BadGzipFile, OverflowError, DEFLATE_ERROR) as error:
             # In turn: header, CRC or length of a member; a gzip header over 512 KiB; deflate codes.
-            raise BrokenVolume("expected a valid gzip stream, got a corrupt one") from error
+            raise BrokenVolume(
+                f"expected a valid {self._coding} stream, got a corrupt one"
+            ) from error
 
 
-class _MemoryFile(io.RawIOBase):
+class InflatedFile(io.RawIOBase):
+    """The bytes of a compressed stream that has no header of gzip.
+
+    Args:
+        content: The stream; what follows it is ignored.
+        coding: ``DECOMP_ZLIB`` or ``DECOMP_DEFLATE`` of ``igzip_lib``.
+    """
+
+    def __init__(self, content: Content, coding: int) -> None:
+        self._rest = memoryview(content)
+        self._inflater = igzip_lib.IgzipDecompressor(coding)
+
+    def readable(self) -> bool:
+        """Say that it is read."""
+        return True
+
+    def readinto(self, target: Buffer, /) -> int:
+        """Inflate the next bytes; none where the stream ends.
+
+        Raises:
+            EOFError: The stream is cut short.
+        """
+        view = memoryview(target)
+        data = b""
+        while view and not data and not self._inflater.eof:
+            piece = self._rest[:INPUT_BYTES] if self._inflater.needs_input else self._rest[:0]
+            if self._inflater.needs_input and not piece:
+                raise EOFError
+            self._rest = self._rest[len(piece) :]
+            data = self._inflater.decompress(piece, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def _open_gzip(content: Content) -> io.BufferedIOBase:
+    return igzip.IGzipFile(fileobj=MemoryFile(content), mode="rb")
+
+
+class MemoryFile(io.RawIOBase):
     """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
 
     def __init__(self, content: Content) -> None:
         self._rest = memoryview(content)
 
     def readable(self) -> bool:
+        """Say that it is read."""
         return True
 
     def readinto(self, target: Buffer, /) -> int:
+        """Copy the next bytes; none where they end."""
         view = memoryview(target)
         chunk = self._rest[: len(view)]
         view[: len(chunk)] = chunk

@@ -3,10 +3,7 @@
 Field names and formulas are those of nifti1.h; nibabel parses the fields of both versions.
 """
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,15 +13,7 @@ from nibabel.nifti2 import Nifti2Header
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import Affine, Points, scaling, spacing_of, transform
 from app.io.gzip_stream import FileStream
-
-MIN_SPACING_MM: Final = 1e-5
-"""10 nm: finer than nano-CT."""
-
-MAX_SPACING_MM: Final = 1e3
-"""1 m: coarser than any scanner."""
-
-MIN_DETERMINANT: Final = 1e-3
-"""Of the unit vectors along the axes; below this they lie almost in one plane."""
+from app.io.header import Header, check_spacing, corners, describe_slice, shape_of
 
 QUATERNION_TOLERANCE: Final = 1e-3
 """Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
@@ -50,17 +39,15 @@ EOL_CHECKS: Final = (b"\r\n\x1a\n", bytes(4))
 SIGNATURES: Final = (
     (344, b"ni1\0", "the header of a .hdr/.img pair; send a single .nii file"),
     (4, b"ni2\0", "the header of a .hdr/.img pair; send a single .nii file"),
-    (128, b"DICM", "a DICOM file; convert the series to NIfTI first"),
+    (128, b"DICM", "a DICOM file, but zipped as gzip or without a header; send a ZIP archive"),
     (0, b"\x1f\x8b", "a gzip file inside a gzip file; compress it once"),
-    (0, b"PK\x03\x04", "a ZIP archive"),
+    (0, b"PK\x03\x04", "a ZIP archive inside a gzip file; compress it once"),
     (257, b"ustar", "a tar archive"),
     (0, b"BZh", "a bzip2 file; plain and gzip files are read"),
     (0, b"\xfd7zXZ", "an xz file; plain and gzip files are read"),
     (0, b"\x28\xb5\x2f\xfd", "a Zstandard file; plain and gzip files are read"),
     (0, b"\x89PNG", "a PNG image"),
     (0, b"\xff\xd8\xff", "a JPEG image"),
-    (0, b"NRRD", "an NRRD file"),
-    (0, b"ObjectType", "a MetaImage file"),
     (0, b"\x89HDF", "an HDF5 or MINC file"),
     (0, b"\0\0\0\1", "a FreeSurfer MGH volume"),
     (0, b"version https://git-lfs", "a Git LFS pointer instead of the file"),
@@ -70,47 +57,7 @@ SIGNATURES: Final = (
 """Offset, bytes and name of other kinds of file that are uploaded; the first match counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a file declares about its voxels.
-
-    Attributes:
-        shape: Voxels along i, j and k.
-        frame_shape: Lengths of the axes after those; empty if there are none.
-        dtype: Type of the stored voxels, in their byte order.
-        offset: Position of the first voxel in the uncompressed file, in bytes.
-        slope: A value is stored voxel * slope + intercept.
-        intercept: Likewise.
-        affine: Voxel index -> mm, RAS.
-        warnings: What a careful reader should know, in sentences without patient data.
-    """
-
-    shape: tuple[int, int, int]
-    frame_shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    offset: int
-    slope: float
-    intercept: float
-    affine: Affine
-    warnings: tuple[str, ...]
-
-    @property
-    def frames(self) -> int:
-        """Number of 3D volumes in the file."""
-        return math.prod(self.frame_shape)
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of one stored 3D volume."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the uncompressed file up to the end of its last voxel."""
-        return self.offset + self.frames * self.frame_bytes
-
-
-def read_header(stream: FileStream) -> Header:
+def read_nifti_header(stream: FileStream) -> Header:
     """Read the header at the start of a file.
 
     Args:
@@ -127,14 +74,10 @@ def read_header(stream: FileStream) -> Header:
     """
     fields = _read_fields(stream)
     dims = [int(length) for length in fields["dim"][1 : int(fields["dim"][0]) + 1]]
-    if len(dims) < 3 or min(dims) < 1:
-        raise BadGeometry(f"expected 3 axes or more, none empty, got {by_axis(dims)}")
-    shape = (dims[0], dims[1], dims[2])
+    shape = shape_of(dims)
     dtype = _dtype(fields)
     slope, intercept = _scaling(fields)
     affine, warnings = _affine(fields, shape)
-    if min(shape) == 1:
-        warnings.append(f"the scan is a single slice ({by_axis(shape)} voxels)")
     return Header(
         shape=shape,
         frame_shape=tuple(dims[3:]),
@@ -143,18 +86,8 @@ def read_header(stream: FileStream) -> Header:
         slope=slope,
         intercept=intercept,
         affine=affine,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *describe_slice(shape)),
     )
-
-
-def by_axis(lengths: Sequence[int]) -> str:
-    """Format the lengths of axes, for example ``64 x 64 x 21``."""
-    return " x ".join(str(length) for length in lengths)
-
-
-def corners(shape: tuple[int, int, int]) -> Points:
-    """Return the indices of the eight corner voxels."""
-    return np.array(list(itertools.product(*((0.0, n - 1.0) for n in shape))))
 
 
 def _read_fields(stream: FileStream) -> Nifti1Header:
@@ -168,7 +101,9 @@ def _read_fields(stream: FileStream) -> Nifti1Header:
         if head[8:12] not in EOL_CHECKS:
             raise BrokenVolume("expected the bytes as written, got line ends changed in transfer")
     elif head[344:348] != b"n+1\0":
-        raise NotAVolume(f"expected a NIfTI file (.nii or .nii.gz), got {_describe_file(head)}")
+        raise NotAVolume(
+            f"expected a NIfTI, NRRD, MetaImage or DICOM file, got {_describe_file(head)}"
+        )
     fields = _parse(head, kind)
     if int(fields["intent_code"]) in CIFTI_INTENTS:
         raise NotAVolume("expected a NIfTI volume, got a CIFTI matrix")
@@ -249,23 +184,6 @@ def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, 
     if not _distance(affines[0], affines[-1], corners(shape)) <= MAX_FORM_DISTANCE:
         warnings.append("the qform disagrees with the sform, which was used")
     return affines[0], warnings
-
-
-def check_spacing(affine: Affine) -> None:
-    """Check the axes of a finite affine: their lengths, and that they are no plane or line.
-
-    Raises:
-        BadGeometry: They are not those of a scan.
-    """
-    spacing = spacing_of(affine)
-    if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
-        raise BadGeometry(
-            f"expected a spacing from {MIN_SPACING_MM:g} to {MAX_SPACING_MM:g} mm, "
-            f"got {' x '.join(f'{length:g}' for length in spacing)} mm"
-        )
-    volume = abs(np.linalg.det(affine[:3, :3] / spacing))
-    if volume < MIN_DETERMINANT:
-        raise BadGeometry(f"expected three independent axes, got a determinant of {volume:.1g}")
 
 
 def _distance(used: Affine, other: Affine, points: Points) -> float:

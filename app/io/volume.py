@@ -1,4 +1,4 @@
-"""bytes -> Volume: a NIfTI file, plain or gzip, as a 3D array with its affine.
+"""bytes -> Volume: a file of any format that is read, as a 3D array with its affine.
 
 The kind of file is told by its bytes, never by a name. The header declares how large the file is,
 so files over a limit, and those that hold no 3D scan, are refused before their voxels are inflated.
@@ -13,8 +13,12 @@ import numpy as np
 
 from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
 from app.geometry import Affine, transform
-from app.io.gzip_stream import Content, FileStream
-from app.io.nifti_header import Header, by_axis, corners, read_header
+from app.io.dicom import check_series, find_series, is_dicom
+from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
+from app.io.header import Header, by_axis, corners
+from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
+from app.io.nifti_header import read_nifti_header
+from app.io.nrrd_header import NRRD_MAGIC, read_nrrd_header
 from app.settings import Settings
 
 HEAD_BYTES: Final = 64 << 10
@@ -25,6 +29,9 @@ MAX_TRAILING_BYTES: Final = 64 << 10
 
 MAX_REACH_MM: Final = 1e4
 """Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
+
+SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".nrrd", ".mha", ".zip")
+"""Of files that are taken for scans where a folder is given."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 """Larger values count as infinite, because networks compute in float32."""
@@ -40,7 +47,8 @@ class Volume:
             finite value.
         affine: Voxel index -> mm, RAS.
         masked: Number of voxels that were NaN, infinite or beyond float32.
-        digest: BLAKE3 of the uncompressed file, hex; all frames of a file share it.
+        digest: BLAKE3 of the uncompressed file, hex, or of the digests of a DICOM series' files;
+            all frames of a file share it.
         warnings: What a careful reader should know, in sentences without patient data.
     """
 
@@ -76,14 +84,16 @@ def read_volume(
     limits: VolumeLimits | None = None,
     frame: int | None = None,
     check_cancelled: Callable[[], None] = lambda: None,
+    series: int | None = None,
 ) -> Volume:
-    """Read an uploaded NIfTI file.
+    """Read an uploaded scan.
 
     Args:
-        content: The whole file, plain or gzip.
+        content: The whole file.
         limits: Limits on its size; the defaults if None.
         frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
         check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
+        series: Which series of a DICOM archive that holds several, from 0.
 
     Returns:
         The scan, in its own memory.
@@ -94,12 +104,24 @@ def read_volume(
         TooLarge: Over a limit.
         BadGeometry: No clear reading in 3D space, or several frames and none chosen.
         BadVoxels: Complex, RGB, or nothing finite.
-        BadParameter: There is no such frame.
+        BadParameter: There is no such frame or series.
     """
+    limits = limits or VolumeLimits()
+    if is_dicom(content):
+        scan = find_series(content, limits.inflated_bytes, series, check_cancelled)
+        _check_limits(scan.header, limits, frame)
+        stored, digest = scan.read_voxels(check_cancelled)
+        return _make_volume(scan.header, stored, digest, [])
+    check_series(series, 1)
     stream = FileStream(content, check_cancelled)
-    header = read_header(stream)
-    index = _check_limits(header, limits or VolumeLimits(), frame)
+    header = _read_header(stream)
+    index = _check_limits(header, limits, frame)
     stored, warnings = _read_frame(stream, header, index)
+    return _make_volume(header, stored, stream.hexdigest(), warnings)
+
+
+def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list[str]) -> Volume:
+    """Make a volume of the stored bytes of its voxels, which are used up."""
     voxels = _scale(stored, header)
     masked, constant = _mask(voxels)
     if masked:
@@ -113,22 +135,34 @@ def read_volume(
         voxels=voxels,
         affine=header.affine,
         masked=masked,
-        digest=stream.hexdigest(),
+        digest=digest,
         warnings=(*header.warnings, *warnings),
     )
+
+
+def scan_stem(name: str) -> str:
+    """Return the name of a scan's file without its suffixes."""
+    for suffix in sorted((*SCAN_SUFFIXES, ".gz", ".dcm"), key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 def check_header(
     content: Content,
     limits: VolumeLimits | None = None,
     frame: int | None = None,
+    series: int | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> Header:
     """Check the header only, to refuse a file before the rest of it is received.
 
     Args:
-        content: The file, or at least its first ``HEAD_BYTES``.
+        content: The file, or at least its first ``HEAD_BYTES``; all of it where ``is_dicom``.
         limits: As for ``read_volume``.
         frame: As for ``read_volume``.
+        series: As for ``read_volume``.
+        check_cancelled: As for ``read_volume``.
 
     Returns:
         The header.
@@ -136,9 +170,24 @@ def check_header(
     Raises:
         RequestError: As ``read_volume``, as far as the header tells.
     """
-    header = read_header(FileStream(content))
-    _check_limits(header, limits or VolumeLimits(), frame)
+    limits = limits or VolumeLimits()
+    if is_dicom(content):
+        header = find_series(content, limits.inflated_bytes, series, check_cancelled).header
+    else:
+        check_series(series, 1)
+        header = _read_header(FileStream(content))
+    _check_limits(header, limits, frame)
     return header
+
+
+def _read_header(stream: FileStream) -> Header:
+    """Read the header of a file of the format that its first bytes tell."""
+    start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
+    if start.startswith(NRRD_MAGIC):
+        return read_nrrd_header(stream)
+    if start.startswith(METAIMAGE_MAGIC):
+        return read_metaimage_header(stream)
+    return read_nifti_header(stream)
 
 
 def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
@@ -175,9 +224,13 @@ def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndar
             f"expected {header.file_bytes:,} bytes, as the header declares, "
             f"got a body that holds {stream.max_bytes:,} at most"
         )
-    stored = np.empty(header.frame_bytes, dtype=np.uint8)
-    stream.skip(header.offset - stream.position + frame * header.frame_bytes)
-    stream.fill(stored.data)
+    stream.skip(header.offset - stream.position)
+    if header.interleaved:
+        stored = _pick_frame(stream, header, frame)
+    else:
+        stored = np.empty(header.frame_bytes, dtype=np.uint8)
+        stream.skip(frame * header.frame_bytes)
+        stream.fill(stored.data)
     stream.skip(header.file_bytes - stream.position)
     trailing = len(stream.read(MAX_TRAILING_BYTES + 1))
     if trailing > MAX_TRAILING_BYTES:
@@ -186,6 +239,19 @@ def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndar
             f"{MAX_TRAILING_BYTES:,} of padding, got more"
         )
     return stored, [f"{trailing:,} bytes after the voxels were ignored"] if trailing else []
+
+
+def _pick_frame(stream: FileStream, header: Header, frame: int) -> np.ndarray:
+    """Read one of frames whose voxels alternate, a piece of all of them at a time."""
+    size = header.dtype.itemsize
+    stored = np.empty((math.prod(header.shape), size), dtype=np.uint8)
+    step = max(1, CHUNK_BYTES // (header.frames * size))
+    piece = np.empty((step, header.frames, size), dtype=np.uint8)
+    for start in range(0, len(stored), step):
+        part = piece[: len(stored) - start]
+        stream.fill(part.reshape(-1).data)
+        stored[start : start + step] = part[:, frame]
+    return stored.reshape(-1)
 
 
 def _scale(stored: np.ndarray, header: Header) -> np.ndarray:

@@ -9,11 +9,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+from zipfile import ZIP_STORED
 
 import numpy as np
 from safetensors.numpy import save
 
+from tests.support.dicom_files import as_dicom, as_enhanced, zipped
 from tests.support.nifti_files import ByteOrder, nifti
+from tests.support.scan_files import as_metaimage, as_nrrd
 
 INTEGERS: Final = (0, 1, -1, 2, 7, 127, 255, 4096, 32767, -32768, 65535, 1 << 31, (1 << 32) - 1)
 FLOATS: Final = (0.0, 1.0, -1.0, 1e-38, 3e38, -3e38, 1e3, float("nan"), float("inf"), -float("inf"))
@@ -46,14 +49,25 @@ class Mutant:
 
 
 def sound_scans() -> tuple[bytes, ...]:
-    """Make small scans of all kinds: both versions and byte orders, many types, 4D, zipped."""
+    """Make small scans of all formats and kinds: byte orders, many types, 4D, zipped, a series."""
     random = np.random.default_rng(3)
     shape = (22, 18, 20)
     files = [
         nifti(random.integers(0, 100, shape).astype(dtype), version, order, zipped)
         for dtype, version, order, zipped in KINDS
     ]
-    return (*files, nifti(random.integers(0, 9, (*shape, 2)).astype("int16"), zipped=True))
+    voxels = random.integers(0, 9, (*shape, 2)).astype("int16")
+    files += [
+        nifti(voxels, zipped=True),
+        as_nrrd(voxels[..., 0]),
+        as_nrrd(voxels[..., 0], encoding="gzip"),
+        as_metaimage(voxels[..., 0]),
+        as_metaimage(voxels, zipped=True),
+        as_enhanced(voxels[..., 0]),
+        zipped(as_dicom(voxels[..., 0]), ZIP_STORED),
+        zipped(as_dicom(voxels[..., 0])),
+    ]
+    return tuple(files)
 
 
 def sound_archives() -> tuple[bytes, ...]:

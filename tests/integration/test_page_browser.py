@@ -17,7 +17,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.api.dependencies import hash_key
+from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
+from tests.support.dicom_files import as_dicom, zipped
+from tests.support.scan_files import as_metaimage, as_nrrd
 from tests.support.services import RAW, ServiceProcess
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="expected playwright")
@@ -195,3 +198,39 @@ def test_without_webgl_landmarks_are_listed(browser: Any, service: ServiceProces
         with page.expect_download() as download:
             page.click('[data-format="fcsv"]')
         assert download.value.suggested_filename == f"phantom-{SEED}.fcsv"
+
+
+@pytest.mark.parametrize("suffix", ["nrrd", "mha"])
+def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
+    browser: Any,  # noqa: ANN401
+    service: ServiceProcess,
+    suffix: str,
+) -> None:
+    volume = read_volume(SCAN)
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    write = as_nrrd if suffix == "nrrd" else as_metaimage
+    with opened(browser, service.url) as page:
+        drop(page, write(voxels, volume.affine), f"scan.{suffix}")
+        page.wait_for_selector("#results", state="visible")
+        assert page.is_hidden("#unseen")
+        answer = page.evaluate("landmarkd.answer.landmarks")
+        compare_points(page, [landmark for landmark in answer if landmark["ras_mm"]])
+
+
+def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
+    browser: Any,  # noqa: ANN401
+    service: ServiceProcess,
+) -> None:
+    volume = read_volume(SCAN)
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    scout = as_dicom(voxels[:, :, :2], volume.affine, SeriesInstanceUID="1.2")
+    with opened(browser, service.url) as page:
+        drop(page, zipped([*scout, *as_dicom(voxels, volume.affine)]), "series.zip")
+        page.wait_for_selector("#ask-choice", state="visible")
+        assert page.text_content("#choice-name") == "series"
+        page.click("#ask-choice button")
+        page.wait_for_selector("#results", state="visible")
+        assert (
+            page.text_content("#unseen") == "The viewer does not show DICOM. Landmarks are listed."
+        )
+        compare_rows(page, page.evaluate("landmarkd.answer.landmarks"))

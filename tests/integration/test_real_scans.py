@@ -19,6 +19,8 @@ from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
+from tests.support.dicom_files import as_dicom, zipped
+from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import UNSEEN, stored_in_all_orders
 
@@ -26,6 +28,7 @@ MODELS = Path(__file__).resolve().parents[2] / "models"
 
 MEAN_ERROR_MM = 0.25
 AXIS_ORDER_MM = 0.02
+SAME_MM = 1e-3
 LIVE_S = 0.1
 """A liveness probe answers within this time, whatever the device does."""
 
@@ -169,3 +172,20 @@ def test_service_stays_alive_while_a_300_cubed_scan_is_answered(
         thread.join(0.05)
     assert slowest < LIVE_S
     assert len(answers[0]["landmarks"]) == 45
+
+
+def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skulls: Path) -> None:
+    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    # DICOM stores integers only.
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    expected = points_of(detector.detect(read_volume(as_nifti(voxels, volume.affine))))
+    assert expected
+    for content in (
+        as_nrrd(voxels, volume.affine, encoding="gzip"),
+        as_metaimage(voxels, volume.affine, zipped=True),
+        zipped(as_dicom(voxels, volume.affine)[::-1]),
+    ):
+        found = points_of(detector.detect(read_volume(content)))
+        assert found.keys() == expected.keys()
+        for name, point in found.items():
+            assert np.linalg.norm(point - expected[name]) <= SAME_MM, name

@@ -45,7 +45,7 @@ class UploadKind:
 
 
 SCAN: Final = UploadKind(
-    name="a NIfTI file",
+    name="a scan",
     field="volume",
     media_types=(
         "application/octet-stream",
@@ -53,6 +53,11 @@ SCAN: Final = UploadKind(
         "application/x-gzip",
         "application/x-nifti",
         "application/nifti",
+        "application/x-nrrd",
+        "application/x-metaimage",
+        "application/zip",
+        "application/x-zip-compressed",
+        "application/dicom",
     ),
     # A .nii.gz sent as gzip-encoded NIfTI is the same bytes; the reader looks at the magic number.
     encodings=("identity", "gzip", "x-gzip"),

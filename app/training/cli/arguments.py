@@ -23,7 +23,7 @@ REQUIRED: Final = ("matplotlib", "scipy", "tomlkit")
 FOLDER: Final[dict[str, Any]] = {"exists": True, "file_okay": False}
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
-Scans = Annotated[Path, typer.Option(help="Folder of .nii and .nii.gz files.")]
+Scans = Annotated[Path, typer.Option(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.")]
 Landmarks = Annotated[Path, typer.Option(help="Folder of landmark files of the same names.")]
 MissingIs = Annotated[
     Literal["unknown", "absent"],

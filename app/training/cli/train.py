@@ -17,7 +17,9 @@ INTERRUPTED: Final = 130
 
 FILTERS: Final = "24,48,96,128"
 
-Scans = Annotated[Path, typer.Argument(help="Folder of .nii and .nii.gz files.", **FOLDER)]
+Scans = Annotated[
+    Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.", **FOLDER)
+]
 Landmarks = Annotated[
     Path,
     typer.Argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from app.io import SCAN_SUFFIXES
 from app.training.data.check_frames import check_frames
 from app.training.data.check_labels import check_labels, normalise_label
 from app.training.data.check_shapes import check_shapes
@@ -97,11 +98,13 @@ def _check_files(files: DataFiles) -> list[Issue]:
         for name in unpaired
     ]
     issues += [
-        Issue("warning", path.name, "neither a .nii or .nii.gz scan nor a landmark file: not used")
+        Issue("warning", path.name, "neither a scan nor a landmark file: not used")
         for path in files.others
     ]
     if not files.scans:
-        issues.append(Issue("error", "", "expected .nii or .nii.gz scans, found none"))
+        issues.append(
+            Issue("error", "", f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
+        )
     return issues
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,11 +11,16 @@ from jaxtyping import Bool
 
 from app.compute import Voxels
 from app.geometry import Affine, Points, spacing_of, transform
-from app.io import is_landmark_file, landmark_stem, read_landmarks, read_volume
+from app.io import (
+    SCAN_SUFFIXES,
+    is_landmark_file,
+    landmark_stem,
+    read_landmarks,
+    read_volume,
+    scan_stem,
+)
 from app.model import IntensitySpec
 from app.preprocessing import find_window, normalise, resample, smooth_for
-
-SCAN_SUFFIXES: Final = (".nii", ".nii.gz")
 
 
 class SpecimenFiles(NamedTuple):
@@ -81,7 +86,7 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
     duplicates, others = [], []
     for path in sorted({path for folder in (scans, landmarks) for path in folder.iterdir()}):
         if path.parent == scans and path.name.endswith(SCAN_SUFFIXES):
-            by_name, name = found[0], path.name.removesuffix(".gz").removesuffix(".nii")
+            by_name, name = found[0], scan_stem(path.name)
         elif path.parent == landmarks and is_landmark_file(path):
             by_name, name = found[1], landmark_stem(path)
         elif path.is_file() and not path.name.startswith("."):
@@ -106,7 +111,7 @@ def pair_files(scans: Path, landmarks: Path) -> list[SpecimenFiles]:
         if name not in files.landmarks:
             raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")
     if not files.scans:
-        raise ValueError("expected .nii or .nii.gz scans, found none")
+        raise ValueError(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     return files.pairs()
 
 

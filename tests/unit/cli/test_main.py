@@ -20,7 +20,9 @@ from app.inference import load_checked
 from app.io.slicer import read_landmarks
 from app.model import LoadedModel
 from app.settings import PREFIX
+from tests.support.dicom_files import PLACE, as_dicom, zipped
 from tests.support.model_folders import make_model_folder, make_program_folder
+from tests.support.scan_files import as_metaimage, as_nrrd
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 LANDMARKS = 3
@@ -85,11 +87,45 @@ def test_detect_writes_the_format_of_the_suffix(models: Path, scans: Path, tmp_p
     assert out.read_text().startswith("label,l,p,s,defined")
 
 
+def test_detect_takes_a_folder_of_dicom_files_for_one_scan(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "export.2"
+    below = folder / "IMAGES"
+    below.mkdir(parents=True)
+    (folder / "DICOMDIR.txt").write_text("an index of another kind")
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, (20, 18, 24)).astype(np.int16)
+    for number, file in enumerate(as_dicom(voxels)[::-1]):
+        (below / f"I{number}").write_bytes(file)
+    result = run("detect", folder, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["volume"]["shape"] == [20, 18, 24]
+    result = run("detect", folder, "-o", f"{tmp_path / 'out'}/", "--models-dir", models)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["export.2.json"]
+    (below / "scout").write_bytes(as_dicom(voxels[:, :, :1], SeriesInstanceUID="1.2")[0])
+    result = run("detect", folder, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "choose one with series=" in result.stderr
+    result = run("detect", folder, "--models-dir", models, "--series", 1)
+    assert json.loads(result.stdout)["volume"]["shape"] == [20, 18, 1]
+
+
+def test_detect_finds_scans_of_every_format_in_a_folder(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, (20, 18, 24)).astype(np.int16)
+    (folder / "one.nrrd").write_bytes(as_nrrd(voxels, PLACE))
+    (folder / "two.mha").write_bytes(as_metaimage(voxels, PLACE))
+    (folder / "three.zip").write_bytes(zipped(as_dicom(voxels)))
+    result = run("detect", folder, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    found = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert found == ["one.json", "three.json", "two.json"]
+
+
 def test_detect_lists_failures_and_continues(models: Path, scans: Path, tmp_path: Path) -> None:
     (scans / "[b]broken.nii").write_bytes(b"no scan at all")
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
-    assert "[b]broken.nii: expected a NIfTI file" in result.stderr
+    assert "[b]broken.nii: expected a NIfTI, NRRD" in result.stderr
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 

@@ -15,14 +15,15 @@ from PIL import Image
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import spacing_of
 from app.io.gzip_stream import FileStream
-from app.io.nifti_header import Header, read_header
+from app.io.header import Header
+from app.io.nifti_header import read_nifti_header
 from tests.support.nifti_files import AFFINE, SHAPE, ByteOrder, by_nibabel, counting, nifti
 
 Version = Literal[1, 2]
 
 
 def header_of(content: bytes) -> Header:
-    return read_header(FileStream(content))
+    return read_nifti_header(FileStream(content))
 
 
 def dims(*lengths: int) -> list[int]:

@@ -155,7 +155,7 @@ def points_twice(data: Path) -> None:
     ("corrupt", "where", "what"),
     [
         (truncate, "s2.nii.gz", "expected a whole gzip stream"),
-        (no_scan, "s2.nii.gz", "expected a NIfTI file"),
+        (no_scan, "s2.nii.gz", "expected a NIfTI, NRRD"),
         (constant, "s2", "all voxels have the same value"),
         (singular, "s2.nii.gz", "expected three independent axes"),
         (bad_json, "s2.mrk.json", "cannot be read"),

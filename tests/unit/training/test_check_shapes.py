@@ -32,7 +32,7 @@ def lone_landmarks(data: Path) -> None:
 
 
 def other_file(data: Path) -> None:
-    (data / "scans" / "s9.nrrd").write_bytes(b"NRRD")
+    (data / "scans" / "s9.mgz").write_bytes(b"MGH")
 
 
 def swapped(data: Path) -> None:

@@ -120,7 +120,7 @@ def test_the_tables_are_printed(report: Path) -> None:
 
 def test_a_scan_that_cannot_be_read_is_named_at_the_end(report: Path) -> None:
     last = (report / "stderr").read_text().strip().splitlines()[-1]
-    assert last.startswith("broken: expected a NIfTI file")
+    assert last.startswith("broken: expected a NIfTI, NRRD")
 
 
 def test_landmarks_that_the_model_does_not_know_are_named(report: Path) -> None:

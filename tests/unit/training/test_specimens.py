@@ -1,5 +1,6 @@
 """Specimens are prepared for training as scans are for the network in service."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
@@ -7,14 +8,34 @@ import numpy as np
 import pytest
 import torch
 
-from app.geometry import scaling
+from app.geometry import scaling, transform
 from app.io.volume import read_volume
 from app.model.manifest import InputSpec, IntensitySpec
 from app.preprocessing.grid import make_grid
 from app.training.data.specimens import load_specimen, pair_files
+from tests.support.dicom_files import PLACE, as_dicom, zipped
+from tests.support.scan_files import as_metaimage, as_nrrd
 
 SHAPE = (20, 24, 28)
 RULE = IntensitySpec(method="percentile", lower=2.0, upper=97.0)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [("nrrd", as_nrrd), ("mha", as_metaimage), ("zip", lambda a, p: zipped(as_dicom(a, p)))],
+)
+def test_scans_of_every_format_become_specimens(
+    tmp_path: Path, suffix: str, write: Callable[[np.ndarray, np.ndarray], bytes]
+) -> None:
+    voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.int16)
+    point = transform(PLACE, np.array([5.0, 6, 7]))
+    (tmp_path / f"one.{suffix}").write_bytes(write(voxels, PLACE))
+    (tmp_path / "one.csv").write_text(f"name,x,y,z\na,{','.join(map(str, point))}\n")
+    (files,) = pair_files(tmp_path, tmp_path)
+    specimen = load_specimen(files, ["a"], 1.0, RULE)
+    assert files.name == "one"
+    assert specimen.voxels.shape == SHAPE
+    np.testing.assert_allclose(specimen.to_world, PLACE, atol=1e-9)
 
 
 def test_voxel_values_are_those_of_the_grid_in_service(

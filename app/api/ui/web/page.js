@@ -9,7 +9,7 @@ const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const POLL_MS = 1000;
 // Shown above the detail of a problem, by its code.
 const PROBLEM_TITLES = {
-  "not-a-volume": "This file is not a NIfTI scan",
+  "not-a-volume": "This file is not a scan that can be read",
   "broken-volume": "This scan is damaged or incomplete",
   "unauthorized": "The service did not accept the key",
   "slow-upload": "The upload took too long",
@@ -28,7 +28,7 @@ const RETRYABLE = new Set(["slow-upload", "queue-full", "not-ready", "draining",
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);
 const state = {
-  file: null, frame: undefined, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
+  file: null, choice: {}, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
 };
 
 const results = new Results({
@@ -43,10 +43,10 @@ function select(index, options) {
 }
 
 /** Show a file, request its landmarks, and show them. */
-async function open(file, frame) {
+async function open(file, choice = {}) {
   state.abort?.abort(new DOMException("another scan", "AbortError"));
   const abort = (state.abort = new AbortController());
-  Object.assign(state, { file, frame, answer: null });
+  Object.assign(state, { file, choice, answer: null });
   results.hide();
   setStatus("");
   element("problem").hidden = true;
@@ -54,7 +54,7 @@ async function open(file, frame) {
   element("work").hidden = false;
   const shown = showScan(file);
   try {
-    const options = { model: element("model").value, frame, signal: abort.signal, onProgress: showProgress };
+    const options = { model: element("model").value, ...choice, signal: abort.signal, onProgress: showProgress };
     const answer = await findLandmarks(file, options);
     const visible = await shown;
     if (abort.signal.aborted) return;
@@ -84,8 +84,8 @@ async function showScan(file) {
   try {
     await state.viewer.show(file);
     note.hidden = true;
-  } catch {
-    note.textContent = "The viewer cannot show this scan.";
+  } catch (error) {
+    note.textContent = error.note ?? "The viewer cannot show this scan.";
     note.hidden = false;
   }
   element("views").hidden = !note.hidden;
@@ -109,7 +109,9 @@ function showProblem(error) {
   element("problem-title").textContent = PROBLEM_TITLES[error.code] ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  element("ask-frame").hidden = !error.message.includes("frame=");
+  const asked = ["frame", "series"].find((name) => error.message.includes(`${name}=`));
+  element("ask-choice").hidden = !asked;
+  element("choice-name").textContent = element("choice").name = asked ?? "";
   element("again").hidden = !RETRYABLE.has(error.code);
   element("problem").hidden = false;
 }
@@ -168,15 +170,16 @@ function listen() {
     if (target.files[0]) open(target.files[0]);
     target.value = ""; // so that the same file can be chosen again
   };
-  element("model").onchange = () => (state.file ? open(state.file, state.frame) : describeModel());
+  element("model").onchange = () => (state.file ? open(state.file, state.choice) : describeModel());
   element("cancel").onclick = () => state.abort?.abort(new DOMException("cancelled", "AbortError"));
-  element("again").onclick = () => open(state.file, state.frame);
+  element("again").onclick = () => open(state.file, state.choice);
   element("generate").onclick = generate;
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
   element("views").onclick = ({ target }) => target.dataset.view && showView(target.dataset.view);
-  element("ask-frame").onsubmit = (event) => {
+  element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
-    open(state.file, element("frame").valueAsNumber);
+    const { name, valueAsNumber } = element("choice");
+    open(state.file, { [name]: valueAsNumber });
   };
   element("ask-key").onsubmit = submitKey;
 }
@@ -197,7 +200,7 @@ async function submitKey(event) {
   try {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
-    if (state.file) await open(state.file, state.frame);
+    if (state.file) await open(state.file, state.choice);
   } catch (error) {
     showProblem(error);
   }

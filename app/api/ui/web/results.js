@@ -106,7 +106,7 @@ export class Results {
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await convertAnswer(answer, format));
       const suffix = TABLES.includes(format) ? `${format}.csv` : format;
-      link.download = `${fileName.replace(/\.nii(\.gz)?$|\.gz$/i, "")}.${suffix}`;
+      link.download = `${fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "")}.${suffix}`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     } catch (problem) {

@@ -76,9 +76,10 @@ export async function convertAnswer(answer, format) {
  * Send a scan; `onProgress` gets {stage: "upload", part} and the service's progress events.
  * XMLHttpRequest is used because fetch does not report the progress of an upload.
  */
-export function findLandmarks(file, { model, frame, signal, onProgress }) {
+export function findLandmarks(file, { model, frame, series, signal, onProgress }) {
   const query = new URLSearchParams({ model });
   if (frame !== undefined) query.set("frame", frame);
+  if (series !== undefined) query.set("series", series);
   const upload = new XMLHttpRequest();
   upload.open("POST", `v1/landmarks?${query}`);
   const types = { Accept: "text/event-stream", "Content-Type": "application/octet-stream" };

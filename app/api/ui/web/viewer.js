@@ -64,9 +64,7 @@ class Viewer {
   async show(file) {
     this.clear();
     // NiiVue recognises formats by name, which may be missing or wrong.
-    const [first, second] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
-    const name = first === 0x1f && second === 0x8b ? "scan.nii.gz" : "scan.nii";
-    await this.nv.loadFromFile(new File([file], name));
+    await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
   }
 
   clear() {
@@ -211,6 +209,17 @@ class Viewer {
     // A drag rotates the scan or moves the crosshair; it does not select.
     if (index >= 0 && Math.hypot(event.offsetX - x, event.offsetY - y) < 4) this.onSelect(index);
   }
+}
+
+/** The suffix of a scan's format, by its first bytes. */
+async function suffixOf(file) {
+  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 132).arrayBuffer()));
+  if (start.startsWith("PK") || start.endsWith("DICM")) {
+    throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
+  }
+  if (start.startsWith("\x1f\x8b")) return "nii.gz";
+  if (start.startsWith("NRRD")) return "nrrd";
+  return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
 }
 
 function transform(affine, ijk) {

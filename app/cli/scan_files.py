@@ -1,0 +1,48 @@
+"""Paths that were given -> the scans among them, and their bytes."""
+
+import io
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from app.io import SCAN_SUFFIXES, is_dicom
+
+HEAD_BYTES: Final = 256
+ZIP_MAGIC: Final = b"PK"
+
+
+def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
+    """List scans: files as they are given, the scans in folders, and folders of DICOM files.
+
+    A folder without any scan by its name, but with DICOM files, is one scan.
+    """
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        scans = sorted(file for file in path.iterdir() if file.name.endswith(SCAN_SUFFIXES))
+        if not scans and any(_dicom_files(path)):
+            scans = [path]
+        yield from scans
+
+
+def read_scan(path: Path) -> bytes:
+    """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive."""
+    if not path.is_dir():
+        return path.read_bytes()
+    target = io.BytesIO()
+    # Neither names nor dates of files are anybody's business.
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for number, file in enumerate(_dicom_files(path)):
+            archive.writestr(zipfile.ZipInfo(str(number)), file.read_bytes())
+    return target.getvalue()
+
+
+def _dicom_files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.name.startswith("."):
+            with file.open("rb") as stream:
+                head = stream.read(HEAD_BYTES)
+            if is_dicom(head) and not head.startswith(ZIP_MAGIC):
+                yield file

@@ -1,0 +1,22 @@
+"""DICOM: a ZIP archive of one series, or a single file -> its header and its voxels.
+
+archive   the files of an upload, each opened as a stream, inflated within bounds
+elements  the data elements that say what the images of a file are, and where
+image     those elements -> a file's planes in space, and the type of its pixels
+pixels    a file's stored pixels -> voxels, decompressed if need be
+stack     planes of one orientation -> sorted, with their affine
+series    all planes of an upload -> one series, and its voxels
+
+Nothing is written to disk, no name in an archive is used, and no element that is text leaves this
+package: neither in an error nor in a warning.
+"""
+
+from typing import Final
+
+from app.io.dicom.archive import check_start, is_dicom
+from app.io.dicom.series import Series, check_series, find_series
+
+SEARCH_BYTES: Final = 48 << 20
+"""That finding a series takes at most: what is known of its images, and the head of one file."""
+
+__all__ = ["SEARCH_BYTES", "Series", "check_series", "check_start", "find_series", "is_dicom"]

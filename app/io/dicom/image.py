@@ -1,0 +1,267 @@
+"""Head -> Image: the planes of a DICOM file in space, and the type of its pixels.
+
+Attributes are those of PS3.3: C.7.6.2 (planes), C.7.6.3 (pixels), C.7.6.16 (multi-frame functional
+groups, which say for each frame, or for all, what other files say once).
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.errors import BadGeometry, BadVoxels, BrokenVolume, RequestError
+from app.io.dicom.archive import StoredFile
+from app.io.dicom.elements import (
+    BITS_ALLOCATED,
+    BITS_STORED,
+    COLUMNS,
+    FRAMES,
+    HIGH_BIT,
+    INTERCEPT,
+    MODALITY,
+    ORIENTATION,
+    PER_FRAME,
+    PHOTOMETRIC,
+    PIXEL_MEASURES,
+    PIXEL_VALUES,
+    PLAIN,
+    PLANE_ORIENTATION,
+    PLANE_POSITION,
+    POSITION,
+    ROWS,
+    SAMPLES,
+    SERIES,
+    SHARED,
+    SIGNED,
+    SLOPE,
+    SPACING,
+    THICKNESS,
+    Dataset,
+    Head,
+    read_head,
+)
+from app.io.header import parse_numbers
+
+MODALITIES: Final = frozenset(
+    ("CT", "MR", "PT", "NM", "US", "XA", "CR", "DX", "MG", "SC", "OT", "RTDOSE", "SEG", "OPT")
+)
+"""Named in errors; anything else may be a text of any kind."""
+
+GROUPS: Final = {
+    POSITION: PLANE_POSITION,
+    ORIENTATION: PLANE_ORIENTATION,
+    SPACING: PIXEL_MEASURES,
+    THICKNESS: PIXEL_MEASURES,
+    SLOPE: PIXEL_VALUES,
+    INTERCEPT: PIXEL_VALUES,
+}
+"""The functional groups that hold what stands on its own in files of one frame."""
+
+NAMES: Final = {
+    POSITION: "ImagePositionPatient",
+    ORIENTATION: "ImageOrientationPatient",
+    SPACING: "PixelSpacing",
+    THICKNESS: "SliceThickness",
+    SLOPE: "RescaleSlope",
+    INTERCEPT: "RescaleIntercept",
+    FRAMES: "NumberOfFrames",
+    ROWS: "Rows",
+    COLUMNS: "Columns",
+    BITS_ALLOCATED: "BitsAllocated",
+    BITS_STORED: "BitsStored",
+    SIGNED: "PixelRepresentation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PixelType:
+    """How the pixels of a file are stored.
+
+    Attributes:
+        syntax: The UID of the transfer syntax.
+        rows: Of an image.
+        columns: Of an image.
+        dtype: Of a pixel once it is decompressed, in its byte order.
+        bits: Of a pixel that count, the lowest ones.
+    """
+
+    syntax: str
+    rows: int
+    columns: int
+    dtype: np.dtype[np.generic]
+    bits: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one image that is not compressed."""
+        return self.rows * self.columns * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One image, and where it lies.
+
+    Attributes:
+        file: Index of its file.
+        frame: Index in that file.
+        pixels: How it is stored.
+        orientation: Directions along a row and along a column, LPS.
+        spacing: Between rows and between columns, in mm.
+        position: Centre of the first pixel, in mm, LPS.
+        thickness: In mm; None if the file does not say.
+        scale: Slope and intercept: a value is stored pixel * slope + intercept.
+    """
+
+    file: int
+    frame: int
+    pixels: PixelType
+    orientation: tuple[float, ...]
+    spacing: tuple[float, ...]
+    position: tuple[float, ...]
+    thickness: float | None
+    scale: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The images of one file.
+
+    Attributes:
+        series: The UID of its series, which is compared, but never shown.
+        modality: Such as CT; ``other`` if it is none of those known.
+        offset: Position of the pixels in the file, in bytes.
+        length: Bytes of the pixels; None if they are compressed.
+        frames: Images in the file.
+        planes: One for each frame.
+        problem: Why there are no planes: what the file shows is no part of a 3D scan.
+    """
+
+    series: bytes
+    modality: str
+    offset: int
+    length: int | None
+    frames: int = 0
+    planes: tuple[Plane, ...] = ()
+    problem: RequestError | None = None
+
+
+def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]) -> Image | None:
+    """Read what a file says about its images, up to its pixels.
+
+    Args:
+        file: Any file.
+        index: Of it, for its planes.
+        check_cancelled: Called now and then.
+
+    Returns:
+        Its images; None if it is not DICOM, or has no pixels.
+
+    Raises:
+        BrokenVolume: It is truncated or corrupt.
+        NotAVolume: All of it is deflated.
+    """
+    head = read_head(file.open(check_cancelled), file.size)
+    if head is None:
+        return None
+    values = head.dataset.values
+    series = values.get(SERIES, b"").rstrip(b" \0")
+    modality = values.get(MODALITY, b"").decode("latin-1").strip(" \0")
+    modality = modality if modality in MODALITIES else "other"
+    try:
+        pixels = _pixel_type(head)
+        frames = _frames(head)
+        planes = tuple(_plane(head, index, frame, pixels) for frame in range(frames))
+    except (BadGeometry, BadVoxels) as error:
+        return Image(series, modality, head.offset, head.length, problem=error)
+    if head.length is not None and head.length < frames * pixels.frame_bytes:
+        raise BrokenVolume(
+            f"expected {frames * pixels.frame_bytes:,} bytes of pixels in a DICOM file, "
+            f"got {head.length:,}"
+        )
+    return Image(series, modality, head.offset, head.length, frames, planes)
+
+
+def _pixel_type(head: Head) -> PixelType:
+    """Read the type of the pixels, which must be one integer each."""
+    values = head.dataset.values
+    if head.length is not None and head.syntax not in PLAIN:
+        raise BadVoxels("expected a transfer syntax of images, got an unknown one")
+    photometric = values.get(PHOTOMETRIC, b"").rstrip(b" \0")
+    if photometric not in (b"MONOCHROME1", b"MONOCHROME2") or _integer(head, SAMPLES, 1) != 1:
+        raise BadVoxels("expected one grey value per pixel, got colours or a palette")
+    allocated = _integer(head, BITS_ALLOCATED)
+    bits = _integer(head, BITS_STORED, allocated)
+    if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
+        raise BadVoxels(f"expected pixels of 8, 16 or 32 bits, got {bits} of {allocated}")
+    if _integer(head, HIGH_BIT, bits - 1) != bits - 1:
+        raise BadVoxels("expected pixels in the lowest bits, got a HighBit above BitsStored")
+    rows, columns = _integer(head, ROWS), _integer(head, COLUMNS)
+    if not rows or not columns:
+        raise BadGeometry(f"expected images with rows and columns, got {columns} x {rows}")
+    if head.order == ">" and allocated == 8:
+        raise BadVoxels("expected pixels of 16 or 32 bits in big-endian files, got 8")
+    kind = "i" if _integer(head, SIGNED, 0) else "u"
+    order = head.order if head.length is not None else "<"
+    return PixelType(head.syntax, rows, columns, np.dtype(f"{order}{kind}{allocated // 8}"), bits)
+
+
+def _frames(head: Head) -> int:
+    """Return the number of frames, of which each must have a place if there are several."""
+    text = head.dataset.values.get(FRAMES, b"").decode("latin-1").strip(" \0")
+    frames = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1
+    places = len(head.dataset.sequences.get(PER_FRAME, ()))
+    if places not in (0, frames) or frames < 1:
+        raise BrokenVolume(f"expected functional groups for {frames} frames, got {places}")
+    if frames > 1 and not places:
+        raise BadGeometry(f"expected a place for each of {frames} frames, got none")
+    return frames
+
+
+def _plane(head: Head, file: int, frame: int, pixels: PixelType) -> Plane:
+    def numbers(tag: int, count: int) -> tuple[float, ...] | None:
+        value = _find(head.dataset, tag, frame)
+        text = (value or b"").decode("latin-1").strip(" \0").replace("\\", " ")
+        return tuple(parse_numbers(text, count, NAMES[tag])) if text else None
+
+    def required(tag: int, count: int) -> tuple[float, ...]:
+        found = numbers(tag, count)
+        if found is None:
+            raise BadGeometry(f"expected a DICOM image with {NAMES[tag]}, got one without")
+        return found
+
+    thickness = numbers(THICKNESS, 1)
+    (slope,), (intercept,) = numbers(SLOPE, 1) or (1.0,), numbers(INTERCEPT, 1) or (0.0,)
+    if not np.isfinite((slope, intercept)).all():
+        raise BadVoxels("expected a finite RescaleSlope and RescaleIntercept, got others")
+    return Plane(
+        file=file,
+        frame=frame,
+        pixels=pixels,
+        orientation=required(ORIENTATION, 6),
+        spacing=required(SPACING, 2),
+        position=required(POSITION, 3),
+        thickness=thickness[0] if thickness else None,
+        scale=(slope, intercept),
+    )
+
+
+def _find(dataset: Dataset, tag: int, frame: int) -> bytes | None:
+    """Find a value in the functional groups of a frame, in those of all, or outside of them."""
+    groups = dataset.sequences.get(PER_FRAME, [])[frame : frame + 1]
+    for group in (*groups, *dataset.sequences.get(SHARED, [])[:1]):
+        for item in group.sequences.get(GROUPS[tag], [])[:1]:
+            if tag in item.values:
+                return item.values[tag]
+    return dataset.values.get(tag)
+
+
+def _integer(head: Head, tag: int, default: int | None = None) -> int:
+    """Read an unsigned integer of 16 bits."""
+    value = head.dataset.values.get(tag, b"")
+    if len(value) < 2:
+        if default is None:
+            raise BrokenVolume(f"expected a DICOM image with {NAMES[tag]}, got one without")
+        return default
+    return int(struct.unpack_from(head.order + "H", value)[0])

@@ -1,0 +1,243 @@
+"""The pixels of a DICOM file -> arrays, one image at a time, decompressed if need be.
+
+JPEG in all its kinds is decoded by pydicom's plugins, where the extra ``dicom`` is installed. How
+large an image is says its own header, too, which is compared before anything decodes it.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from app.errors import BadVoxels, BrokenVolume
+from app.io.dicom.archive import StoredFile
+from app.io.dicom.elements import ITEM, SEQUENCE_END
+from app.io.dicom.image import Image, PixelType
+from app.io.gzip_stream import FileStream
+
+if TYPE_CHECKING:
+    from pydicom.pixels.decoders.base import Decoder
+
+RLE: Final = "1.2.840.10008.1.2.5"
+
+RLE_HEADER: Final = struct.Struct("<16I")
+
+JPEG_START: Final = b"\xff\xd8"
+JPEG_SIZES: Final = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC))) | {
+    *(0xCD, 0xCE, 0xCF, 0xF7)
+}
+"""Markers of the segment that says how large an image is: JPEG's, and JPEG-LS's."""
+
+JPEG2000_START: Final = b"\xff\x4f\xff\x51"
+
+SLACK_BYTES: Final = 64 << 10
+"""Of a compressed image over twice what it takes plain: tables, and comments."""
+
+
+def read_frames(
+    file: StoredFile, image: Image, digests: list[bytes], check_cancelled: Callable[[], None]
+) -> Iterator[np.ndarray]:
+    """Read the images of a file, in the order in which they are stored, and the file to its end.
+
+    Args:
+        file: The file.
+        image: What it says about itself.
+        digests: Where the digest of the file goes.
+        check_cancelled: Called now and then; raises once nobody waits for the scan any more.
+
+    Yields:
+        The pixels of each image, (rows, columns), native byte order, without bits that do not
+        count, in memory that the next image may use.
+
+    Raises:
+        BrokenVolume: The file is truncated or corrupt.
+        BadVoxels: Nothing here decodes its pixels.
+    """
+    stream = file.open(check_cancelled)
+    stream.skip(image.offset)
+    pixels = image.planes[0].pixels
+    if image.length is not None:
+        buffer = np.empty((pixels.rows, pixels.columns), pixels.dtype)
+        for _ in range(image.frames):
+            stream.fill(buffer.reshape(-1).view(np.uint8).data)
+            yield _significant(buffer, pixels)
+    else:
+        for data in _split_frames(stream, image.frames, 2 * pixels.frame_bytes + SLACK_BYTES):
+            yield _significant(_decode(data, pixels), pixels)
+    stream.skip(file.size - stream.position)
+    digests.append(bytes.fromhex(stream.hexdigest()))
+
+
+def _significant(array: np.ndarray, pixels: PixelType) -> np.ndarray:
+    """Clear the bits above those that count, which held overlays once, or repeat the sign."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    unused = 8 * native.itemsize - pixels.bits
+    return native << unused >> unused if unused else native
+
+
+def _split_frames(stream: FileStream, frames: int, max_bytes: int) -> Iterator[bytes]:
+    """Split encapsulated pixels (PS3.5, A.4) into the bytes of each image."""
+    starts = _read_offsets(stream, frames)
+    data, count, position = bytearray(), 0, 0
+    while (size := _read_item(stream)) is not None:
+        if position and (starts is None or position in starts):
+            yield bytes(data)
+            data, count = bytearray(), count + 1
+        if len(data) + size > max_bytes or count == frames:
+            raise BrokenVolume(
+                f"expected {frames} compressed images of no more than they hold, got more"
+            )
+        data += stream.read(size)
+        position += 8 + size
+    if count != frames - 1 or not data:
+        raise BrokenVolume(f"expected {frames} compressed images, got {count + bool(data)}")
+    yield bytes(data)
+
+
+def _read_offsets(stream: FileStream, frames: int) -> frozenset[int] | None:
+    """Read where the images start, counted from the first one; None: at every fragment."""
+    size = _read_item(stream) or 0
+    if size > 4 * frames:
+        raise BrokenVolume(f"expected offsets of {frames} compressed images, got {size} bytes")
+    table = stream.read(size)
+    if frames == 1:
+        return frozenset()
+    return frozenset(np.frombuffer(table, "<u4").tolist()) if size == 4 * frames else None
+
+
+def _read_item(stream: FileStream) -> int | None:
+    """Read the start of an item; return its size, or None where there are no more."""
+    head = stream.read(8)
+    if len(head) < 8:
+        raise BrokenVolume("expected whole compressed images, got truncated ones")
+    group, element, size = struct.unpack("<HHI", head)
+    tag = group << 16 | element
+    if tag not in (ITEM, SEQUENCE_END):
+        raise BrokenVolume("expected compressed images in items, got something else")
+    return size if tag == ITEM else None
+
+
+def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
+    if pixels.syntax == RLE:
+        return _decode_rle(data, pixels)
+    try:
+        from pydicom.pixels.decoders.base import get_decoder  # noqa: PLC0415 - an extra
+        from pydicom.uid import UID  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise BadVoxels(
+            "expected DICOM pixels that are plain or RLE, got compressed ones, which need the "
+            "extra dicom: pip install 'landmarkd[dicom]'"
+        ) from None
+    uid = UID(pixels.syntax)
+    try:
+        decoder = get_decoder(uid)
+    except NotImplementedError:
+        raise BadVoxels("expected a transfer syntax of images, got an unknown one") from None
+    if not decoder.is_available:
+        needs = "; or ".join(decoder.missing_dependencies)
+        raise BadVoxels(
+            f"expected a transfer syntax that can be decoded here, got {uid.name}: {needs}"
+        )
+    _check_declared_size(data, pixels)
+    return _decode_by_plugin(decoder, data, pixels)
+
+
+def _decode_by_plugin(decoder: "Decoder", data: bytes, pixels: PixelType) -> np.ndarray:
+    from pydicom.encaps import encapsulate  # noqa: PLC0415
+
+    options: dict[str, Any] = {
+        "rows": pixels.rows,
+        "columns": pixels.columns,
+        "samples_per_pixel": 1,
+        "number_of_frames": 1,
+        "bits_allocated": 8 * pixels.dtype.itemsize,
+        "bits_stored": pixels.bits,
+        "pixel_representation": int(pixels.dtype.kind == "i"),
+        "photometric_interpretation": "MONOCHROME2",
+        "pixel_keyword": "PixelData",
+    }
+    try:
+        array, _ = decoder.as_array(encapsulate([data]), index=0, raw=True, **options)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - every plugin has errors of its own
+        raise _corrupt() from None
+    if (
+        array.shape != (pixels.rows, pixels.columns)
+        or array.dtype.itemsize != pixels.dtype.itemsize
+    ):
+        raise _corrupt()
+    return np.asarray(array).view(pixels.dtype)
+
+
+def _check_declared_size(data: bytes, pixels: PixelType) -> None:
+    """Compare the size in an image's own header with that of the file."""
+    found = None
+    with suppress(struct.error):
+        if data.startswith(JPEG2000_START):
+            right, lower, left, upper = struct.unpack_from(">4I", data, 8)
+            found = (lower - upper, right - left)
+        elif data.startswith(JPEG_START):
+            found = _jpeg_size(data)
+    if found is None:
+        raise _corrupt()
+    if found != (pixels.rows, pixels.columns):
+        raise BrokenVolume(
+            f"expected a compressed image of {pixels.columns} x {pixels.rows} pixels, as its file "
+            f"says, got {found[1]} x {found[0]}"
+        )
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    at = 2
+    while True:
+        start, marker, length = struct.unpack_from(">BBH", data, at)
+        if start != 0xFF:
+            return None
+        if marker in JPEG_SIZES:
+            rows, columns = struct.unpack_from(">HH", data, at + 5)
+            return rows, columns
+        at += 2 + max(length, 2) if marker != 0xFF else 1
+
+
+def _decode_rle(data: bytes, pixels: PixelType) -> np.ndarray:
+    """Decode RLE (PS3.5, annex G): a segment of packed bits for each byte of a pixel."""
+    size = pixels.dtype.itemsize
+    if len(data) < RLE_HEADER.size:
+        raise _corrupt()
+    segments, *offsets = RLE_HEADER.unpack_from(data)
+    if segments != size:
+        raise _corrupt()
+    ends = [*offsets[1:segments], len(data)]
+    planes = np.empty((size, pixels.rows * pixels.columns), np.uint8)
+    for plane, start, end in zip(planes, offsets, ends, strict=False):
+        _unpack_bits(data[start:end], plane)
+    # The first segment has the highest byte.
+    array = np.ascontiguousarray(planes[::-1].T).view(pixels.dtype.newbyteorder("<"))
+    return array.reshape(pixels.rows, pixels.columns)
+
+
+def _unpack_bits(packed: bytes, target: np.ndarray) -> None:
+    """Fill an array of bytes with those that are packed."""
+    at = filled = 0
+    view = target.data
+    while filled < len(view):
+        if at + 1 >= len(packed):
+            raise _corrupt()
+        control = packed[at]
+        left = len(view) - filled
+        if control < 128:
+            part = packed[at + 1 : at + 2 + min(control, left - 1)]
+            at += 2 + control
+        else:
+            # 257 - control copies; 128 means nothing.
+            part = packed[at + 1 : at + 2] * (min(257 - control, left) if control > 128 else 0)
+            at += 2 if control > 128 else 1
+        view[filled : filled + len(part)] = part
+        filled += len(part)
+
+
+def _corrupt() -> BrokenVolume:
+    return BrokenVolume("expected an image compressed as its file says, got a corrupt one")

@@ -1,0 +1,253 @@
+"""StoredFiles -> Series: the images of one scan among all of an upload, then their voxels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+
+from app.errors import BadGeometry, BadParameter, NotAVolume
+from app.io.dicom.archive import StoredFile, list_files
+from app.io.dicom.image import Image, Plane, read_image
+from app.io.dicom.pixels import read_frames
+from app.io.dicom.stack import UNIT_TOLERANCE, stack_planes
+from app.io.gzip_stream import Content
+from app.io.header import Header, describe_slice
+
+MAX_IMAGES: Final = 1 << 14
+"""More than any limit of an axis is meant for; each takes a kilobyte while they are sorted."""
+
+MAX_SERIES: Final = 64
+"""More are no archive of a scan; each image is compared with all of them."""
+
+LISTED: Final = 12
+"""Series that an error names."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Images that may be one scan."""
+
+    series: bytes
+    modality: str
+    planes: list[Plane] = field(default_factory=list)
+
+    def takes(self, series: bytes, plane: Plane) -> bool:
+        """Say whether an image is one of them."""
+        first = self.planes[0]
+        return (
+            series == self.series
+            and (plane.pixels.rows, plane.pixels.columns)
+            == (first.pixels.rows, first.pixels.columns)
+            and _is_near(plane.orientation, first.orientation, UNIT_TOLERANCE)
+            and _is_near(plane.spacing, first.spacing, UNIT_TOLERANCE * first.spacing[0])
+        )
+
+    def describe(self) -> str:
+        """Describe them without anything that is text in their files."""
+        first = self.planes[0]
+        count = len(self.planes)
+        return (
+            f"{count} {'image' if count == 1 else 'images'}, {self.modality}, "
+            f"{first.pixels.columns} x {first.pixels.rows} of "
+            f"{first.spacing[1]:.4g} x {first.spacing[0]:.4g} mm"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One scan of an upload, of which no pixel has been read.
+
+    Attributes:
+        header: Its shape, type and affine.
+        planes: Its images, in order.
+        files: All files of the upload.
+        images: What the files of the series say, by the index of the file.
+    """
+
+    header: Header
+    planes: tuple[Plane, ...]
+    files: Sequence[StoredFile]
+    images: dict[int, Image]
+
+    def read_voxels(self, check_cancelled: Callable[[], None]) -> tuple[np.ndarray, str]:
+        """Read the voxels.
+
+        Args:
+            check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
+
+        Returns:
+            The bytes of the voxels, of the header's type, i fastest; and the BLAKE3 digest of
+            the digests of the series' files and the frames that are used, hex, which depends
+            neither on the order of the files, nor on how they are compressed.
+
+        Raises:
+            BrokenVolume: A file is truncated or corrupt.
+            BadVoxels: Nothing here decodes the pixels.
+        """
+        i, j, k = self.header.shape
+        voxels = np.empty((k, j, i), self.header.dtype)
+        places = {(plane.file, plane.frame): at for at, plane in enumerate(self.planes)}
+        used: dict[int, list[int]] = {index: [] for index in self.images}
+        for file, frame in sorted(places):
+            used[file].append(frame)
+        scaled = _is_scaled_by_plane(self.planes)
+        digests: list[bytes] = []
+        for index, image in self.images.items():
+            frames = read_frames(self.files[index], image, digests, check_cancelled)
+            for frame, pixels in enumerate(frames):
+                at = places.get((index, frame))
+                if at is None:
+                    continue
+                slope, intercept = self.planes[at].scale if scaled else (1.0, 0.0)
+                if scaled:
+                    with np.errstate(all="ignore"):  # Overflows are masked afterwards.
+                        np.multiply(pixels, slope, out=voxels[at], casting="unsafe")
+                        voxels[at] += intercept
+                else:
+                    voxels[at] = pixels
+        # Of one file, several series may have different frames.
+        parts = (
+            digest + np.array(frames, "<u4").tobytes()
+            for digest, frames in zip(digests, used.values(), strict=True)
+        )
+        return voxels.reshape(-1).view(np.uint8), blake3(b"".join(sorted(parts))).hexdigest()
+
+
+def find_series(
+    content: Content,
+    max_bytes: int,
+    series: int | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> Series:
+    """Find the scan in a DICOM file, or in a ZIP archive of such files.
+
+    Args:
+        content: All of it.
+        max_bytes: Bytes of all its files together, once inflated.
+        series: Which one if there are several, from 0, those of most images first.
+        check_cancelled: Called now and then; raises once nobody waits for the scan any more.
+
+    Returns:
+        The scan; its affine is valid.
+
+    Raises:
+        NotAVolume: There is no image in it.
+        BrokenVolume: A file, or the archive, is truncated, corrupt or encrypted.
+        TooLarge: The archive declares more bytes than allowed.
+        BadGeometry: Several series and none chosen, or images that are no stack.
+        BadVoxels: Colours, or pixels of another type than integers.
+        BadParameter: There is no such series.
+    """
+    files = list_files(content, max_bytes)
+    images = _read_images(files, check_cancelled)
+    group = _choose(_group(images), images, series)
+    planes, affine, warnings = stack_planes(group.planes)
+    others = len(files) - len({plane.file for plane in planes})
+    if others and series is None:
+        warnings.append(f"{others:,} other files of the archive were ignored")
+    slope, intercept = (1.0, 0.0) if _is_scaled_by_plane(planes) else planes[0].scale
+    shape = (planes[0].pixels.columns, planes[0].pixels.rows, len(planes))
+    header = Header(
+        shape=shape,
+        frame_shape=(),
+        dtype=_dtype(planes),
+        offset=0,
+        slope=slope,
+        intercept=intercept,
+        affine=affine,
+        warnings=(*warnings, *describe_slice(shape)),
+    )
+    return Series(header, planes, files, {plane.file: images[plane.file] for plane in planes})
+
+
+def _read_images(
+    files: Sequence[StoredFile], check_cancelled: Callable[[], None]
+) -> dict[int, Image]:
+    """Read what all files say about their images, by the index of the file."""
+    images: dict[int, Image] = {}
+    count = 0
+    for index, file in enumerate(files):
+        check_cancelled()
+        image = read_image(file, index, check_cancelled)
+        if image is not None:
+            images[index] = image
+            count += max(1, image.frames)
+        if count > MAX_IMAGES:
+            raise BadGeometry(f"expected at most {MAX_IMAGES:,} images, got more")
+    if not images:
+        raise NotAVolume(f"expected DICOM images, got none (files in all: {len(files):,})")
+    return images
+
+
+def _group(images: dict[int, Image]) -> list[_Group]:
+    """Group all planes by series, size, orientation and spacing; those of most images first."""
+    groups: list[_Group] = []
+    for image in images.values():
+        for plane in image.planes:
+            group = next((one for one in groups if one.takes(image.series, plane)), None)
+            if group is None:
+                group = _Group(image.series, image.modality)
+                groups.append(group)
+            group.planes.append(plane)
+        if len(groups) > MAX_SERIES:
+            raise BadGeometry(f"expected at most {MAX_SERIES} series, got more")
+
+    def rank(group: _Group) -> tuple[int, bytes, str, tuple[float, ...]]:
+        first = group.planes[0]
+        return -len(group.planes), group.series, group.describe(), first.orientation
+
+    return sorted(groups, key=rank)
+
+
+def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) -> _Group:
+    """Choose a group of planes; images that are no planes are passed over in other series only."""
+    problems = {image.series: image.problem for image in images.values() if image.problem}
+    if not groups:
+        raise next(iter(problems.values()))
+    if series is None and len(groups) > 1:
+        listed = [f"series={at}: {group.describe()}" for at, group in enumerate(groups[:LISTED])]
+        more = ["…"] if len(groups) > LISTED else []
+        raise BadGeometry(
+            f"expected one series, got {len(groups)} ({'; '.join(listed + more)}); "
+            "choose one with series=, from 0"
+        )
+    check_series(series, len(groups))
+    group = groups[series or 0]
+    problem = problems.get(group.series)
+    if problem:
+        raise problem
+    return group
+
+
+def check_series(series: int | None, count: int) -> None:
+    """Check the number of a series.
+
+    Raises:
+        BadParameter: There are not as many.
+    """
+    if series is not None and not 0 <= series < count:
+        raise BadParameter(f"expected series from 0 to {count - 1}, got {series}")
+
+
+def _is_near(some: Sequence[float], others: Sequence[float], tolerance: float) -> bool:
+    """Compare numbers, without NumPy's effort for few of them."""
+    return all(abs(a - b) <= tolerance for a, b in zip(some, others, strict=True))
+
+
+def _dtype(planes: Sequence[Plane]) -> np.dtype[np.generic]:
+    """Choose the type of the voxels: that of the pixels unless it, or their scale, differs."""
+    native = planes[0].pixels.dtype.newbyteorder("=")
+    if not _is_scaled_by_plane(planes):
+        return native
+    return np.dtype("f8" if any(one.pixels.dtype.itemsize > 2 for one in planes) else "f4")
+
+
+def _is_scaled_by_plane(planes: Sequence[Plane]) -> bool:
+    first = planes[0]
+    return any(
+        plane.scale != first.scale
+        or plane.pixels.dtype.newbyteorder("=") != first.pixels.dtype.newbyteorder("=")
+        for plane in planes
+    )

@@ -1,0 +1,118 @@
+"""Planes -> an ordered stack of them, with its affine.
+
+Images are sorted along their normal; numbers that scanners and archives give them are not believed.
+The step from one to the next is the mean of all, so that a tilted gantry becomes a sheared affine,
+which is exact. What is no stack of equal steps is refused: a gap would shift all that lies behind.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from app.errors import BadGeometry
+from app.geometry import LPS_FROM_RAS, Affine, Points
+from app.io.dicom.image import Plane
+from app.io.header import MIN_SPACING_MM, by_axis, make_affine
+
+UNIT_TOLERANCE: Final = 1e-3
+"""Of directions, which are written with 6 digits or so."""
+
+MAX_DEVIATION: Final = 0.05
+"""Of an image from its place in a stack of equal steps, in the smallest spacing."""
+
+SAME_PLACE: Final = 1e-3
+"""Of the step between images: nearer ones are at one place."""
+
+TILT_DEGREES: Final = 0.1
+"""Between step and normal; less is rounding."""
+
+
+def stack_planes(planes: Sequence[Plane]) -> tuple[tuple[Plane, ...], Affine, list[str]]:
+    """Sort planes of one orientation along their normal.
+
+    Args:
+        planes: In any order; one at least.
+
+    Returns:
+        The planes in order; voxel index -> mm, RAS; and warnings.
+
+    Raises:
+        BadGeometry: They are no stack of equal steps, or lie nowhere.
+    """
+    first = planes[0]
+    along_row, along_column, normal = _directions(first)
+    positions = np.array([plane.position for plane in planes])
+    if not np.isfinite(positions).all() or np.abs(positions).max() > 1e9:
+        raise BadGeometry("expected finite positions of images, got others")
+    heights = positions @ normal
+    order = np.argsort(heights, kind="stable")
+    positions, heights = positions[order], heights[order]
+    row_step, column_step = first.spacing[1] * along_row, first.spacing[0] * along_column
+    warnings: list[str] = []
+    if len(planes) == 1:
+        thickness = first.thickness or 0.0
+        if not thickness > 0:
+            thickness = 1.0
+            warnings.append("the file does not say how thick its slice is; 1 mm was assumed")
+        step = thickness * normal
+    else:
+        step = _step(positions, heights, min(first.spacing))
+        tilt = math.degrees(math.acos(min(1.0, float(step @ normal) / float(np.linalg.norm(step)))))
+        if tilt > TILT_DEGREES:
+            warnings.append(
+                f"the images are shifted against each other by {tilt:.1f} degrees (gantry tilt); "
+                "the affine is sheared by as much"
+            )
+    affine = make_affine(LPS_FROM_RAS, np.stack([row_step, column_step, step, positions[0]]))
+    return tuple(planes[at] for at in order), affine, warnings
+
+
+def _directions(plane: Plane) -> Float64[np.ndarray, "3 3"]:
+    """Return the directions along a row, along a column, and of the normal."""
+    along_row, along_column = np.array(plane.orientation[:3]), np.array(plane.orientation[3:])
+    lengths = np.linalg.norm(along_row), np.linalg.norm(along_column)
+    if not (
+        np.allclose(lengths, 1, rtol=0, atol=UNIT_TOLERANCE)
+        and abs(along_row @ along_column) <= UNIT_TOLERANCE
+    ):
+        raise BadGeometry(
+            "expected ImageOrientationPatient of perpendicular unit vectors, got others"
+        )
+    if min(plane.spacing) <= 0:
+        raise BadGeometry(f"expected a positive PixelSpacing, got {by_axis(plane.spacing)} mm")
+    normal = np.cross(along_row, along_column)
+    return np.stack([along_row, along_column, normal / np.linalg.norm(normal)])
+
+
+def _step(
+    positions: Points, heights: Float64[np.ndarray, " planes"], spacing: float
+) -> Float64[np.ndarray, " 3"]:
+    """Return the step from one image to the next, from sorted positions in equal steps."""
+    steps = np.diff(heights)
+    usual = float(np.median(steps))
+    same = steps <= max(SAME_PLACE * usual, MIN_SPACING_MM)
+    if same.any():
+        raise BadGeometry(
+            f"expected one image at each place, got {int(same.sum()) + 1} or more at the same, the "
+            f"first at {heights[int(same.argmax())]:.6g} mm along the normal; is it a 4D series?"
+        )
+    count = len(positions)
+    step = np.asarray((positions[-1] - positions[0]) / (count - 1))
+    places = positions[0] + np.arange(count)[:, None] * step
+    deviation = np.linalg.norm(positions - places, axis=1)
+    if deviation.max() <= MAX_DEVIATION * min(spacing, usual):
+        return step
+    worst = int(np.abs(steps - usual).argmax())
+    if abs(steps[worst] - usual) > MAX_DEVIATION * min(spacing, usual):
+        raise BadGeometry(
+            f"expected equal steps between images, got {steps[worst]:.6g} mm instead of "
+            f"{usual:.6g} mm behind image {worst + 1} of {count}, at {heights[worst]:.6g} mm along "
+            "the normal; is one missing?"
+        )
+    raise BadGeometry(
+        f"expected images in a straight stack, got image {int(deviation.argmax()) + 1} of {count} "
+        f"{deviation.max():.3g} mm beside its place"
+    )

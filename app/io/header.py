@@ -1,0 +1,200 @@
+"""Header: what a file declares about its voxels, in whatever format, and the checks all share."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from app.errors import BadGeometry, BrokenVolume
+from app.geometry import Affine, Points, spacing_of
+from app.io.gzip_stream import FileStream
+
+MIN_SPACING_MM: Final = 1e-5
+"""10 nm: finer than nano-CT."""
+
+MAX_SPACING_MM: Final = 1e3
+"""1 m: coarser than any scanner."""
+
+MIN_DETERMINANT: Final = 1e-3
+"""Of the unit vectors along the axes; below this they lie almost in one plane."""
+
+TEXT_BYTES: Final = 64 << 10
+"""Of a header that is text: several times what the longest honest ones take."""
+
+NUMBER: Final = frozenset("0123456789+-.eE")
+"""All that the numbers of such headers are written with; ``float`` accepts more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file declares about its voxels.
+
+    Attributes:
+        shape: Voxels along i, j and k.
+        frame_shape: Lengths of the axes after those; empty if there are none.
+        dtype: Type of the stored voxels, in their byte order.
+        offset: Position of the first voxel in the uncompressed file, in bytes.
+        slope: A value is stored voxel * slope + intercept.
+        intercept: Likewise.
+        affine: Voxel index -> mm, RAS.
+        warnings: What a careful reader should know, in sentences without patient data.
+        interleaved: Whether the values of one voxel in all frames lie side by side; otherwise one
+            frame lies behind the other.
+    """
+
+    shape: tuple[int, int, int]
+    frame_shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    offset: int
+    slope: float
+    intercept: float
+    affine: Affine
+    warnings: tuple[str, ...]
+    interleaved: bool = False
+
+    @property
+    def frames(self) -> int:
+        """Number of 3D volumes in the file."""
+        return math.prod(self.frame_shape)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one stored 3D volume."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the uncompressed file up to the end of its last voxel."""
+        return self.offset + self.frames * self.frame_bytes
+
+
+def by_axis(lengths: Sequence[float]) -> str:
+    """Format lengths along axes, for example ``64 x 64 x 21``."""
+    return " x ".join(f"{length:g}" if length % 1 else str(int(length)) for length in lengths)
+
+
+def corners(shape: tuple[int, int, int]) -> Points:
+    """Return the indices of the eight corner voxels."""
+    return np.array(list(itertools.product(*((0.0, n - 1.0) for n in shape))))
+
+
+def shape_of(lengths: Sequence[int]) -> tuple[int, int, int]:
+    """Return the first three lengths of axes.
+
+    Raises:
+        BadGeometry: There are fewer, or one of all the axes is empty.
+    """
+    if len(lengths) < 3 or min(lengths) < 1:
+        raise BadGeometry(f"expected 3 axes or more, none empty, got {by_axis(lengths)}")
+    return lengths[0], lengths[1], lengths[2]
+
+
+def describe_slice(shape: tuple[int, int, int]) -> list[str]:
+    """Return the warning about a scan that is a single slice; none about others."""
+    return [f"the scan is a single slice ({by_axis(shape)} voxels)"] if min(shape) == 1 else []
+
+
+def check_spacing(affine: Affine) -> None:
+    """Check the axes of a finite affine: their lengths, and that they are no plane or line.
+
+    Raises:
+        BadGeometry: They are not those of a scan.
+    """
+    spacing = spacing_of(affine)
+    if not MIN_SPACING_MM <= spacing.min() <= spacing.max() <= MAX_SPACING_MM:
+        raise BadGeometry(
+            f"expected a spacing from {MIN_SPACING_MM:g} to {MAX_SPACING_MM:g} mm, "
+            f"got {' x '.join(f'{length:g}' for length in spacing)} mm"
+        )
+    volume = abs(np.linalg.det(affine[:3, :3] / spacing))
+    if volume < MIN_DETERMINANT:
+        raise BadGeometry(f"expected three independent axes, got a determinant of {volume:.1g}")
+
+
+@np.errstate(all="ignore")  # Overflows fail the checks.
+def make_affine(world: Affine, columns: Float64[np.ndarray, "4 3"]) -> Affine:
+    """Make a checked affine.
+
+    Args:
+        world: Maps mm of the file's world to mm, RAS.
+        columns: The steps from one voxel to the next along i, j and k, and the position of the
+            first voxel, in mm of the file's world.
+
+    Returns:
+        Voxel index -> mm, RAS.
+
+    Raises:
+        BadGeometry: It is not finite, or not one of a scan.
+    """
+    affine = np.eye(4)
+    affine[:3] = columns.T
+    affine = world @ affine
+    if not np.isfinite(affine).all():
+        raise BadGeometry("expected a finite affine, got one that is not")
+    check_spacing(affine)
+    return affine
+
+
+def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
+    """Read a header that is text.
+
+    Args:
+        stream: At its first byte; afterwards at the first byte after the header.
+        is_last: Says of a line whether the header ends with it.
+
+    Returns:
+        The lines, without line ends; not the last one.
+
+    Raises:
+        BrokenVolume: The header does not end.
+    """
+    lines: list[str] = []
+    text, start, size = b"", 0, 1024
+    while size <= TEXT_BYTES:
+        more = stream.peek(size)
+        if len(more) == len(text):
+            raise BrokenVolume(
+                f"expected a whole header, got one cut short after {len(text)} bytes"
+            )
+        text = more
+        while (end := text.find(b"\n", start)) >= 0:
+            line = text[start:end].decode("latin-1").rstrip("\r")
+            start = end + 1
+            if is_last(line):
+                stream.read(start)
+                return lines
+            lines.append(line)
+        size *= 2
+    raise BrokenVolume(f"expected a header of at most {TEXT_BYTES:,} bytes, got a longer one")
+
+
+def parse_numbers(text: str, count: int, field: str) -> list[float]:
+    """Parse numbers separated by spaces.
+
+    Raises:
+        BrokenVolume: They are not numbers, or not as many as expected.
+    """
+    words = text.split(maxsplit=count)
+    try:
+        numbers = [float(word) for word in words if NUMBER.issuperset(word)]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count or len(words) != count:
+        raise BrokenVolume(f"expected {count} numbers in {field}, got something else")
+    return numbers
+
+
+def parse_lengths(text: str, field: str) -> list[int]:
+    """Parse the lengths of axes, separated by spaces.
+
+    Raises:
+        BrokenVolume: They are not whole numbers of at most 12 digits, or more than 16.
+    """
+    words = text.split(maxsplit=16)
+    if len(words) > 16 or not all(w.isascii() and w.isdigit() and len(w) <= 12 for w in words):
+        raise BrokenVolume(f"expected up to 16 whole numbers in {field}, got something else")
+    return [int(word) for word in words]

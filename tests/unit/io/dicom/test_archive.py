@@ -1,0 +1,167 @@
+"""ZIP archives: truncated, encrypted, overlapping, too large, and bombs."""
+
+import io
+import struct
+import time
+import tracemalloc
+import zipfile
+import zlib
+
+import pytest
+
+from app.errors import BrokenVolume, NotAVolume, RequestError, TooLarge
+from app.io.dicom import check_start
+from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, list_files
+from app.io.volume import VolumeLimits, check_header, read_volume
+from tests.support.dicom_files import as_dicom, zipped
+
+LIMIT = 1 << 30
+
+
+def read_all(content: bytes) -> list[bytes]:
+    return [file.open(lambda: None).read(file.size) for file in list_files(content, LIMIT)]
+
+
+def put(content: bytes, magic: bytes, at: int, form: str, value: int) -> bytes:
+    """Overwrite a field of the first record with some magic."""
+    changed = bytearray(content)
+    struct.pack_into(form, changed, content.index(magic) + at, value)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_files_are_read_in_the_order_of_the_directory(method: int) -> None:
+    files = [b"one" * 100, b"", b"two" * 70_000]
+    assert read_all(zipped(files, method)) == [files[0], files[2]]
+
+
+def test_archive_with_a_comment_and_written_as_a_stream_is_read() -> None:
+    class Pipe(io.RawIOBase):
+        """Cannot seek back, so that sizes come behind each file."""
+
+        def __init__(self) -> None:
+            self.content = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: object, /) -> int:
+            part = bytes(data)  # type: ignore[call-overload]
+            self.content += part
+            return len(part)
+
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"content" * 99)
+        archive.comment = b"PK" * 1000
+    assert read_all(pipe.content) == [b"content" * 99]
+
+
+@pytest.mark.parametrize("kept", [4, 30, -1, -22, -23, -100])
+def test_truncated_archive_is_refused(kept: int) -> None:
+    with pytest.raises(BrokenVolume, match=r"^expected .* ZIP archive.*, got"):
+        list_files(zipped(as_dicom())[:kept], LIMIT)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_checksum_is_verified(method: int) -> None:
+    content = zipped([b"x" * 1000], method)
+    damaged = put(content, DIRECTORY_MAGIC, 16, "<I", 7)
+    with pytest.raises(BrokenVolume, match="corrupt"):
+        read_all(damaged)
+
+
+def test_entry_shorter_than_declared_is_truncated() -> None:
+    content = put(zipped([b"x" * 1000]), DIRECTORY_MAGIC, 24, "<I", 1001)
+    (file,) = list_files(content, LIMIT)
+    with pytest.raises(BrokenVolume, match="truncated"):
+        file.open(lambda: None).skip(1001)
+
+
+@pytest.mark.parametrize(
+    ("magic", "at", "form", "value", "error", "said"),
+    [
+        (DIRECTORY_MAGIC, 8, "<H", 1, BrokenVolume, "an encrypted one"),
+        (DIRECTORY_MAGIC, 10, "<H", 12, BrokenVolume, "got method 12"),
+        (DIRECTORY_MAGIC, 20, "<I", 0xFFFFFFFF, NotAVolume, "ZIP64"),
+        (DIRECTORY_MAGIC, 24, "<I", 0x7FFFFFFF, TooLarge, "limit inflated_bytes"),
+        (DIRECTORY_MAGIC, 24, "<I", 0x00FFFFFF, BrokenVolume, "what they are stored in"),
+        (DIRECTORY_MAGIC, 42, "<I", 3, BrokenVolume, "where its directory says"),
+        (END_MAGIC, 10, "<H", 9, BrokenVolume, "a whole directory"),
+        (END_MAGIC, 10, "<H", 0xFFFF, NotAVolume, "ZIP64"),
+        (END_MAGIC, 16, "<I", 1 << 30, BrokenVolume, "within one file"),
+    ],
+)
+def test_directory_that_cannot_be_true_is_refused(
+    magic: bytes, at: int, form: str, value: int, error: type[RequestError], said: str
+) -> None:
+    content = put(zipped([b"x" * 1000, b"y"]), magic, at, form, value)
+    with pytest.raises(error, match=f"^expected .*{said}"):
+        list_files(content, LIMIT)
+
+
+def test_entries_that_overlap_are_refused() -> None:
+    content = zipped([b"x" * 1000, b"x" * 1000])
+    second = content.rindex(DIRECTORY_MAGIC)
+    twice = bytearray(content)
+    struct.pack_into("<I", twice, second + 42, 0)
+    with pytest.raises(BrokenVolume, match="do not overlap"):
+        list_files(bytes(twice), LIMIT)
+
+
+def test_encryption_is_seen_in_the_first_bytes() -> None:
+    content = bytearray(zipped([b"x" * 1000]))
+    check_start(bytes(content[:64]))
+    content[6] |= 1
+    with pytest.raises(BrokenVolume, match="an encrypted one"):
+        check_start(bytes(content[:64]))
+
+
+def many_entries(count: int) -> bytes:
+    """Write an archive of tiny entries, faster than ``zipfile`` does."""
+    data = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = data.compress(b"z" * 200) + data.flush()
+    crc = zlib.crc32(b"z" * 200)
+    entry = (
+        struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 8, 0, 0, crc, len(body), 200, 1, 0) + b"n" + body
+    )
+    directory = b"".join(
+        struct.pack(
+            "<4s6H3I5H2I", DIRECTORY_MAGIC, 20, 20, 0, 8, 0, 0, crc, len(body), 200,
+            1, 0, 0, 0, 0, 0, at * len(entry),
+        ) + b"n"
+        for at in range(count)
+    )  # fmt: skip
+    end = struct.pack(
+        "<4s4H2IH", END_MAGIC, 0, 0, count, count, len(directory), count * len(entry), 0
+    )
+    return entry * count + directory + end
+
+
+def test_sixty_thousand_tiny_entries_take_seconds_and_little_memory() -> None:
+    content = many_entries(60_000)
+    began = time.process_time()
+    with pytest.raises(NotAVolume, match=r"expected DICOM images, got none \(files in all: 60,000"):
+        read_volume(content)
+    assert time.process_time() - began < 20
+
+
+def test_bomb_takes_no_more_memory_than_the_head_of_a_file() -> None:
+    head = as_dicom()[0]
+    # A text of 290 MiB before the pixels: it inflates from 300 KiB.
+    at = head.index(b"\x08\x00\x60\x00CS")
+    element = struct.pack("<HH2sHI", 8, 1, b"UT", 0, 290 << 20)
+    bomb = zipped([head[:at] + element + bytes(300 << 20)])
+    limits = VolumeLimits(inflated_bytes=1 << 32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenVolume, match="within its first"):
+            check_header(bomb, limits)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_archive_larger_than_allowed_is_refused_by_its_directory() -> None:
+    with pytest.raises(TooLarge, match=r"limit inflated_bytes"):
+        check_header(zipped([bytes(10_000_000)]), VolumeLimits(inflated_bytes=9_999_999))

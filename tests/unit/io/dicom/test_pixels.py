@@ -1,0 +1,125 @@
+"""Pixels: compressed transfer syntaxes, real files, and compressed images that are broken."""
+
+import re
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pydicom.data
+import pytest
+from numpy.testing import assert_array_equal
+from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
+
+from app.errors import BadVoxels, BrokenVolume, RequestError
+from app.io.volume import read_volume
+from tests.support.dicom_files import (
+    as_dicom,
+    as_enhanced,
+    compressed,
+    jpeg2000,
+    packed_bits,
+    zipped,
+)
+from tests.support.nifti_files import counting
+
+REAL = Path(pydicom.data.__file__).parent / "test_files"
+"""Files of scanners and other writers that pydicom brings with it."""
+
+READ = (
+    "693_J2KI.dcm", "CT_small.dcm", "MR_small.dcm", "MR_small_RLE.dcm", "MR_small_bigendian.dcm",
+    "MR_small_expb.dcm", "MR_small_implicit.dcm", "MR_small_jp2klossless.dcm",
+    "MR_small_padded.dcm", "examples_overlay.dcm", "rtdose_1frame.dcm", "rtdose_rle_1frame.dcm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_real_files_have_the_values_that_pydicom_reads(name: str) -> None:
+    dataset = pydicom.dcmread(REAL / name)
+    slope = float(dataset.get("RescaleSlope", 1))
+    expected = dataset.pixel_array * slope + float(dataset.get("RescaleIntercept", 0))
+    assert_array_equal(read_volume((REAL / name).read_bytes()).voxels[:, :, 0], expected.T)
+
+
+@pytest.mark.parametrize("path", sorted(REAL.glob("*.dcm")), ids=lambda path: path.name)
+def test_every_real_file_is_read_or_refused_by_name(path: Path) -> None:
+    try:
+        said = f"expected a scan, got {read_volume(path.read_bytes()).voxels.shape}"
+    except RequestError as error:
+        said = str(error)
+    assert re.match("expected .*, got ", said)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "encode"), [(JPEG2000Lossless, jpeg2000), (RLELossless, packed_bits)]
+)
+def test_compressed_images_have_the_voxels_of_plain_ones(
+    syntax: str, encode: Callable[[np.ndarray], bytes]
+) -> None:
+    array = counting((33, 34, 3), "uint16") * 5
+    files = [compressed(file, syntax, encode) for file in as_dicom(array)]
+    assert_array_equal(read_volume(zipped(files)).voxels, array)
+    frames = compressed(as_enhanced(array), syntax, encode)
+    assert_array_equal(read_volume(frames).voxels, array * 2.0 - 5)
+
+
+def test_missing_decoder_is_named_with_what_it_needs() -> None:
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
+    with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*requires pylibjpeg"):
+        read_volume(file)
+
+
+def test_missing_pydicom_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEG2000Lossless, lambda _: b"xx")
+    with pytest.raises(BadVoxels, match=r"the extra dicom: pip install 'landmarkd\[dicom\]'"):
+        read_volume(file)
+
+
+def test_unknown_transfer_syntax_is_refused() -> None:
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], "1.2.3.4", lambda _: b"x")
+    with pytest.raises(BadVoxels, match="got an unknown one"):
+        read_volume(file)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "broken", "said"),
+    [
+        (JPEG2000Lossless, lambda array: jpeg2000(array)[:40], "a corrupt one"),
+        (JPEG2000Lossless, lambda _: b"xx", "a corrupt one"),
+        (JPEG2000Lossless, lambda _: b"\xff\xd8" + b"\xff" * 99, "a corrupt one"),
+        (JPEG2000Lossless, lambda _: jpeg2000(np.zeros((40, 41))), "got 41 x 40"),
+        (JPEG2000Lossless, lambda _: bytes(1 << 20), "no more than they hold"),
+        (RLELossless, lambda array: packed_bits(array)[:-9], "a corrupt one"),
+        (RLELossless, lambda array: packed_bits(array)[:63], "a corrupt one"),
+        (RLELossless, lambda array: b"\1" + packed_bits(array)[1:], "a corrupt one"),
+        (RLELossless, lambda array: packed_bits(array)[:64] + b"\x80" * 999, "a corrupt one"),
+    ],
+)
+def test_broken_compressed_images_are_refused(
+    syntax: str, broken: Callable[[np.ndarray], bytes], said: str
+) -> None:
+    file = compressed(as_dicom(counting((33, 34, 1), "uint16"))[0], syntax, broken)
+    with pytest.raises(BrokenVolume, match=f"^expected .*(?:{said})"):
+        read_volume(file)
+
+
+def test_image_of_a_gigabyte_in_a_small_file_takes_no_memory() -> None:
+    """A JPEG 2000 header that declares 32,000 x 32,000 pixels, as its file does not."""
+    content = bytearray(jpeg2000(np.zeros((40, 41))))
+    content[8:16] = (32_000).to_bytes(4, "big") * 2
+    file = compressed(
+        as_dicom(counting((33, 34, 1), "uint16"))[0], JPEG2000Lossless, lambda _: bytes(content)
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenVolume, match="got 32000 x 32000"):
+            read_volume(file)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

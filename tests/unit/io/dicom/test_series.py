@@ -1,0 +1,279 @@
+"""Series: order, steps, gantry tilt, several series, and images that are no stack."""
+
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+from app.errors import (
+    BadGeometry,
+    BadParameter,
+    BadVoxels,
+    BrokenVolume,
+    NotAVolume,
+    RequestError,
+    TooLarge,
+)
+from app.io.volume import VolumeLimits, check_header, read_volume
+from tests.support.dicom_files import PATIENT, PLACE, as_dicom, as_enhanced, changed, write, zipped
+from tests.support.nifti_files import SHAPE, assert_fit_for_use, counting, nifti
+
+
+def shuffled(files: list[bytes]) -> list[bytes]:
+    return [files[at] for at in np.random.default_rng(2).permutation(len(files))]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_images_are_sorted_by_their_place(dtype: str, method: int) -> None:
+    volume = read_volume(zipped(shuffled(as_dicom(counting(dtype=dtype))), method))
+    assert volume.voxels.dtype == np.dtype(dtype)
+    assert_array_equal(volume.voxels, counting())
+    assert_allclose(volume.affine, PLACE, atol=1e-9)
+    assert volume.warnings == ()
+    assert_fit_for_use(volume)
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRBigEndian])
+def test_every_plain_transfer_syntax_is_read(syntax: str) -> None:
+    assert_array_equal(read_volume(zipped(as_dicom(syntax=syntax))).voxels, counting())
+
+
+def test_digest_depends_on_the_images_alone() -> None:
+    files = as_dicom()
+    digest = read_volume(zipped(files)).digest
+    assert read_volume(zipped(files[::-1], zipfile.ZIP_STORED, "{}")).digest == digest
+    assert read_volume(zipped([b"notes", *files])).digest == digest
+    assert read_volume(zipped(as_dicom(counting() + 1))).digest != digest
+    assert read_volume(files[0]).digest == read_volume(zipped(files[:1])).digest
+
+
+def test_descending_slices_are_stored_in_ascending_order() -> None:
+    down = PLACE @ np.diag([1.0, 1.0, -1.0, 1.0])
+    volume = read_volume(zipped(as_dicom(affine=down)))
+    assert_array_equal(volume.voxels, counting()[:, :, ::-1])
+    assert_allclose(volume.affine @ [0, 0, 3, 1], down @ [0, 0, 0, 1], atol=1e-9)
+
+
+def test_slope_and_intercept_of_all_images_are_applied() -> None:
+    volume = read_volume(zipped(as_dicom(RescaleSlope="0.5", RescaleIntercept="-1024")))
+    assert volume.voxels.dtype == np.float32
+    assert_allclose(volume.voxels, counting() * 0.5 - 1024)
+
+
+def test_slopes_may_differ_from_image_to_image() -> None:
+    files = [
+        changed(file, RescaleSlope=str(k + 1), RescaleIntercept=str(10 * k))
+        for k, file in enumerate(as_dicom())
+    ]
+    volume = read_volume(zipped(files))
+    k = np.arange(4)
+    assert volume.voxels.dtype == np.float32
+    assert_allclose(volume.voxels, counting() * (k + 1) + 10 * k)
+    assert check_header(zipped(files)).dtype == np.float32
+
+
+def test_bits_that_do_not_count_are_cleared() -> None:
+    array = counting() - 50
+    overlaid = (array & 0x0FFF | 0x5000).astype("int16")
+    files = as_dicom(overlaid, BitsStored=12, HighBit=11)
+    assert_array_equal(read_volume(zipped(files)).voxels, array)
+
+
+def test_tilted_gantry_gives_a_sheared_affine_that_is_exact() -> None:
+    tilted = PLACE.copy()
+    tilted[:3, 2] += 0.3 * PLACE[:3, 1]
+    volume = read_volume(zipped(shuffled(as_dicom(affine=tilted))))
+    assert_allclose(volume.affine, tilted, atol=1e-9)
+    assert volume.warnings[0].startswith("the images are shifted against each other by 5.1 degrees")
+
+
+def test_single_image_is_a_single_slice() -> None:
+    volume = read_volume(as_dicom()[0])
+    assert volume.voxels.shape == (7, 5, 1)
+    assert_allclose(volume.affine, PLACE, atol=1e-9)
+    assert volume.warnings == ("the scan is a single slice (7 x 5 x 1 voxels)",)
+    thin = read_volume(changed(as_dicom()[0], SliceThickness=None))
+    assert thin.warnings[0] == "the file does not say how thick its slice is; 1 mm was assumed"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_enhanced_multi_frame_file_is_read(packed: bool) -> None:
+    content = as_enhanced()
+    volume = read_volume(zipped([content]) if packed else content)
+    assert_array_equal(volume.voxels, counting() * 2 - 5)
+    assert_allclose(volume.affine, PLACE, atol=1e-9)
+
+
+def test_missing_image_is_noticed_and_its_place_named() -> None:
+    files = as_dicom(counting((7, 5, 9)))
+    del files[5]
+    said = (
+        "expected equal steps between images, got 5 mm instead of 2.5 mm behind image 5 of 8, at "
+    )
+    with pytest.raises(BadGeometry, match=said):
+        check_header(zipped(shuffled(files)))
+
+
+def test_image_beside_the_stack_is_noticed() -> None:
+    files = as_dicom()
+    beside = PLACE.copy()
+    beside[0, 3] += 0.5
+    files[2] = as_dicom(affine=beside)[2]
+    with pytest.raises(BadGeometry, match=r"image 3 of 4 0\.[45]\d* mm beside its place|steps"):
+        check_header(zipped(files))
+
+
+def test_two_images_at_one_place_are_refused() -> None:
+    files = as_dicom()
+    with pytest.raises(BadGeometry, match=r"expected one image at each place, got 2 or more"):
+        check_header(zipped([*files, changed(files[1], InstanceNumber=77)]))
+
+
+def two_series() -> bytes:
+    scout = as_dicom(counting((3, 4, 2)), SeriesInstanceUID="1.2.3", Modality="OT")
+    return zipped([*scout, *as_dicom()])
+
+
+def test_several_series_are_listed_and_one_can_be_chosen() -> None:
+    content = two_series()
+    said = (
+        r"expected one series, got 2 \(series=0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm; "
+        r"series=1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm\); choose one with series=, from 0"
+    )
+    with pytest.raises(BadGeometry, match=said):
+        check_header(content)
+    assert_array_equal(read_volume(content, series=0).voxels, counting())
+    assert read_volume(content, series=1).voxels.shape == (3, 4, 2)
+    assert read_volume(content, series=0).digest != read_volume(content, series=1).digest
+    with pytest.raises(BadParameter, match="expected series from 0 to 1, got 2"):
+        read_volume(content, series=2)
+    with pytest.raises(BadParameter, match="expected series from 0 to 0, got 1"):
+        read_volume(nifti(), series=1)
+
+
+def test_a_localiser_of_another_orientation_is_another_series() -> None:
+    turned = PLACE[:, [2, 0, 1, 3]]
+    with pytest.raises(BadGeometry, match="got 2"):
+        check_header(zipped([*as_dicom(), *as_dicom(affine=turned)]))
+
+
+def test_series_of_one_file_have_digests_of_their_own() -> None:
+    dataset = pydicom.dcmread(io.BytesIO(as_enhanced()))
+    for frame in dataset.PerFrameFunctionalGroupsSequence[:2]:
+        turned = pydicom.Dataset()
+        turned.ImageOrientationPatient = [1, 0, 0, 0, 0, 1]
+        frame.PlaneOrientationSequence = [turned]
+    content = write(dataset, ExplicitVRLittleEndian)
+    with pytest.raises(BadGeometry, match="got 2"):
+        check_header(content)
+    first, second = (read_volume(content, series=series) for series in (0, 1))
+    assert first.voxels.shape == second.voxels.shape == (7, 5, 2)
+    assert first.digest != second.digest
+
+
+def test_frames_without_places_are_refused() -> None:
+    with pytest.raises(BadGeometry, match="a place for each of 4 frames"):
+        check_header(as_enhanced(PerFrameFunctionalGroupsSequence=None))
+
+
+def test_files_that_are_no_images_are_ignored_with_a_warning() -> None:
+    files = [b"notes", *as_dicom(), as_dicom(SeriesInstanceUID="1.9", ImagePositionPatient=None)[0]]
+    volume = read_volume(zipped(files))
+    assert_array_equal(volume.voxels, counting())
+    assert volume.warnings == ("2 other files of the archive were ignored",)
+
+
+@pytest.mark.parametrize(
+    ("elements", "error", "said"),
+    [
+        ({"ImagePositionPatient": None}, BadGeometry, "with ImagePositionPatient"),
+        ({"ImageOrientationPatient": None}, BadGeometry, "with ImageOrientationPatient"),
+        ({"ImageOrientationPatient": [1, 0, 0, 1, 0, 0]}, BadGeometry, "perpendicular"),
+        ({"ImageOrientationPatient": [2, 0, 0, 0, 1, 0]}, BadGeometry, "unit vectors"),
+        ({"PixelSpacing": None}, BadGeometry, "with PixelSpacing"),
+        ({"PixelSpacing": ["0", "1"]}, BadGeometry, "positive PixelSpacing"),
+        ({"PhotometricInterpretation": "RGB", "SamplesPerPixel": 3}, BadVoxels, "colours"),
+        ({"PhotometricInterpretation": "PALETTE COLOR"}, BadVoxels, "palette"),
+        ({"HighBit": 14, "BitsStored": 12}, BadVoxels, "HighBit"),
+        ({"BitsAllocated": 1, "BitsStored": 1, "HighBit": 0}, BadVoxels, "got 1 of 1"),
+        ({"Rows": 6}, BrokenVolume, "84 bytes of pixels in a DICOM file, got 70"),
+        ({"Rows": 0}, BadGeometry, "rows and columns"),
+        ({"Rows": None}, BrokenVolume, "with Rows"),
+        ({"RescaleSlope": "1e99"}, None, ""),
+    ],
+)
+def test_images_that_cannot_be_placed_or_read_are_refused(
+    elements: dict[str, Any], error: type[RequestError] | None, said: str
+) -> None:
+    content = zipped(as_dicom(**elements))
+    if error is None:
+        with pytest.raises(BadVoxels, match="expected finite voxels"):
+            read_volume(content)
+        return
+    with pytest.raises(error, match=f"^expected .*{said}"):
+        read_volume(content)
+
+
+def test_part_of_a_series_that_cannot_be_placed_is_not_ignored() -> None:
+    files = as_dicom()
+    files[3] = changed(files[3], ImagePositionPatient=None)
+    with pytest.raises(BadGeometry, match="with ImagePositionPatient"):
+        read_volume(zipped(files))
+
+
+@pytest.mark.parametrize("kept", [140, 400, -1])
+def test_truncated_file_is_refused(kept: int) -> None:
+    with pytest.raises(BrokenVolume, match=r"truncated|bytes of pixels"):
+        read_volume(as_dicom()[0][:kept])
+
+
+def test_archive_without_images_is_refused() -> None:
+    with pytest.raises(NotAVolume, match=r"expected DICOM images, got none \(files in all: 1\)"):
+        read_volume(zipped([b"notes"]))
+
+
+def test_limits_are_checked_before_pixels_are_read() -> None:
+    with pytest.raises(TooLarge, match="limit axis"):
+        read_volume(zipped(as_dicom()), VolumeLimits(axis=6))
+    with pytest.raises(BadParameter, match="expected frame from 0 to 0, got 1"):
+        read_volume(zipped(as_dicom()), frame=1)
+
+
+def test_nothing_that_is_said_names_the_patient() -> None:
+    name = PATIENT.split("^", maxsplit=1)[0]
+    said = [
+        *read_volume(zipped([*as_dicom(np.ones(SHAPE, "int16")), PATIENT.encode()])).warnings,
+        *read_volume(as_dicom(Modality=PATIENT[:3])[0]).warnings,
+    ]
+    for content in (
+        zipped([*as_dicom(Modality="DOE"), *as_dicom(SeriesInstanceUID="1.5", Modality="DOE")]),
+        zipped(as_dicom(PhotometricInterpretation="DOE")),
+        as_dicom()[0][:600],
+    ):
+        with pytest.raises(RequestError) as caught:
+            read_volume(content)
+        said.append(str(caught.value))
+    assert len(said) >= 5
+    assert name not in " ".join(said)
+
+
+def test_looking_for_a_series_can_be_cancelled() -> None:
+    class NobodyWaitsError(Exception):
+        """Nobody waits."""
+
+    calls = 0
+
+    def check_cancelled() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 9:
+            raise NobodyWaitsError
+
+    with pytest.raises(NobodyWaitsError):
+        check_header(zipped(as_dicom()), check_cancelled=check_cancelled)
