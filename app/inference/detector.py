@@ -21,6 +21,7 @@ from functools import partial
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, axis_codes, spacing_of
+from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
     MAX_EXTRA_VIEWS,
@@ -118,7 +119,7 @@ class Detector:
         """Bring a scan to the device and plan its tiles.
 
         Raises:
-            TooLarge: The network sees scans whole, and this one is larger than it takes.
+            TooLarge: The network sees scans whole, or in one tile, and this one is larger.
             InsufficientMemory: The grid needs more memory than the device has.
         """
         start = time.perf_counter()
@@ -266,7 +267,9 @@ class Detector:
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
     manifest = model.manifest
-    return plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
+    plan = plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
+    check_tiles(model, len(plan))
+    return plan
 
 
 def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
