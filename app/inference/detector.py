@@ -31,6 +31,7 @@ from app.inference.refinement import (
     any_detected,
     has_enough_votes,
 )
+from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
 from app.model import WHOLE, LoadedModel
@@ -87,6 +88,7 @@ class Detection:
         warnings: Remarks on the scan.
         tiles: How many tiles were run.
         timing: Time spent in each stage.
+        votes: Of the last pass, if they were asked for.
     """
 
     volume: VolumeInfo
@@ -94,6 +96,7 @@ class Detection:
     warnings: tuple[str, ...]
     tiles: int
     timing: StageTimes
+    votes: VoteMap | None = None
 
 
 class Detector:

@@ -43,11 +43,13 @@ class Forecast:
         lane: As ``Detector.lane`` will say of its first pass.
         tiles: Of its first pass.
         memory: Bytes that it holds between its decoding and its answer.
+        voxels: Of the uploaded array.
     """
 
     lane: Hashable
     tiles: int
     memory: int
+    voxels: int
 
 
 def forecast(
@@ -84,7 +86,7 @@ def forecast(
     per_grid_voxel = GRID_BYTES + (WHOLE_BYTES if spec.tile_shape == WHOLE else 0)
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
-    return Forecast((model.digest, tile_shape), tiles, memory)
+    return Forecast((model.digest, tile_shape), tiles, memory, voxels)
 
 
 def check_tiles(model: LoadedModel, tiles: int) -> None:

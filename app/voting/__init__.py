@@ -40,8 +40,8 @@ from app.voting.arrays import (
     make_field,
 )
 from app.voting.constellation import Shape, fit_constellation
-from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps
-from app.voting.heatmaps import aggregate
+from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps, write_volumes
+from app.voting.heatmaps import aggregate, kernel_of
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
@@ -59,6 +59,6 @@ __all__ = [
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows", "Shape",
     "Similarity", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
     "concat_votes", "count_array_bytes", "filter_in_blocks", "filter_rows", "filter_votes",
-    "fit_constellation", "fit_similarity", "launch_filter", "locate", "make_field", "make_readout",
-    "mean_shape", "read_archive", "write_heatmaps",
+    "fit_constellation", "fit_similarity", "kernel_of", "launch_filter", "locate", "make_field",
+    "make_readout", "mean_shape", "read_archive", "write_heatmaps", "write_volumes",
 ]  # fmt: skip

@@ -168,14 +168,16 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
     """Make the read-out of a model's votes on a grid."""
     i, j, k = grid.voxels.shape
     voting, network = manifest.voting, manifest.network
+    # A posed grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
+    scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
+    radius_mm = scale * voting.radius_mm
+    if network.votes_each is not None:  # The grid bounds it: further away no vote says anything.
+        radius_mm = math.dist((0, 0, 0), np.array((i, j, k)) * grid.spacing_mm)
     return Readout(
         landmarks=len(manifest.landmarks),
         shape=(i, j, k),
         spacing_mm=grid.spacing_mm,
-        # Where nothing bounds it, the grid does: further away no vote says anything.
-        radius_mm=min(
-            voting.radius_mm, math.dist((0, 0, 0), np.array((i, j, k)) * grid.spacing_mm)
-        ),
+        radius_mm=radius_mm,
         stride=network.output_stride,
         scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
         heatmap_threshold=voting.threshold if network.output == "heatmaps" else None,

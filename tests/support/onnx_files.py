@@ -80,9 +80,12 @@ def branching(weight: TensorProto) -> ModelProto:
     )
 
 
-def as_heatmap() -> bytes:
-    """Make a network whose heatmap, of one landmark, is the scan itself."""
-    made: bytes = graph([node("Identity", "x", "y")]).SerializeToString()
+def as_heatmap(stride: int = 1) -> bytes:
+    """Make a network whose heatmap, of one landmark, is the scan itself, at a stride."""
+    edges = [stride] * 3
+    mean = node("AveragePool", "x", "y", kernel_shape=edges, strides=edges)
+    outputs = [value("y", ("n", 1, "u", "v", "w"))]
+    made: bytes = graph([mean], outputs=outputs).SerializeToString()
     return made
 
 
