@@ -14,6 +14,7 @@ from tests.benchmarks.bars.fuzzing import r2_fuzzing
 from tests.benchmarks.bars.heatmap_readout import v9_heatmap_readout
 from tests.benchmarks.bars.idling import s5_idling
 from tests.benchmarks.bars.ingest import s3_ingest
+from tests.benchmarks.bars.kinds import a6_kinds
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
@@ -44,6 +45,7 @@ BARS: Final[dict[str, Bar]] = {
     "A3": a3_poses,
     "A4": a4_regions,
     "A5": a5_presence,
+    "A6": a6_kinds,
     "cost": cost,
     "waterfall": waterfall,
     "S1": s1_throughput,
