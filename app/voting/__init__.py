@@ -8,8 +8,10 @@ moves to a **mode**, a position m around which much vote weight lies:
     m <- sum w x / sum w    over the votes within reach of m, until m stands still,
 
 where w is p times the importance of the vote's voxel in its tile. The weight per voxel that could
-have voted says whether the **landmark** is present. If a landmark has several modes, the mean shape
-of all landmarks, fitted by a robust similarity, says which one it is.
+have voted says whether the **landmark** is present. The voxels of a network's heatmaps vote for
+themselves, and its coordinates are votes: only how modes are read from them differs. If a landmark
+has several modes, the mean shape of all landmarks, fitted by a robust similarity, says which one it
+is.
 
     Field -> Votes -> peaks -> Modes -> Landmarks
                |

@@ -12,11 +12,13 @@ from app.errors import ModelRefused, TooLarge
 from app.inference.detector import Detection, Detector
 from app.inference.forecast import forecast
 from app.inference.load import load_checked, self_check
+from app.inference.verification import verify_precisions
 from app.io import VolumeLimits, read_volume
 from app.model import LoadedModel, write_selfcheck
 from tests.support.model_folders import (
     make_blob_folder,
     make_model_folder,
+    manifest_table,
     scripted,
 )
 from tests.support.nifti_files import AFFINE, nifti
@@ -157,3 +159,17 @@ def test_torchscript_answers_heatmaps_too(tmp_path: Path) -> None:
     model = load_checked(folder, CPU, allow_torchscript=True)
     (landmark,) = Detector(model).detect(read_volume(scan())).landmarks
     assert landmark.ijk == pytest.approx(IJK, abs=0.05)
+
+
+def test_heatmaps_are_verified_in_lower_precisions(tmp_path: Path) -> None:
+    """Of a network with weights: an ONNX file computes in its own precision."""
+    arguments = {**manifest_table()["network"]["arguments"], "out_channels": 3}
+    folder = make_model_folder(
+        tmp_path, network={"output": "heatmaps", "arguments": arguments}, voting={"threshold": 0.5}
+    )
+    exact, rough = (load_checked(folder, CPU, name) for name in ("float32", "bfloat16"))
+    volume = read_volume(nifti(np.random.default_rng(0).random((24, 20, 18), dtype=np.float32)))
+    for model in (exact, rough):
+        assert len(Detector(model).detect(volume).landmarks) == 3
+    outcomes = verify_precisions(folder, lambda: [volume], CPU)
+    assert all(outcome.reason or outcome.shift_mm is not None for outcome in outcomes)
