@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import AdmittedRequest, Engine, Progress
 from app.errors import BadParameter, NotReady
 from app.inference import (
-    VALUE_BYTES,
     Detection,
     build_answer,
+    heatmap_bytes,
     model_ref,
     timing_of,
     write_scan_heatmaps,
@@ -224,7 +223,7 @@ class _Detection:
         file = await self.engine.compute(
             work,
             admitted=admitted,
-            memory=count * math.prod(volume.shape) * VALUE_BYTES,
+            memory=heatmap_bytes(votes, count, volume.shape),
             result_bytes=len,
             timeout_s=max(deadline - loop.time(), 0.0),
         )

@@ -26,7 +26,13 @@ from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
 from app.inference.refinement import Refiner, pose_of
-from app.inference.scan_heatmaps import VALUE_BYTES, VoteMap, keep_votes, write_scan_heatmaps
+from app.inference.scan_heatmaps import (
+    VALUE_BYTES,
+    VoteMap,
+    heatmap_bytes,
+    keep_votes,
+    write_scan_heatmaps,
+)
 from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
@@ -34,7 +40,8 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 __all__ = [
     "VALUE_BYTES", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
-    "collect", "collect_batch", "describe", "forecast", "forecast_votes", "keep_votes", "launch",
-    "launch_batch", "load_checked", "model_ref", "pose_of", "self_check", "stage_times",
-    "timing_of", "translate_out_of_memory", "verify_precisions", "write_scan_heatmaps",
+    "collect", "collect_batch", "describe", "forecast", "forecast_votes", "heatmap_bytes",
+    "keep_votes", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "self_check",
+    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
+    "write_scan_heatmaps",
 ]  # fmt: skip

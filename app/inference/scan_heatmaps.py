@@ -26,10 +26,16 @@ COORDINATE_SMOOTHING: Final = 2.0
 """The same in voxels of the model, where votes have no reach."""
 
 SLAB_VOXELS: Final = 1 << 20
-"""Voxels of a file that are resampled at once: 16 MB with their coordinates."""
+"""Voxels of a file that are resampled at once."""
 
 VALUE_BYTES: Final = 4
 """Of a voxel of a heatmap, float32."""
+
+GRID_COPIES: Final = 3
+"""Heatmaps on the model's grid that are in memory at once, while one is smoothed."""
+
+SLAB_BYTES: Final = 24
+"""Per voxel of a slab: its coordinates, its value, and the value in the file's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,12 @@ def keep_votes(state: ScanState) -> VoteMap:
     """Keep what heatmaps are made of from a scan whose tiles have all run."""
     readout = make_readout(state.grid, state.model.manifest)
     return VoteMap(state.merged_votes().cpu(), readout, state.grid.to_volume)
+
+
+def heatmap_bytes(given: VoteMap, count: int, shape: tuple[int, ...]) -> int:
+    """Say what ``write_scan_heatmaps`` takes at most, as if nothing of its file could be packed."""
+    grid = GRID_COPIES * math.prod(given.readout.shape) * VALUE_BYTES
+    return grid + SLAB_BYTES * SLAB_VOXELS + count * math.prod(shape) * VALUE_BYTES
 
 
 def write_scan_heatmaps(
