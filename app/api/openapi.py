@@ -108,6 +108,9 @@ VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
 }
 
 
+HEATMAPS_CONTENT: Final[dict[str, Any]] = {"application/gzip": {"schema": _BINARY}}
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document the errors that a call may return.
 

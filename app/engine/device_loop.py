@@ -190,6 +190,7 @@ class DeviceLoop:
         now = time.perf_counter()
         detector = Detector(request.model.on(self.index))
         job = Job(request.key, detector, request.volume, now, now, [waiter])
+        job.keeps_votes = request.keeps_votes
         self._jobs[request.key] = job
         self._worker.submit(job)
         return job

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -43,6 +43,7 @@ from app.inference import (
     ScanState,
     collect_batch,
     describe,
+    keep_votes,
     launch_batch,
     stage_times,
     translate_out_of_memory,
@@ -295,6 +296,8 @@ class DeviceWorker:
         else:
             volume, times = state.volume, stage_times(state, queue_s=job.queue_s)
             detection = Detection(describe(volume), outcome, volume.warnings, job.tiles, times)
+            if job.keeps_votes:
+                detection = replace(detection, votes=keep_votes(state))
             self._emit(Settled(job, detection))
 
     def _fail(self, job: Job, error: Exception) -> None:

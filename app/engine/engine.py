@@ -23,7 +23,15 @@ from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
-from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
+from app.inference import (
+    VALUE_BYTES,
+    Detection,
+    Forecast,
+    StageTimes,
+    forecast,
+    load_checked,
+    self_check,
+)
 from app.io import SEARCH_BYTES, Content, Volume, VolumeLimits, check_start, is_dicom, read_volume
 from app.model import LoadedModel, Registry
 from app.settings import Settings
@@ -205,7 +213,7 @@ class Engine:
         self._decode_pool.close()
         self._compute_pool.close()
 
-    def precheck(
+    def precheck(  # noqa: PLR0913 - all but two are given by name
         self,
         head: Content,
         model: LoadedModel,
@@ -214,6 +222,7 @@ class Engine:
         series: int | None = None,
         timeout_s: float,
         client: str = "",
+        heatmaps: int = 0,
     ) -> None:
         """Refuse a file by its header, before the rest of it is received; DICOM is refused later.
 
@@ -224,6 +233,7 @@ class Engine:
             series: As for ``detect``.
             timeout_s: As for ``detect``.
             client: As for ``detect``.
+            heatmaps: How many heatmaps of the scan's size the answer holds.
 
         Raises:
             RequestError: As ``read_volume``, where the header tells enough.
@@ -232,8 +242,15 @@ class Engine:
         """
         if is_dicom(head):
             check_start(head)
-        else:
-            self._check_in_time(self._forecast(head, model, frame, series), timeout_s, client)
+            return
+        needs = self._forecast(head, model, frame, series)
+        if heatmaps * needs.voxels * VALUE_BYTES > self.memory.limit:
+            raise TooLarge(
+                f"expected heatmaps of at most {self.memory.limit // MIB} MiB together, got "
+                f"{heatmaps} of {needs.voxels * VALUE_BYTES / MIB:.3g} MiB each; ask for one "
+                "landmark, or send a smaller scan"
+            )
+        self._check_in_time(needs, timeout_s, client)
 
     def _check_in_time(self, needs: Forecast, timeout_s: float, client: str) -> None:
         latency_s = self.devices.estimate_latency_s(needs.lane, needs.tiles, client)
@@ -253,6 +270,7 @@ class Engine:
         timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] = lambda _: None,
+        keeps_votes: bool = False,
     ) -> Detection:
         """Find the landmarks in an uploaded file.
 
@@ -266,6 +284,7 @@ class Engine:
             timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
+            keeps_votes: Whether the detection shall have the votes.
 
         Returns:
             The landmarks and what belongs to them.
@@ -289,15 +308,18 @@ class Engine:
                     self._decode_slots.release(slot)
                 on_progress(progress)
 
-            request = DetectRequest(model, volume, deadline, frame or 0, note_progress, client)
+            request = DetectRequest(
+                model, volume, deadline, frame or 0, note_progress, client, keeps_votes
+            )
             detection = await self.devices.choose(request.key).run(request)
-        self._observe(times := replace(detection.timing, decode=decode_ms))
-        return replace(detection, timing=times)
+        return self._observe(replace(detection.timing, decode=decode_ms), detection)
 
-    def _observe(self, times: StageTimes) -> None:
+    def _observe(self, times: StageTimes, detection: Detection) -> Detection:
+        """Count what a scan took, and write it into its detection."""
         self._metrics.observe_stages(times)
         busy_ms = times.prepare + times.network + times.vote + times.locate
         self.admission.observe_cost(busy_ms / 1e3)
+        return replace(detection, timing=times)
 
     async def compute(
         self,

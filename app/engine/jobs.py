@@ -47,6 +47,7 @@ class DetectRequest:
         frame: Frame of the file; all frames of a file share a digest.
         on_progress: Called with the progress of the scan.
         client: Who waits; clients share the device evenly.
+        keeps_votes: Whether the votes are wanted, too.
     """
 
     model: LoadedModel
@@ -55,11 +56,12 @@ class DetectRequest:
     frame: int = 0
     on_progress: Callable[[Progress], None] = _ignore
     client: str = ""
+    keeps_votes: bool = False
 
     @property
     def key(self) -> Hashable:
         """Equal for requests that one computation answers, on whatever device."""
-        return self.model.digest, self.volume.digest, self.frame
+        return self.model.digest, self.volume.digest, self.frame, self.keeps_votes
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Job:
         tiles_run: Tiles that have run.
         tiles: Tiles there are, those of all passes so far.
         failed: Whether a tile has failed; others of its tiles may still be on the device.
+        keeps_votes: Whether its detection has the votes.
     """
 
     key: Hashable
@@ -104,6 +107,7 @@ class Job:
     tiles_run: int = 0
     tiles: int = 0
     failed: bool = False
+    keeps_votes: bool = False
 
     @property
     def has_waiters(self) -> bool:

@@ -2,6 +2,7 @@
 
 forecast       a header -> tiles and memory that a scan will take
 scan_state     what is kept of a scan between two forward passes
+scan_heatmaps  votes of a scan -> heatmaps on the grid of its file
 forward        one forward pass over tiles of one or more scans
 batch_runner   the same with faults contained: in smaller batches, tile by tile
 refinement     the second-stage network, in the pose that the first stage has found
@@ -9,7 +10,6 @@ detector       composes them: prepare, run, finish; ``Detector.detect`` does it 
 load           a model folder, which must pass its self-check
 verification   how far landmarks shift when networks compute in a lower precision
 precompile     fills Numba's cache when the service is installed
-measurements   distances and angles between landmarks, with intervals
 votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
@@ -25,16 +25,23 @@ from app.inference.detector import Detection, Detector, StageTimes, describe, st
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
-from app.inference.measurements import Measurement, measure_landmarks
 from app.inference.refinement import Refiner, pose_of
+from app.inference.scan_heatmaps import (
+    VALUE_BYTES,
+    VoteMap,
+    heatmap_bytes,
+    keep_votes,
+    write_scan_heatmaps,
+)
 from app.inference.scan_state import ScanState
 from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
-    "Detection", "Detector", "Forecast", "InFlightBatch", "Measurement", "Refiner", "ScanState",
-    "StageTimes", "Verification", "VotesRequest", "answer_votes", "build_answer", "collect",
-    "collect_batch", "describe", "forecast", "forecast_votes", "launch", "launch_batch",
-    "load_checked", "measure_landmarks", "model_ref", "pose_of", "self_check", "stage_times",
-    "timing_of", "translate_out_of_memory", "verify_precisions",
+    "VALUE_BYTES", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
+    "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
+    "collect", "collect_batch", "describe", "forecast", "forecast_votes", "heatmap_bytes",
+    "keep_votes", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "self_check",
+    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
+    "write_scan_heatmaps",
 ]  # fmt: skip

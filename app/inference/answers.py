@@ -7,7 +7,6 @@ import numpy as np
 
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.inference.detector import Detection
-from app.inference.measurements import Measurement, measure_landmarks
 from app.io import (
     CandidateAnswer,
     LandmarkAnswer,
@@ -19,6 +18,7 @@ from app.io import (
     Triple,
     VolumeAnswer,
 )
+from app.measurements import Measurement, measure_landmarks
 from app.model import LoadedModel, MeasurementSpec
 from app.voting import Candidate, Landmark, Point
 

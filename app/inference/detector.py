@@ -21,6 +21,7 @@ from functools import partial
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, axis_codes, spacing_of
+from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
     MAX_EXTRA_VIEWS,
@@ -30,6 +31,7 @@ from app.inference.refinement import (
     any_detected,
     has_enough_votes,
 )
+from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
 from app.model import WHOLE, LoadedModel
@@ -86,6 +88,7 @@ class Detection:
         warnings: Remarks on the scan.
         tiles: How many tiles were run.
         timing: Time spent in each stage.
+        votes: Of the last pass, if they were asked for.
     """
 
     volume: VolumeInfo
@@ -93,6 +96,7 @@ class Detection:
     warnings: tuple[str, ...]
     tiles: int
     timing: StageTimes
+    votes: VoteMap | None = None
 
 
 class Detector:
@@ -119,7 +123,7 @@ class Detector:
         """Bring a scan to the device and plan its tiles.
 
         Raises:
-            TooLarge: The network sees scans whole, and this one is larger than it takes.
+            TooLarge: The network sees scans whole, or in one tile, and this one is larger.
             InsufficientMemory: The grid needs more memory than the device has.
         """
         start = time.perf_counter()
@@ -267,7 +271,9 @@ class Detector:
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
     manifest = model.manifest
-    return plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
+    plan = plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
+    check_tiles(model, len(plan))
+    return plan
 
 
 def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import BadGeometry
+from app.errors import BadGeometry, TooLarge
 from app.io import Content, VolumeLimits, check_header
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import count_tiles, grid_shape
@@ -43,11 +43,13 @@ class Forecast:
         lane: As ``Detector.lane`` will say of its first pass.
         tiles: Of its first pass.
         memory: Bytes that it holds between its decoding and its answer.
+        voxels: Of the uploaded array.
     """
 
     lane: Hashable
     tiles: int
     memory: int
+    voxels: int
 
 
 def forecast(
@@ -73,7 +75,7 @@ def forecast(
 
     Raises:
         RequestError: As ``read_volume``, where the header tells enough.
-        TooLarge: The grid is larger than the model allows.
+        TooLarge: The grid is larger than the model allows, or than one tile if it takes no more.
         BadGeometry: The voxels of the scan are far too coarse for the model.
     """
     header = check_header(head, limits, frame, series, check_cancelled)
@@ -87,7 +89,23 @@ def forecast(
             f"that span {grid} of the model's; is the spacing right?"
         )
     tile_shape, tiles = count_tiles(shape, spec, stride)
+    check_tiles(model, tiles)
     per_grid_voxel = GRID_BYTES + (WHOLE_BYTES if spec.tile_shape == WHOLE else 0)
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
-    return Forecast((model.digest, tile_shape), tiles, memory)
+    return Forecast((model.digest, tile_shape), tiles, memory, voxels)
+
+
+def check_tiles(model: LoadedModel, tiles: int) -> None:
+    """Refuse scans of several tiles where each would answer all landmarks of its own.
+
+    Raises:
+        TooLarge: The network answers coordinates, and sees the scan in parts.
+    """
+    if tiles > 1 and model.manifest.network.output == "coordinates":
+        spec = model.manifest.input
+        raise TooLarge(
+            f"expected a scan that fits one tile of {list(spec.tile_shape)} voxels at the model's "
+            f"spacing of {' x '.join(f'{mm:g}' for mm in spec.spacing_mm)} mm, as its network "
+            f"answers coordinates, got one of {tiles} tiles"
+        )

@@ -55,18 +55,15 @@ def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
     )
     network_time.stop()
     votes, vote_times = [], []
+    threshold = model.manifest.voting.threshold
     for (state, index), field in zip(tiles, fields, strict=True):
         vote_times.append(Stopwatch(device))
-        i, j, k = state.plan.origins[index]
-        pending = launch_filter(
-            field,
-            model.manifest.voting.threshold,
-            Placement(
-                (int(i), int(j), int(k)),
-                state.plan.stride,
-                tile_weights(state.plan, index, state.profiles),
-            ),
-        )
+        i, j, k = (int(start) for start in state.plan.origins[index])
+        placement = Placement((i, j, k))
+        if model.manifest.network.votes_each is None:
+            weights = tile_weights(state.plan, index, state.profiles)
+            placement = Placement((i, j, k), state.plan.stride, weights)
+        pending = launch_filter(field, threshold, placement)
         votes.append(pending)
         vote_times[-1].stop()
     total_time.stop()

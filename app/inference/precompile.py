@@ -5,6 +5,8 @@
 is run once where the service is installed. It takes some seconds, or none if all are there.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -46,6 +48,7 @@ def compile_loops() -> None:
             aggregate(votes, [0], readout)
             for each in (votes, concat_votes([votes, votes])):
                 locate(each, readout, frame, specs)
+                locate(each, replace(readout, heatmap_threshold=0.5), frame, specs)
 
 
 if __name__ == "__main__":

@@ -112,10 +112,7 @@ class Refiner:
     def locate(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
         """Locate the landmarks by the votes of the second-stage network alone."""
         manifest = self.model.manifest
-        # The grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
-        scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
         readout = make_readout(grid, manifest)
-        readout = replace(readout, radius_mm=scale * readout.radius_mm)
         frame = GridFrame(grid.to_volume, grid.to_world)
         return locate(votes, readout, frame, manifest.landmarks, self._shape)
 

@@ -7,7 +7,8 @@ loader        an allow-listed architecture with its weights, or a program, as an
 onnx          ONNX files, checked, and computed by ONNX Runtime
 torchscript   TorchScript files, where they are allowed
 mean_shape    where the landmarks lie on average
-network       tile batch -> Fields of scores and offsets
+network       tile batch -> Fields
+outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
 cpu_kernels   convolutions and group norms on a CPU
 precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
@@ -29,7 +30,7 @@ from app.model.manifest import (
     read_manifest,
 )
 from app.model.mean_shape import load_shape
-from app.model.network import Field
+from app.model.outputs import Field
 from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck

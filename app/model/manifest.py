@@ -35,6 +35,24 @@ POINTS_OF: Final = {
 }  # fmt: skip
 """Number of points of each kind of measurement."""
 
+Activation = Literal["none", "sigmoid", "softmax", "spatial_softmax"]
+ACTIVATIONS: Final[dict[str, tuple[Activation, ...]]] = {
+    "votes": ("sigmoid", "softmax"),
+    "heatmaps": ("none", "sigmoid", "softmax", "spatial_softmax"),
+    "coordinates": ("none", "sigmoid"),
+}
+"""What may turn scores into probabilities, by the kind of output."""
+
+OWN_KEYS: Final = {
+    "votes": ("offset_unit", "offset_order"),
+    "heatmaps": ("heatmap_peak",),
+    "coordinates": ("coordinate_unit", "coordinate_extras"),
+}
+"""Keys of ``[network]`` that belong to one kind of output."""
+
+SIGMA_POINTS: Final = 6
+"""Votes by which a position with a variance is represented; see ``app.model.outputs``."""
+
 ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -97,10 +115,14 @@ class NetworkSpec(_Section):
     program: FileName | None = None
     weights: FileName | None = None
     sha256: Sha256
-    activation: Literal["sigmoid", "softmax"]
+    output: Literal["votes", "heatmaps", "coordinates"] = "votes"
+    activation: Activation | None = None
     output_stride: Annotated[int, Field(ge=1, le=16)] = 1
     offset_unit: Literal["voxel", "mm"] = "voxel"
     offset_order: Literal["axis", "landmark"] = "axis"
+    heatmap_peak: Annotated[float, Field(gt=0.0)] | None = None
+    coordinate_unit: Literal["voxel", "mm", "fraction"] = "voxel"
+    coordinate_extras: tuple[Literal["log_variance", "presence"], ...] = ()
 
     @model_validator(mode="after")
     def _check_source(self) -> "NetworkSpec":
@@ -112,12 +134,54 @@ class NetworkSpec(_Section):
             raise ValueError("expected no arguments with program: it carries its own")
         return self
 
+    @model_validator(mode="after")
+    def _check_output(self) -> "NetworkSpec":
+        for output, keys in OWN_KEYS.items():
+            for key in self.model_fields_set.intersection(keys if output != self.output else ()):
+                raise ValueError(f"expected {key} with output {output!r} only, got {self.output!r}")
+        if self.output == "coordinates":
+            return self._check_coordinates()
+        known = ACTIVATIONS[self.output]
+        if self.activation not in known:
+            raise ValueError(
+                f"expected activation {' or '.join(known)} with output {self.output!r}, "
+                f"got {self.activation or 'no activation'}"
+            )
+        if self.heatmap_peak is None and self.activation == "spatial_softmax":
+            raise ValueError("expected heatmap_peak with activation spatial_softmax")
+        if self.heatmap_peak is not None and self.activation in ("sigmoid", "softmax"):
+            raise ValueError(f"expected no heatmap_peak with activation {self.activation}")
+        return self
+
+    def _check_coordinates(self) -> "NetworkSpec":
+        if len(set(self.coordinate_extras)) < len(self.coordinate_extras):
+            raise ValueError("expected every one of coordinate_extras once")
+        known = ACTIVATIONS["coordinates"] if "presence" in self.coordinate_extras else (None,)
+        if self.activation not in known:
+            raise ValueError(
+                "expected activation none or sigmoid where coordinate_extras has presence, and no "
+                f"activation where it has not, got {self.activation or 'no activation'}"
+            )
+        if self.output_stride != 1:
+            raise ValueError(f"expected output_stride 1 with coordinates, got {self.output_stride}")
+        return self
+
+    @property
+    def votes_each(self) -> int | None:
+        """How many votes each landmark gets; None: as many as there are voxels that pass."""
+        if self.output != "coordinates":
+            return None
+        return SIGMA_POINTS if "log_variance" in self.coordinate_extras else 1
+
 
 class VotingSpec(_Section):
-    """How votes are filtered and read out; distances in mm."""
+    """How votes are filtered and read out; distances in mm.
+
+    A network that answers coordinates has no radius: all votes for a landmark belong together.
+    """
 
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)]
-    radius_mm: Annotated[float, Field(gt=0.0)]
+    radius_mm: Annotated[float, Field(gt=0.0)] = math.inf
     smooth_mm: Annotated[float, Field(ge=0.0)] | None = None  # of no effect; see parse_manifest
 
 
@@ -166,7 +230,7 @@ class LandmarkSpec(_Section):
 
 
 class MeasurementSpec(_Section):
-    """One measurement between landmarks; see ``app.inference.measurements``."""
+    """One measurement between landmarks; see ``app.measurements``."""
 
     name: Label
     description: str = ""
@@ -286,6 +350,24 @@ class Manifest(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_output(self) -> "Manifest":
+        coordinates = self.network.output == "coordinates"
+        if coordinates == ("radius_mm" in self.voting.model_fields_set):
+            raise ValueError(
+                "voting.radius_mm: expected none with network.output 'coordinates'"
+                if coordinates
+                else "voting.radius_mm: Field required"
+            )
+        if coordinates and self.refine is not None and self.shape is None:
+            raise ValueError("refine: expected a section shape with network.output 'coordinates'")
+        if self.network.activation == "spatial_softmax" and self.input.tile_shape != WHOLE:
+            raise ValueError(
+                "network.activation: expected input.tile_shape 'whole' with spatial_softmax, whose "
+                f"sum is over a whole scan, got {list(self.input.tile_shape)}"
+            )
+        return self
+
     @property
     def tile_step(self) -> int:
         """What every edge of a tile is a multiple of, in voxels: divisor and output stride."""
@@ -293,9 +375,10 @@ class Manifest(_Section):
 
     @property
     def channels(self) -> tuple[int, int]:
-        """How many channels of the network's output are scores, and how many are offsets."""
+        """How many channels of a dense output are scores, and how many are offsets."""
         background = self.network.activation == "softmax"
-        return len(self.landmarks) + background, 3 * len(self.landmarks)
+        offsets = 3 * len(self.landmarks) if self.network.output == "votes" else 0
+        return len(self.landmarks) + background, offsets
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -79,7 +79,7 @@ class OnnxNetwork(nn.Module):
         self._dtype = FLOATS[inputs[0].type]
         self.input_shape = tuple(n if isinstance(n, int) else None for n in inputs[0].shape)
 
-    def forward(self, tiles: Float[Tensor, "n 1 i j k"]) -> Float[Tensor, "n channels u v w"]:
+    def forward(self, tiles: Float[Tensor, "n 1 i j k"]) -> Float[Tensor, "n ..."]:
         """Compute a batch.
 
         Args:

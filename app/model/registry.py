@@ -140,6 +140,8 @@ def _check_refine(manifest: Manifest, refine: LoadedModel) -> None:
         raise ModelRefused(f"{key}: expected a section shape and no section refine")
     if refine.manifest.input.tile_shape == WHOLE:
         raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
+    if refine.manifest.network.output == "coordinates":
+        raise ModelRefused(f"{key}: expected network.output votes or heatmaps, got coordinates")
     if refine.manifest.selfcheck.is_phantom:
         raise ModelRefused(f"{key}: expected selfcheck.input noise, got a phantom")
 

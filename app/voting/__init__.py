@@ -8,8 +8,10 @@ moves to a **mode**, a position m around which much vote weight lies:
     m <- sum w x / sum w    over the votes within reach of m, until m stands still,
 
 where w is p times the importance of the vote's voxel in its tile. The weight per voxel that could
-have voted says whether the **landmark** is present. If a landmark has several modes, the mean shape
-of all landmarks, fitted by a robust similarity, says which one it is.
+have voted says whether the **landmark** is present. The voxels of a network's heatmaps vote for
+themselves, and its coordinates are votes: only how modes are read from them differs. If a landmark
+has several modes, the mean shape of all landmarks, fitted by a robust similarity, says which one it
+is.
 
     Field -> Votes -> peaks -> Modes -> Landmarks
                |
@@ -40,8 +42,8 @@ from app.voting.arrays import (
     make_field,
 )
 from app.voting.constellation import Shape, fit_constellation
-from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps
-from app.voting.heatmaps import aggregate
+from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps, write_volumes
+from app.voting.heatmaps import aggregate, kernel_of
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
@@ -59,6 +61,6 @@ __all__ = [
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows", "Shape",
     "Similarity", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
     "concat_votes", "count_array_bytes", "filter_in_blocks", "filter_rows", "filter_votes",
-    "fit_constellation", "fit_similarity", "launch_filter", "locate", "make_field", "make_readout",
-    "mean_shape", "read_archive", "write_heatmaps",
+    "fit_constellation", "fit_similarity", "kernel_of", "launch_filter", "locate", "make_field",
+    "make_readout", "mean_shape", "read_archive", "write_heatmaps", "write_volumes",
 ]  # fmt: skip

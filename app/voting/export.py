@@ -2,13 +2,15 @@
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from isal import igzip
+from jaxtyping import Float
 from nibabel import nifti1
+from torch import Tensor
 
 from app.geometry import Affine, spacing_of
 from app.io import Format
@@ -85,25 +87,41 @@ def write_heatmaps(
         check_cancelled: Is called between heatmaps; ends the work by raising.
     """
     together = max(1, HEATMAP_BYTES // (4 * math.prod(readout.shape)))
+
+    def heatmaps() -> Iterator[Float[Tensor, "i j k"]]:
+        for first in range(0, readout.landmarks, together):
+            check_cancelled()
+            chosen = range(first, min(first + together, readout.landmarks))
+            yield from aggregate(votes, chosen, readout, smooth_mm)
+
+    return write_volumes((*readout.shape, readout.landmarks), affine, heatmaps())
+
+
+def write_volumes(
+    shape: tuple[int, ...], affine: Affine, parts: Iterable[Float[Tensor, "i j k"]]
+) -> bytes:
+    """Write volumes as gzip NIfTI-1: float32, i j k, and landmark where there are four axes.
+
+    Args:
+        shape: Of all volumes together.
+        affine: Voxel index -> mm, RAS.
+        parts: Their planes along k, in order: volumes, or slabs of them.
+    """
     file = io.BytesIO()
     # The time of writing is left out, so that the same votes give the same bytes.
     stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
     with stream:
-        stream.write(_nifti_header(readout, affine))
-        for first in range(0, readout.landmarks, together):
-            check_cancelled()
-            chosen = range(first, min(first + together, readout.landmarks))
-            heatmaps = aggregate(votes, chosen, readout, smooth_mm)
-            # In NIfTI i runs fastest.
-            stream.write(heatmaps.permute(0, 3, 2, 1).contiguous().numpy().data)
+        stream.write(_nifti_header(shape, affine))
+        # In NIfTI i runs fastest.
+        stream.writelines(part.permute(2, 1, 0).contiguous().numpy().data for part in parts)
     return file.getvalue()
 
 
-def _nifti_header(readout: Readout, affine: Affine) -> bytes:
+def _nifti_header(shape: tuple[int, ...], affine: Affine) -> bytes:
     header = nifti1.Nifti1Header(endianness="<")
-    header.set_data_shape((*readout.shape, readout.landmarks))
+    header.set_data_shape(shape)
     header.set_data_dtype(np.float32)
-    header.set_zooms((*spacing_of(affine), 1.0))
+    header.set_zooms((*spacing_of(affine), *[1.0] * (len(shape) - 3)))
     header.set_sform(affine, ALIGNED)
     header.set_xyzt_units("mm")
     header["magic"] = b"n+1"

@@ -85,13 +85,24 @@ def smooth(
         if sigma == 0.0:
             continue
         size = values.shape[axis]
-        taps = min(math.ceil(KERNEL_SIGMAS * sigma), size - 1)
-        kernel = [math.exp(-0.5 * (t / sigma) ** 2) for t in range(taps + 1)]
-        norm = kernel[0] + 2 * sum(kernel[1:])
-        smoothed = values * (kernel[0] / norm)
+        kernel = kernel_of(sigma, size)
+        smoothed = values * kernel[0]
         for t in range(1, len(kernel)):
             ahead, behind = values.narrow(axis, t, size - t), values.narrow(axis, 0, size - t)
-            smoothed.narrow(axis, 0, size - t).add_(ahead, alpha=kernel[t] / norm)
-            smoothed.narrow(axis, t, size - t).add_(behind, alpha=kernel[t] / norm)
+            smoothed.narrow(axis, 0, size - t).add_(ahead, alpha=kernel[t])
+            smoothed.narrow(axis, t, size - t).add_(behind, alpha=kernel[t])
         values = smoothed
     return values
+
+
+def kernel_of(sigma: float, size: int) -> list[float]:
+    """Compute the weights of a Gaussian from its centre to one side; both sides sum to one.
+
+    Args:
+        sigma: Width in voxels, above 0.
+        size: Voxels along the axis, beyond which no weight is needed.
+    """
+    taps = min(math.ceil(KERNEL_SIGMAS * sigma), size - 1)
+    kernel = [math.exp(-0.5 * (t / sigma) ** 2) for t in range(taps + 1)]
+    norm = kernel[0] + 2 * sum(kernel[1:])
+    return [weight / norm for weight in kernel]

@@ -8,6 +8,10 @@ volume. Where a landmark is present, its mass is near the network's mean probabi
 the border cuts its sphere. ``coherence`` is the share of the landmark's whole vote weight that lies
 within reach.
 
+The voxels of a heatmap vote for themselves: its reach is 1.25 times the radius, and mass 1 is
+that of a Gaussian which has fallen to the threshold there. Where a network answers coordinates, a
+landmark has one mode, whose mass is the presence that the network answers, or 1.
+
 The answer is the heaviest mode. If the model has a shape that at least four landmarks can be fitted
 to, it is the mode nearest to the position that the fitted shape expects, within the shape's
 tolerance: that mode *agrees*. With t the landmark's presence threshold, the first rule that
@@ -95,9 +99,11 @@ class Landmark:
         mass: See 'Presence' in ``app.voting.landmarks``; of the heaviest mode if nothing was found.
         coherence: Share of the landmark's vote weight that lies within reach; likewise.
         spread_mm: Root mean square distance of the votes within reach from the estimate. Spread,
-            not an error bar.
+            not an error bar. Of heatmaps, their width; of coordinates, as the network's variance
+            says, None without.
         region95_mm: Radius that held 95 % of held-out errors; None if the model is not calibrated.
-        disagreement_mm: Distance between the estimate and the centroid of the probabilities.
+        disagreement_mm: Distance between the estimate and the centroid of the probabilities; None
+            where the network answers coordinates.
         expected_ras_mm: Where the fitted shape expects it, if that differs from the answer by more
             than the tolerance or no mode agrees; None otherwise.
         candidates: Modes inside the volume that are candidates by their mass, the answer first,
@@ -199,12 +205,18 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
 def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
     """Map all modes to the volume and to the world."""
     from_source = (modes.position - modes.source) * np.array(readout.spacing_mm)
+    spread = np.sqrt(np.trace(modes.covariance_mm2, axis1=2, axis2=3))
+    disagreement = np.linalg.norm(from_source, axis=2)
+    if readout.votes_each is not None:  # Of networks that answer coordinates.
+        disagreement = np.full_like(disagreement, np.nan)
+    if readout.votes_each == 1:
+        spread = np.full_like(spread, np.nan)
     return _Positions(
         ijk=transform(frame.to_volume, modes.position),
         ras_mm=transform(frame.to_world, modes.position),
         inside=readout.contains(modes.position),
-        spread_mm=np.sqrt(np.trace(modes.covariance_mm2, axis1=2, axis2=3)),
-        disagreement_mm=np.linalg.norm(from_source, axis=2),
+        spread_mm=spread,
+        disagreement_mm=disagreement,
     )
 
 
@@ -265,12 +277,16 @@ def _describe(
         confidence=confidence,
         mass=mass,
         coherence=coherence,
-        spread_mm=float(positions.spread_mm[answer]) if found else None,
+        spread_mm=_known(positions.spread_mm[answer]) if found else None,
         region95_mm=spec.region95_mm if status == "detected" else None,
-        disagreement_mm=float(positions.disagreement_mm[answer]) if found else None,
+        disagreement_mm=_known(positions.disagreement_mm[answer]) if found else None,
         expected_ras_mm=None if found and choice.agrees else choice.expected_mm,
         candidates=_candidates(spec, modes, positions, answer) if found else (),
     )
+
+
+def _known(number: float) -> float | None:
+    return None if np.isnan(number) else float(number)
 
 
 def _status(

@@ -4,11 +4,16 @@ Peaks say roughly where they are; mean shift on the votes says exactly where: a 
 weighted mean of the votes within reach of it, until it stands still. Everything known about the
 mode is then summed over the votes within reach. Every term of a sum is a whole number of
 fixed-point units, for all landmarks and modes at once, so the order of the votes changes no bit.
+
+The voxels of a heatmap do not point anywhere, and those that a border cuts off, or that just reach
+the threshold, pull the mean. So a heatmap's mode is where a Gaussian has its peak that is fitted to
+the votes within reach (Guo, 2011, https://doi.org/10.1109/MSP.2011.941846): in logarithms that is
+linear least squares, exact for any Gaussian, whole or cut.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -17,13 +22,16 @@ import torch
 from jaxtyping import Float64, Int64
 
 from app.compute import run_parts, split_range
+from app.voting.cpu import gaussians as cpu_gaussians
 from app.voting.cpu import modes as cpu_modes
 from app.voting.peaks import GroupedVotes, find_peaks, group_votes
 from app.voting.readout import (
     FIRST_REACH,
     FREE_STEPS,
     MAX_STEPS,
+    MAX_WIDENING,
     MERGE_REACH,
+    PRIOR,
     SETTLED,
     TERMS,
     Cells,
@@ -32,6 +40,9 @@ from app.voting.readout import (
 )
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
+
+TINY: Final = 1e-5
+"""Of the votes' weight: enough for equations to have a solution, and to change no other."""
 
 VOTES_PER_THREAD: Final = 1 << 15
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
@@ -45,7 +56,7 @@ class Modes:
     """The modes of every landmark, on the host, heaviest first; NaN where there is none.
 
     Attributes:
-        position: Mean of the votes within reach, in grid voxels.
+        position: Mean of the votes within reach, in grid voxels; of a heatmap, where it peaks.
         weight: Their summed weight; 0 where there is no mode.
         mass: Weight per field voxel that could have voted for the position (``voters_around``).
         coherence: Share of the landmark's whole vote weight.
@@ -80,7 +91,8 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
     centres, sums = _mean_shift(grouped, centres, unit, peaks.error_mm / readout.reach_mm)
     total = cpu_modes.sums_between(grouped.weight, grouped.starts)
-    return _describe(centres, sums / FIXED_ONE, total / FIXED_ONE, readout)
+    modes = _describe(centres, sums / FIXED_ONE, total / FIXED_ONE, readout)
+    return modes if readout.heatmap_threshold is None else _fit_gaussians(votes, modes, readout)
 
 
 def _mean_shift(
@@ -152,8 +164,34 @@ def _describe(
     )
 
 
+def _fit_gaussians(votes: Votes, modes: Modes, readout: Readout) -> Modes:
+    """Move the modes of heatmaps to where Gaussians peak that are fitted to the votes.
+
+    The fit of ``log p = a + b x + c x^2``, with x in reaches from the mode, peaks at ``-b / 2c``.
+    The width is fitted, too, but a little is known of it: p falls to the threshold in one radius.
+    """
+    unit = np.array(readout.spacing_mm) / readout.reach_mm
+    known = math.log(readout.heatmap_threshold or 1.0) * (readout.reach_mm / readout.radius_mm) ** 2
+    given = (votes.landmark.numpy(), votes.columns.numpy())
+    sums = cpu_gaussians.sum_logarithms(*given, modes.position * unit, unit, float(FIXED_ONE))
+    products, right = sums[..., :-1], sums[..., -1:]
+    weight = products[..., 0, 0].copy()
+    products[..., 4, 4] += PRIOR * weight
+    right[..., 4, 0] += PRIOR * weight * known
+    # Few voxels in a plane or on a line say nothing of an axis: nothing moves along it then.
+    products += TINY * np.maximum(weight, 1.0)[..., None, None] * np.eye(5)
+    fit = np.linalg.solve(products, right)[..., 0]
+    curvature = np.minimum(fit[..., 4:], known / MAX_WIDENING)
+    moves = -fit[..., 1:4] / (2 * curvature)
+    moves = np.where(np.linalg.norm(moves, axis=-1, keepdims=True) <= 1.0, moves, 0.0)
+    position = modes.position + moves / unit
+    return replace(modes, position=position, mass=modes.weight / voters_around(position, readout))
+
+
 def drop_padding(votes: Votes, readout: Readout) -> Votes:
     """Drop the votes of voxels that only pad a tile or a grid and lie outside the scan.
+
+    Votes of networks that answer coordinates come from no voxel, and are kept.
 
     Args:
         votes: Votes for the landmarks of ``readout``, in any order, on the host.
@@ -162,6 +200,8 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
     Returns:
         The votes of the scan's own voxels, in the same order.
     """
+    if readout.votes_each is not None:
+        return votes
     if readout.scan is not None:
         inside = readout.scan.contains(votes.source.numpy().astype(np.float64))
         votes = votes.select(torch.from_numpy(inside))
@@ -175,12 +215,14 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
 def voters_around(
     points: Float64[np.ndarray, "*n 3"], readout: Readout
 ) -> Float64[np.ndarray, "*n"]:
-    """Count the field voxels that could have voted for a point.
+    """Count the votes that a point would have if its landmark were surely there.
 
-    These are the field voxels with a centre within the voting radius of the point and inside the
-    grid, and inside the scan where the grid reaches past it. For a point outside, at least an
-    eighth of a whole ball is counted: no point inside a grid larger than the radius has fewer
-    voters, and a handful of voxels is no evidence.
+    These are those of the field voxels with a centre within the voting radius of the point and
+    inside the grid, and inside the scan where the grid reaches past it. For a point outside, at
+    least an eighth of a whole ball is counted: no point inside a grid larger than the radius has
+    fewer voters, and a handful of voxels is no evidence. Voxels of a heatmap count as much as they
+    weigh on average in an ideal one. Where a network answers coordinates, every landmark has as
+    many votes as any other.
 
     Args:
         points: In grid voxels; NaN counts 1.
@@ -189,6 +231,8 @@ def voters_around(
     Returns:
         Counts, at least 1.
     """
+    if readout.votes_each is not None:
+        return np.full(points.shape[:-1], float(readout.votes_each))
     pitch = np.array(readout.spacing_mm) * readout.stride
     size = -(-np.array(readout.shape) // readout.stride)
     # The last field voxel of an axis may have its centre past the grid's end.
@@ -202,7 +246,8 @@ def voters_around(
     outside = np.isfinite(flat).all(1) & ~readout.contains(flat)
     octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
     least = np.where(outside, max(1.0, octant), 1.0)
-    return np.asarray(np.maximum(counts, least).reshape(points.shape[:-1]))
+    voters = np.maximum(counts, least).reshape(points.shape[:-1])
+    return np.asarray(readout.ideal_weight * voters)
 
 
 def _count_in_scan(

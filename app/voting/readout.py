@@ -14,6 +14,18 @@ from app.preprocessing import Grid
 REACH: Final = 0.6
 """Share of the voting radius within which votes count for a mode: the measured optimum."""
 
+# Heatmaps, to which Gaussians are fitted.
+
+HEATMAP_REACH: Final = 1.25
+"""Of the radius, as networks' heatmaps are often wider than those that they were trained with."""
+
+PRIOR: Final = 1e-3
+"""How much the width that a heatmap was trained with counts, as a share of the votes' weight: it
+decides only where these are too few to tell."""
+
+MAX_WIDENING: Final = 8.0
+"""A heatmap this many times as wide as it was trained to be, in square, is no Gaussian to fit."""
+
 # Cells, in which peaks are found.
 
 CELL_REACH: Final = 0.6
@@ -78,6 +90,9 @@ class Readout:
         radius_mm: The network votes from voxels within this distance of a landmark.
         stride: Grid voxels per field voxel.
         scan: Where the scan lies, if the grid reaches past it; None: the grid ends where it does.
+        heatmap_threshold: Share of its peak to which a heatmap falls at ``radius_mm``, and least
+            value of a vote; None: votes are not the voxels of heatmaps.
+        votes_each: How many votes each landmark has; None: as many as there are voxels that pass.
     """
 
     landmarks: int
@@ -86,11 +101,30 @@ class Readout:
     radius_mm: float
     stride: int = 1
     scan: ScanExtent | None = None
+    heatmap_threshold: float | None = None
+    votes_each: int | None = None
 
     @property
     def reach_mm(self) -> float:
-        """Distance from a mode within which votes count for it."""
-        return REACH * self.radius_mm
+        """Distance from a mode within which votes count for it.
+
+        Votes that point to a landmark gather closer than the voxels lie that cast them.
+        """
+        if self.heatmap_threshold is not None:
+            return HEATMAP_REACH * self.radius_mm
+        return (REACH if self.votes_each is None else 1.0) * self.radius_mm
+
+    @property
+    def ideal_weight(self) -> float:
+        """Mean weight of the voxels that vote for a landmark which is surely there.
+
+        1, but for heatmaps the mean of a Gaussian over the ball in which it reaches the threshold.
+        """
+        if self.heatmap_threshold is None:
+            return 1.0
+        edge = math.sqrt(-2 * math.log(self.heatmap_threshold))  # In standard deviations.
+        total = math.sqrt(math.pi / 2) * math.erf(edge / math.sqrt(2))
+        return 3 * (total - edge * self.heatmap_threshold) / edge**3
 
     def contains(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
         """Test which points lie in the grid and in its scan, up to the outermost voxels' faces.
@@ -133,13 +167,21 @@ class GridFrame:
 def make_readout(grid: Grid, manifest: Manifest) -> Readout:
     """Make the read-out of a model's votes on a grid."""
     i, j, k = grid.voxels.shape
+    voting, network = manifest.voting, manifest.network
+    # A posed grid's spacing is in mm of the subject; the radius was learned in mm of the frame.
+    scale = grid.spacing_mm[0] / manifest.input.spacing_mm[0]
+    radius_mm = scale * voting.radius_mm
+    if network.votes_each is not None:  # The grid bounds it: further away no vote says anything.
+        radius_mm = math.dist((0, 0, 0), np.array((i, j, k)) * grid.spacing_mm)
     return Readout(
         landmarks=len(manifest.landmarks),
         shape=(i, j, k),
         spacing_mm=grid.spacing_mm,
-        radius_mm=manifest.voting.radius_mm,
-        stride=manifest.network.output_stride,
+        radius_mm=radius_mm,
+        stride=network.output_stride,
         scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
+        heatmap_threshold=voting.threshold if network.output == "heatmaps" else None,
+        votes_each=network.votes_each,
     )
 
 

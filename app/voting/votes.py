@@ -7,7 +7,8 @@ then by landmark, whatever the memory layout; nothing downstream depends on the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,6 +25,9 @@ Rows = Float[Tensor, "rows 5"]
 """Votes as rows: landmark, probability, and position i, j, k in voxels."""
 
 WHOLE_GRID: Final = Placement()
+
+MAX_PROBABILITY: Final = 2.0
+"""To which values of heatmaps over their peak are cut: sums of weights stay small numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,10 @@ def launch_filter(
     Returns:
         A function that waits for the votes and returns them; on CUDA it is the one that raises.
     """
+    if field.peak is not None:
+        values = replace(field, peak=None)
+        collect_values = launch_filter(values, threshold * field.peak, placement)
+        return partial(_divide, collect_values, field.peak)
     device = field.scores.device
     if has_triton(device):
         from app.voting.cuda import votes as cuda_votes  # noqa: PLC0415 - Triton is not there for every platform
@@ -107,6 +115,13 @@ def launch_filter(
     filter_columns = (cpu_votes if device.type == "cpu" else reference).filter_columns
     votes = Votes(*filter_columns(field, threshold, placement))
     return lambda: votes
+
+
+def _divide(collect: Callable[[], Votes], peak: float) -> Votes:
+    """Turn values of heatmaps, as which votes are weighted, into probabilities."""
+    votes = collect()
+    votes.columns[6:].clamp_(max=MAX_PROBABILITY * peak).div_(peak)
+    return votes
 
 
 def concat_votes(parts: Sequence[Votes]) -> Votes:

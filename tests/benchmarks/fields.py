@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from app.model.network import Field
+from app.model.outputs import Field
 
 NOISE: Final = 1 << 20
 """Background noise repeats after this many voxels: drawing a billion numbers would take longer than

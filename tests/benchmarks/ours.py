@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.model.manifest import LandmarkSpec
-from app.model.network import Field
+from app.model.outputs import Field
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, Readout
@@ -48,9 +48,19 @@ def make_reading(shape: tuple[int, int, int], landmarks: int, radius: float) -> 
     return Reading(readout, tuple(LandmarkSpec(name=str(c)) for c in range(landmarks)))
 
 
+def make_heatmap_reading(
+    shape: tuple[int, int, int], landmarks: int, radius: float, threshold: float, stride: int
+) -> Reading:
+    """Say how to read heatmaps of 1 mm voxels that fall to the threshold at a radius."""
+    reading = make_reading(shape, landmarks, radius)
+    readout = replace(reading.readout, stride=stride, heatmap_threshold=threshold)
+    return replace(reading, readout=readout)
+
+
 def find(field: Field, threshold: float, reading: Reading) -> tuple[Landmark, ...]:
     """Field -> Landmarks: what every scan goes through once per tile, in one go."""
-    return find_from_votes(filter_votes(field, threshold), reading)
+    placement = Placement(stride=reading.readout.stride)
+    return find_from_votes(filter_votes(field, threshold, placement), reading)
 
 
 def find_from_votes(votes: Votes, reading: Reading) -> tuple[Landmark, ...]:

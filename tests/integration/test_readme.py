@@ -7,6 +7,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ import httpx
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 from app.api.dependencies import hash_key
+from app.inference.detector import Detector
+from app.inference.load import load_checked
+from app.io.volume import read_volume
+from app.model.selfcheck import write_selfcheck
 from app.voting.votes import Votes
 from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
+from tests.support.nifti_files import nifti
 from tests.support.services import RAW, ServiceProcess
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -53,6 +60,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def run_python(page: Path, folder: Path, url: str = ADDRESS) -> dict[str, Any]:
     """Run the Python blocks of a page as one program; gives its variables."""
     program = "\n".join(code_blocks(read(page), "python"))
+    folder.mkdir(exist_ok=True)
     (folder / "program.py").write_text(program.replace(ADDRESS, url), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -124,6 +132,26 @@ def test_own_votes_say_the_same_in_python_and_over_http(
     assert [mark["name"] for mark in landmarks] == [spec.name for spec in notebook["specs"]]
     assert [mark["status"] for mark in landmarks] == ["detected"] * 3
     assert_allclose([mark["ras_mm"] for mark in landmarks], notebook["truth"], atol=1e-4)
+
+
+def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
+    """Those of the page, whose sections follow the beginning that all manifests share."""
+    with warnings.catch_warnings():
+        # torch 2.13 exports by what it has itself deprecated.
+        warnings.simplefilter("ignore")
+        model = run_python(DOCS / "networks.md", folder / "networks")["folder"]
+    model = folder / "networks" / model
+    start, *kinds = code_blocks(read(DOCS / "networks.md"), "toml")
+    outputs = []
+    for kind in kinds:
+        (model / "model.toml").write_text(start + kind, encoding="utf-8")
+        write_selfcheck(model)
+        detector = Detector(load_checked(model, torch.device("cpu")))
+        volume = read_volume(nifti(np.ones((20, 18, 24), dtype=np.float32)))
+        landmarks = detector.detect(volume).landmarks
+        assert [landmark.name for landmark in landmarks] == ["left", "right"]
+        outputs.append(detector.model.manifest.network.output)
+    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps"]
 
 
 def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:

@@ -152,6 +152,27 @@ def make_program_folder(root: Path, name: str = "toy", *, script: bool = False) 
     return folder
 
 
+def make_blob_folder(root: Path, data: bytes, name: str = "toy", **overrides: Any) -> Path:
+    """Make a folder of one landmark and a given ONNX file, for scans of ``make_blob``.
+
+    Args:
+        root: Where to make it.
+        data: The program.
+        name: The model's name.
+        overrides: As of ``make_model_folder``.
+    """
+    given = overrides.pop("input", {})
+    network = {"architecture": None, "arguments": None, "weights": None, "activation": None}
+    network |= {"program": "network.onnx"} | overrides.pop("network", {})
+    spec = {"spacing_mm": [1.0] * 3, "tile_shape": "whole", "intensity": {"method": "none"}}
+    folder = make_model_folder(
+        root, name, 1, checked=False, network=network, input=spec | given, **overrides
+    )
+    (folder / "network.onnx").write_bytes(data)
+    write_selfcheck(folder)
+    return folder
+
+
 @cache
 def toy_onnx(*, dynamic: bool = True) -> bytes:
     """Export the network of ``make_model_folder`` for any number of tiles, or for one."""

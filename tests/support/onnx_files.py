@@ -78,3 +78,44 @@ def branching(weight: TensorProto) -> ModelProto:
     return graph(
         [node("If", "c", "y", then_branch=branch, else_branch=branch)], array("c", True, "?")
     )
+
+
+def as_heatmap(stride: int = 1) -> bytes:
+    """Make a network whose heatmap, of one landmark, is the scan itself, at a stride."""
+    edges = [stride] * 3
+    mean = node("AveragePool", "x", "y", kernel_shape=edges, strides=edges)
+    outputs = [value("y", ("n", 1, "u", "v", "w"))]
+    made: bytes = graph([mean], outputs=outputs).SerializeToString()
+    return made
+
+
+def centre_of_mass(tile: Sequence[int], *extras: float) -> bytes:
+    """Make a network that answers the centre of mass of its tile, in voxels, as a coordinate.
+
+    Args:
+        tile: Edges of the tile.
+        extras: What it answers besides, whatever the tile.
+    """
+    ramps = np.stack([*np.indices(tile).reshape(3, -1), np.ones(int(np.prod(tile)))], axis=1)
+    nodes = [
+        node("Flatten", "x", "flat", axis=1),
+        node("MatMul", "flat ramps", "sums"),
+        node("Split", "sums parts", "moments mass", axis=1),
+        node("Div", "moments mass", "centre"),
+        node("Mul", "mass zero", "none"),
+        node("Add", "none extras", "rest"),
+        node("Concat", "centre rest", "row", axis=1),
+        node("Unsqueeze", "row axis", "y"),
+    ]
+    numbers = (
+        array("ramps", ramps),
+        array("parts", [3, 1], "i8"),
+        array("zero", [0.0]),
+        array("extras", [extras]),
+        array("axis", [1], "i8"),
+    )
+    if not extras:
+        nodes[4:7] = [node("Identity", "centre", "row")]
+    inputs, outputs = [value("x", ("n", 1, *tile))], [value("y", ("n", 1, 3 + len(extras)))]
+    made: bytes = graph(nodes, *numbers, inputs=inputs, outputs=outputs).SerializeToString()
+    return made

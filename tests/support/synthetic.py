@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.geometry import Affine
 from app.model.manifest import Manifest
-from app.model.network import Field
+from app.model.outputs import Field
 from app.preprocessing.grid import Grid
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, locate
@@ -188,3 +188,47 @@ def make_subject(
     varied = mean + variation_mm * random.standard_normal(mean.shape)
     turned = Rotation.random(random_state=seed).apply(varied * random.uniform(0.8, 1.25))
     return np.asarray(turned + random.uniform(-40, 40, 3))
+
+
+def make_blob(
+    shape: Sequence[int], ijk: Sequence[float], sigma_mm: float, affine: Affine
+) -> NDArray[np.float32]:
+    """Make a scan that shows a Gaussian of height 1, round in mm, and nothing else.
+
+    Args:
+        shape: Of the scan.
+        ijk: Its centre, in voxels.
+        sigma_mm: Its standard deviation.
+        affine: Voxel index -> mm.
+    """
+    away = np.moveaxis(np.indices(shape), 0, -1) - np.asarray(ijk)
+    square = ((away @ affine[:3, :3].T) ** 2).sum(axis=-1)
+    return np.asarray(np.exp(-0.5 * square / sigma_mm**2), dtype=np.float32)
+
+
+def gaussian_field(
+    centres: NDArray[np.float64],
+    shape: Sequence[int],
+    sigma: float,
+    *,
+    noise: float = 0.0,
+    stride: int = 1,
+    seed: int = 0,
+) -> Field:
+    """Make heatmaps as a network answers them: a Gaussian of height 1 around each landmark.
+
+    Args:
+        centres: Of the landmarks, (landmarks 3), in grid voxels.
+        shape: Of the grid, in voxels.
+        sigma: Of the Gaussians, in grid voxels.
+        noise: Standard deviation of noise on the values.
+        stride: Grid voxels per voxel of the heatmaps.
+        seed: Of the noise.
+    """
+    axes = [(np.arange(n // stride) + 0.5) * stride - 0.5 for n in shape]
+    away = (np.exp(-0.5 * ((axes[a] - centres[:, a, None]) / sigma) ** 2) for a in range(3))
+    heatmaps = np.einsum("ci,cj,ck->cijk", *away)
+    heatmaps += noise * np.random.default_rng(seed).standard_normal(heatmaps.shape)
+    scores = torch.from_numpy(heatmaps).float()
+    offsets = torch.zeros(1).expand(3, *scores.shape)
+    return Field(scores, offsets, "none", background=False, peak=1.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from app.model.network import Field
+from app.model.outputs import Field
 
 SHAPE = (5, 7, 6)
 LANDMARKS = 3

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from app.api.app import create_app
-from app.api.landmarks import LandmarksQuery
+from app.api.landmarks import HeatmapsQuery, LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
 from app.errors import LandmarkdError, ServiceError, StartupError
@@ -148,12 +148,13 @@ def test_every_call_is_described() -> None:
     ("page", "names"),
     [
         ("http.md", LandmarksQuery.model_fields),
+        ("http.md", HeatmapsQuery.model_fields),
         ("http.md", {form.name: form for form in FORMATS}),
         ("http.md", set(LandmarkAnswer.model_fields) - {"name", "description", "candidates"}),
         ("votes.md", VotesQuery.model_fields),
         ("votes.md", {form.name: form for form in VOTES_FORMATS}),
     ],
-    ids=["query", "formats", "landmark", "query of votes", "formats of votes"],
+    ids=["query", "query of heatmaps", "formats", "landmark", "query of votes", "formats of votes"],
 )
 def test_every_name_of_the_interface_is_described(page: str, names: object) -> None:
     text = read(DOCS / page)

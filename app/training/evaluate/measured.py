@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from app.inference import measure_landmarks
+from app.measurements import measure_landmarks
 from app.model import MeasurementSpec
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome

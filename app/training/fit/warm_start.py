@@ -42,6 +42,10 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
     if type(other) is not type(network):
         expected, got = type(network).__name__, type(other).__name__
         raise BadParameter(f"--start: expected weights that fit, of a {expected}, got a {got}")
+    if manifest.network.output != "votes":
+        raise BadParameter(
+            f"--start: expected a network that answers votes, got {manifest.network.output}"
+        )
     known = [landmark.name for landmark in manifest.landmarks]
     common = [name for name in names if name in known]
     if not common:

@@ -10,4 +10,5 @@ votes        candidate voxels -> votes, or rows of votes
 heatmaps     votes -> sums per voxel
 peaks        votes -> groups by landmark -> cells -> peaks
 modes        votes -> sums around modes
+gaussians    votes of heatmaps -> sums for Gaussians around modes
 """

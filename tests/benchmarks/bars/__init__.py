@@ -11,8 +11,10 @@ from tests.benchmarks.bars.exactness import v7_same_bits
 from tests.benchmarks.bars.fairness import s11_fairness
 from tests.benchmarks.bars.filtering import v2_rows, v3_rows_and_heatmaps
 from tests.benchmarks.bars.fuzzing import r2_fuzzing
+from tests.benchmarks.bars.heatmap_readout import v9_heatmap_readout
 from tests.benchmarks.bars.idling import s5_idling
 from tests.benchmarks.bars.ingest import s3_ingest
+from tests.benchmarks.bars.kinds import kinds
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
@@ -38,6 +40,7 @@ BARS: Final[dict[str, Bar]] = {
     "V6": v6_landmarks_on_cuda,
     "V7": v7_same_bits,
     "V8": v8_accuracy,
+    "V9": v9_heatmap_readout,
     "A1": a1_phantoms,
     "A2": a2_skulls,
     "A3": a3_poses,
@@ -46,6 +49,7 @@ BARS: Final[dict[str, Bar]] = {
     "A6": a6_spines,
     "A7": a7_other_scans,
     "A8": a8_lordosis,
+    "kinds": kinds,
     "cost": cost,
     "waterfall": waterfall,
     "S1": s1_throughput,

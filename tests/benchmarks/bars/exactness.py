@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from app.model.network import Field
+from app.model.outputs import Field
 from tests.benchmarks import ours
 from tests.benchmarks.fields import Scene, make_scene, to_device
 from tests.benchmarks.harness import Limit, Row, Run

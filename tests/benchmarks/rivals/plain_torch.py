@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from app.model.network import Field
+from app.model.outputs import Field
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,48 @@ def test_softmax_has_one_score_more_than_landmarks(folder: Path) -> None:
     assert read(folder, table).channels == (6, 15)
 
 
+def test_heatmaps_have_no_offsets(folder: Path) -> None:
+    table = manifest_table(landmarks=5)
+    table["network"] |= {"output": "heatmaps", "activation": "softmax"}
+    assert read(folder, table).channels == (6, 0)
+
+
+COORDINATES: dict[str, object] = {"output": "coordinates", "activation": None}
+WITH_PRESENCE: dict[str, object] = {"output": "coordinates", "coordinate_extras": ["presence"]}
+
+OUTPUTS: list[tuple[dict[str, object], str]] = [
+    ({"output": "masks"}, "network.output: Input should be 'votes', 'heatmaps' or 'coordinates'"),
+    ({"activation": None}, "activation sigmoid or softmax with output 'votes', got no activation"),
+    ({"activation": "none"}, "activation sigmoid or softmax with output 'votes', got none"),
+    ({"heatmap_peak": 1.0}, "heatmap_peak with output 'heatmaps' only, got 'votes'"),
+    ({"output": "heatmaps", "offset_unit": "mm"}, "offset_unit with output 'votes' only"),
+    ({"output": "heatmaps", "coordinate_unit": "mm"}, "coordinate_unit with output 'coordinates'"),
+    ({"output": "heatmaps", "heatmap_peak": 1.0}, "no heatmap_peak with activation sigmoid"),
+    ({"output": "heatmaps", "activation": "spatial_softmax"}, "expected heatmap_peak with"),
+    (
+        {"output": "heatmaps", "activation": "spatial_softmax", "heatmap_peak": 0.1},
+        "expected input.tile_shape 'whole' with spatial_softmax",
+    ),
+    ({**COORDINATES, "activation": "sigmoid"}, "where coordinate_extras has presence, and no"),
+    ({**WITH_PRESENCE, "activation": "softmax"}, "expected activation none or sigmoid where"),
+    ({**COORDINATES, "output_stride": 2}, "expected output_stride 1 with coordinates, got 2"),
+    ({**COORDINATES, "coordinate_extras": ["log_variance"] * 2}, "coordinate_extras once"),
+    (COORDINATES, "voting.radius_mm: expected none with network.output 'coordinates'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), OUTPUTS)
+def test_keys_of_another_output_are_refused_by_name(
+    folder: Path, changes: dict[str, object], message: str
+) -> None:
+    table = manifest_table()
+    merged = table["network"] | changes
+    table["network"] = {key: value for key, value in merged.items() if value is not None}
+    with pytest.raises(ModelRefused) as refusal:
+        read(folder, table)
+    assert message in str(refusal.value)
+
+
 REFUSALS: list[tuple[str, str, object, str]] = [
     ("", "schema", 2, "schema: Input should be 1, got 2"),
     ("", "name", "other", "name: expected the folder's name, got 'other'"),

@@ -17,10 +17,16 @@ from app.model.loader import load_module
 from app.model.manifest import Manifest
 from app.model.registry import LoadedModel, Registry, scan_models
 from app.model.selfcheck import write_selfcheck
-from tests.support.model_folders import make_model_folder, make_program_folder, shape_of
+from tests.support.model_folders import (
+    make_model_folder,
+    make_program_folder,
+    manifest_table,
+    shape_of,
+)
 
 CPU = torch.device("cpu")
 load = partial(load_checked, device=CPU)
+ARGUMENTS = manifest_table()["network"]["arguments"]
 SHAPE = {"mean": "shape.safetensors", "tolerance_mm": 1.0}
 
 
@@ -227,6 +233,30 @@ def test_what_is_loaded_are_the_bytes_that_were_hashed(
     monkeypatch.setattr(Path, "open", open_once)
     load(folder)
     assert not target.exists()
+
+
+def test_second_network_may_answer_heatmaps_but_no_coordinates(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, shape=SHAPE)
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(f'{text}\n[refine]\nfolder = "inner"\n')
+    inner = make_model_folder(
+        folder,
+        "inner",
+        shape=SHAPE,
+        network={"output": "heatmaps", "arguments": {**ARGUMENTS, "out_channels": 3}},
+    )
+    write_selfcheck(folder)
+    assert load(folder).refine is not None
+    path = inner / "model.toml"
+    path.write_text(
+        path.read_text()
+        .replace('"heatmaps"', '"coordinates"')
+        .replace('activation = "sigmoid"\n', "")
+        .replace("radius_mm = 2.0\n", "")
+    )
+    write_selfcheck(folder)
+    with pytest.raises(ModelRefused, match=r"refine: expected network\.output votes or heatmaps"):
+        load(folder)
 
 
 def test_only_model_is_the_default(tmp_path: Path, registry: Registry) -> None:

@@ -131,6 +131,16 @@ def test_a_model_of_another_network_is_refused(tmp_path: Path) -> None:
         load_weights(network, ["3", "1", "2"], folder)
 
 
+def test_a_model_whose_network_answers_no_votes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "phantom"
+    shutil.copytree(PHANTOM, folder)
+    path = folder / "model.toml"
+    lines = path.read_text().replace("[network]", '[network]\noutput = "heatmaps"', 1).splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("offset_")))
+    with pytest.raises(BadParameter, match="a network that answers votes, got heatmaps"):
+        load_weights(build_network(LIKE_PHANTOM, len(KNOWN)), KNOWN, folder)
+
+
 def test_a_network_whose_last_layer_has_other_channels_than_its_landmarks_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.errors import BadArrays, TooLarge
-from app.model.network import Field
+from app.model.outputs import Field
 from app.voting.arrays import (
     Layout,
     check_affine,

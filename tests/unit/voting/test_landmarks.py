@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from app.geometry import transform, translation
-from app.model.network import Field
+from app.model.outputs import Field
 from app.preprocessing.grid import Grid
 from app.voting.landmarks import Landmark, confidence_of
 from app.voting.reference import Placement

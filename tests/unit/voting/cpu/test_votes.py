@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
-from app.model.network import Field
+from app.model.outputs import Field
 from app.voting.reference import Placement
 from app.voting.votes import Votes, filter_rows, filter_votes, list_rows
 from tests.support.synthetic import (
@@ -32,6 +32,8 @@ def with_layout(field: Field, layout: str, dtype: torch.dtype) -> Field:
     elif layout == "i fastest":
         scores = scores.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
         offsets = offsets.transpose(0, 1).contiguous().transpose(0, 1)
+    elif layout == "offsets of one number":
+        offsets = offsets.flatten()[0].expand(offsets.shape)
     elif layout == "every second voxel":
         wide = torch.full((*scores.shape[:3], 2 * scores.shape[3]), torch.nan, dtype=dtype)
         wide[..., ::2] = scores
@@ -61,7 +63,8 @@ def assert_same(votes: Votes, expected: Votes) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "layout", ["channels first", "channels last", "i fastest", "every second voxel"]
+    "layout",
+    ["channels first", "channels last", "i fastest", "every second voxel", "offsets of one number"],
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_votes_are_those_of_the_reference(

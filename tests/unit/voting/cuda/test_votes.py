@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import NetworkFailed
-from app.model.network import Field
+from app.model.outputs import Field
 from app.voting.reference import Placement
 from app.voting.votes import WHOLE_GRID, Votes, filter_votes
 from tests.support import oracle
@@ -86,6 +86,11 @@ def backgrounds_apart(values: Tensor) -> Tensor:
     return values.repeat_interleave(2, dim=-4)[..., ::2, :, :, :]
 
 
+def one_number(values: Tensor) -> Tensor:
+    """View one number as all offsets, as the fields of heatmaps do."""
+    return values.flatten()[0].expand(values.shape) if values.ndim == 5 else values
+
+
 LAYOUTS = (
     as_it_is,
     channels_last,
@@ -93,6 +98,7 @@ LAYOUTS = (
     first_axis_fastest,
     landmark_major,
     backgrounds_apart,
+    one_number,
 )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.inference import measure_landmarks
-from app.inference.measurements import REGION95_SIGMAS
+from app.measurements import REGION95_SIGMAS, measure_landmarks
 from app.model import MeasurementSpec
 
 POINTS: dict[str, Any] = {

@@ -1,0 +1,214 @@
+"""A network's output for one tile -> Field: scores, and where they point, per voxel and landmark.
+
+Each kind of ``network.output`` is one class here, and nothing behind it knows the difference but
+the read-out (``app.voting.readout``):
+
+============  ===================================================  =================================
+votes         scores and offsets                                   both, viewed
+heatmaps      one channel per landmark                             every voxel votes for itself
+coordinates   positions, perhaps with log-variances and presences  a few votes for each landmark
+============  ===================================================  =================================
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from app.model.manifest import Manifest
+
+MAX_SIGMA: Final = 1e6
+"""In voxels: a larger standard deviation says no more than this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Output of a network for one tile, or one array: scores and offsets per voxel and landmark.
+
+    Attributes:
+        scores: Scores or probabilities, any float type, any strides, (channels i j k). With
+            ``softmax`` there is one channel more than landmarks: channel 0 is the background.
+        offsets: From a field voxel's centre to the landmark, along grid axes i, j, k; any strides
+            (landmark-major networks are read through a view).
+        activation: What turns scores into probabilities; ``none``: they are probabilities already.
+        background: Whether channel 0 of ``scores`` is the background.
+        offset_scale: Grid voxels per unit of ``offsets``, along each axis.
+        peak: Value that stands for a probability of 1, where scores are the values of heatmaps,
+            which may exceed it a little; None: scores are what ``activation`` says.
+    """
+
+    scores: Float[Tensor, "channels i j k"]
+    offsets: Float[Tensor, "3 landmarks i j k"]
+    activation: Literal["sigmoid", "softmax", "none"]
+    background: bool
+    offset_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    peak: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a softmax that leaves nothing for voxels which vote for no landmark."""
+        if self.activation == "softmax" and not self.background:
+            raise ValueError("expected a background channel with softmax, got none")
+
+
+class VotesOutput:
+    """Scores and offsets; nothing is copied."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Read as a manifest says."""
+        self._channels = manifest.channels
+        self._stride = manifest.network.output_stride
+        self._softmax = manifest.network.activation == "softmax"
+        self._order = manifest.network.offset_order
+        self._offset_scale = (1.0, 1.0, 1.0)
+        if manifest.network.offset_unit == "mm":
+            x, y, z = manifest.input.spacing_mm
+            self._offset_scale = (1 / x, 1 / y, 1 / z)
+
+    def shape(self, edges: Sequence[int]) -> list[int]:
+        """Return the shape of the output for a tile of these edges."""
+        return [sum(self._channels), *(edge // self._stride for edge in edges)]
+
+    def describe(self, edges: Sequence[int]) -> str:
+        """Say what the output should hold."""
+        scores, offsets = self._channels
+        return (
+            f"{scores} scores and {offsets} offsets for tiles of {list(edges)} at output_stride "
+            f"{self._stride}"
+        )
+
+    def field(self, output: Tensor, edges: Sequence[int]) -> Field:
+        """View one tile's output as scores and offsets."""
+        del edges  # The output has the same axes.
+        scores, offsets = output[: self._channels[0]], output[self._channels[0] :]
+        if self._order == "axis":
+            offsets = offsets.view(3, -1, *output.shape[1:])
+        else:
+            offsets = offsets.view(-1, 3, *output.shape[1:]).transpose(0, 1)
+        return Field(
+            scores=scores,
+            offsets=offsets,
+            activation="softmax" if self._softmax else "sigmoid",
+            background=self._softmax,
+            offset_scale=self._offset_scale,
+        )
+
+
+class HeatmapsOutput:
+    """One channel per landmark: offsets are zeros, all of them one number in memory."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Read as a manifest says."""
+        self._landmarks = len(manifest.landmarks)
+        self._channels, _ = manifest.channels
+        self._stride = manifest.network.output_stride
+        self._activation = manifest.network.activation
+        self._peak = manifest.network.heatmap_peak or 1.0
+
+    def shape(self, edges: Sequence[int]) -> list[int]:
+        """Return the shape of the output for a tile of these edges."""
+        return [self._channels, *(edge // self._stride for edge in edges)]
+
+    def describe(self, edges: Sequence[int]) -> str:
+        """Say what the output should hold."""
+        return (
+            f"{self._channels} heatmaps for tiles of {list(edges)} at output_stride {self._stride}"
+        )
+
+    def field(self, output: Tensor, edges: Sequence[int]) -> Field:
+        """View one tile's heatmaps as scores of voxels that vote for themselves."""
+        del edges  # The output has the same axes.
+        offsets = output.new_zeros(1).expand(3, self._landmarks, *output.shape[1:])
+        if self._activation == "sigmoid":
+            return Field(output, offsets, "sigmoid", background=False)
+        if self._activation == "softmax":
+            return Field(output, offsets, "softmax", background=True)
+        if self._activation == "spatial_softmax":
+            # In float32: a sum over so many voxels has no bits left in less.
+            output = output.flatten(1).softmax(1, dtype=torch.float32).view_as(output)
+        return Field(output, offsets, "none", background=False, peak=self._peak)
+
+
+class CoordinatesOutput:
+    """Positions: a vote each, or the sigma points of a normal distribution about each.
+
+    Six points at the square root of 3 standard deviations along each axis, both ways, have the mean
+    and the covariance of the distribution, so that votes tell both.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Read as a manifest says."""
+        network = manifest.network
+        self._landmarks = len(manifest.landmarks)
+        self._unit = network.coordinate_unit
+        self._extras = network.coordinate_extras
+        self._sigmoid = network.activation == "sigmoid"
+        self._spacing_mm = manifest.input.spacing_mm
+
+    def shape(self, edges: Sequence[int]) -> list[int]:
+        """Return the shape of the output, which is the same for all tiles."""
+        del edges
+        return [self._landmarks, 3 + len(self._extras)]
+
+    def describe(self, edges: Sequence[int]) -> str:
+        """Say what the output should hold."""
+        del edges
+        columns = ", ".join(("i", "j", "k", *self._extras))
+        return f"{columns} of {self._landmarks} landmarks"
+
+    def field(self, output: Tensor, edges: Sequence[int]) -> Field:
+        """Make a field of as many voxels, along i, as each landmark has votes."""
+        values = output.float()
+        scale, first = self._voxels_per_unit(edges)
+        position = values[:, :3] * values.new_tensor(scale) + first
+        points = position[:, None]
+        if "log_variance" in self._extras:
+            sigma = (0.5 * self._extra(values, "log_variance")).exp()[:, None]
+            away = math.sqrt(3.0) * sigma * values.new_tensor(scale)
+            # As an infinite one would leave no vote.
+            away = away.clamp(max=MAX_SIGMA).diag_embed()
+            points = torch.cat([points + away, points - away], dim=1)
+        # A field voxel's own centre is that of the grid voxel of the same index.
+        own = torch.zeros_like(points)
+        own[..., 0] = torch.arange(points.shape[1], device=points.device)
+        presence = torch.ones_like(values[:, 0])
+        if "presence" in self._extras:
+            presence = self._extra(values, "presence")
+        return Field(
+            scores=presence[:, None, None, None].expand(-1, points.shape[1], 1, 1),
+            offsets=(points - own).permute(2, 0, 1)[..., None, None],
+            activation="sigmoid" if self._sigmoid else "none",
+            background=False,
+            peak=None if self._sigmoid else 1.0,
+        )
+
+    def _extra(
+        self, values: Float[Tensor, "landmarks columns"], name: Literal["log_variance", "presence"]
+    ) -> Float[Tensor, " landmarks"]:
+        """Read one of the columns after the positions."""
+        return values[:, 3 + self._extras.index(name)]
+
+    def _voxels_per_unit(self, edges: Sequence[int]) -> tuple[list[float], float]:
+        """Return the voxels per unit of a coordinate, and the index that is coordinate 0."""
+        if self._unit == "fraction":  # Of the tile: 0 and 1 are the faces of its outermost voxels.
+            return [float(edge) for edge in edges], -0.5
+        if self._unit == "mm":
+            return [1 / mm for mm in self._spacing_mm], 0.0
+        return [1.0, 1.0, 1.0], 0.0
+
+
+Output: TypeAlias = VotesOutput | HeatmapsOutput | CoordinatesOutput
+
+OUTPUTS: Final[dict[str, type[Output]]] = {
+    "votes": VotesOutput,
+    "heatmaps": HeatmapsOutput,
+    "coordinates": CoordinatesOutput,
+}
+
+
+def make_output(manifest: Manifest) -> Output:
+    """Choose how to read the output of a manifest's network."""
+    return OUTPUTS[manifest.network.output](manifest)
