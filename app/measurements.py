@@ -7,15 +7,13 @@ propagate through a measurement to first order, with derivatives by central diff
 manifest's ``interval_scale`` corrects the width by what held-out scans have shown.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from jaxtyping import Float64
-
-from app.model import MeasurementSpec
-from app.voting import Point
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 REGION95_SIGMAS: Final = 2.7955
 INTERVAL95_SIGMAS: Final = 1.95996
@@ -24,7 +22,57 @@ INTERVAL95_SIGMAS: Final = 1.95996
 STEP_MM: Final = 1e-3
 """Of the differences that approximate derivatives."""
 
+POINTS_OF: Final = {
+    "distance": 2, "angle": 4, "plane_angle": 6, "line_distance": 3, "projection": 4, "ratio": 4,
+}  # fmt: skip
+"""Number of points of each kind of measurement."""
+
+Point = Float64[np.ndarray, " 3"]
 Corners = Float64[np.ndarray, "n axes"]
+
+
+class MeasurementSpec(BaseModel):
+    """One measurement that a model names, in a section ``[[measurements]]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+    description: str = ""
+    kind: Literal["distance", "angle", "plane_angle", "line_distance", "projection", "ratio"]
+    points: tuple[str, ...]
+    plane: Literal["sagittal", "coronal", "axial"] | None = None
+    interval_scale: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+
+    @model_validator(mode="after")
+    def _check_points(self) -> "MeasurementSpec":
+        count = POINTS_OF[self.kind]
+        if len(self.points) != count:
+            raise ValueError(f"expected {count} points for {self.kind}, got {len(self.points)}")
+        if self.kind == "plane_angle" and self.plane is not None:
+            raise ValueError("expected no plane with plane_angle: its points span two")
+        return self
+
+    @property
+    def unit(self) -> Literal["mm", "deg", ""]:
+        """Of its value; a ratio has none."""
+        return "deg" if "angle" in self.kind else "" if self.kind == "ratio" else "mm"
+
+
+def check_names(specs: Sequence[MeasurementSpec], landmarks: Collection[str]) -> None:
+    """Check that measurements have names of their own, and are between known landmarks.
+
+    Raises:
+        ValueError: They are not.
+    """
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise ValueError("expected every name of a measurement once")
+    for spec in specs:
+        unknown = [name for name in spec.points if name not in landmarks]
+        if unknown:
+            raise ValueError(
+                f"measurement {spec.name!r}: expected names of landmarks, got {unknown[0]!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,7 @@ from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
-from app.inference import (
-    VALUE_BYTES,
-    Detection,
-    Forecast,
-    StageTimes,
-    forecast,
-    load_checked,
-    self_check,
-)
+from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
 from app.io import SEARCH_BYTES, Content, Volume, VolumeLimits, check_start, is_dicom, read_volume
 from app.model import LoadedModel, Registry
 from app.settings import Settings
@@ -158,10 +150,7 @@ class Engine:
         return Readiness(False, reason, models)
 
     async def start(self) -> None:
-        """Load and check all models, then accept requests; a refused model is only recorded.
-
-        Returns early if the engine is stopped meanwhile.
-        """
+        """Load and check all models, then accept requests, unless it is stopped meanwhile."""
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         self.devices.start()
@@ -244,12 +233,7 @@ class Engine:
             check_start(head)
             return
         needs = self._forecast(head, model, frame, series)
-        if heatmaps * needs.voxels * VALUE_BYTES > self.memory.limit:
-            raise TooLarge(
-                f"expected heatmaps of at most {self.memory.limit // MIB} MiB together, got "
-                f"{heatmaps} of {needs.voxels * VALUE_BYTES / MIB:.3g} MiB each; ask for one "
-                "landmark, or send a smaller scan"
-            )
+        self._check_memory(heatmaps * needs.heatmap_bytes, f"{heatmaps} heatmaps that take")
         self._check_in_time(needs, timeout_s, client)
 
     def _check_in_time(self, needs: Forecast, timeout_s: float, client: str) -> None:
@@ -272,9 +256,7 @@ class Engine:
         on_progress: Callable[[Progress], None] = lambda _: None,
         keeps_votes: bool = False,
     ) -> Detection:
-        """Find the landmarks in an uploaded file.
-
-        Cancelling the awaiting task takes the request's tiles out of the queue.
+        """Find the landmarks in an uploaded file; cancelling takes its tiles out of the queue.
 
         Args:
             content: The file.
@@ -285,9 +267,6 @@ class Engine:
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
             keeps_votes: Whether the detection shall have the votes.
-
-        Returns:
-            The landmarks and what belongs to them.
 
         Raises:
             LandmarkdError: See the tree in ``app.errors``.
@@ -312,14 +291,13 @@ class Engine:
                 model, volume, deadline, frame or 0, note_progress, client, keeps_votes
             )
             detection = await self.devices.choose(request.key).run(request)
-        return self._observe(replace(detection.timing, decode=decode_ms), detection)
+        self._observe(times := replace(detection.timing, decode=decode_ms))
+        return replace(detection, timing=times)
 
-    def _observe(self, times: StageTimes, detection: Detection) -> Detection:
-        """Count what a scan took, and write it into its detection."""
+    def _observe(self, times: StageTimes) -> None:
         self._metrics.observe_stages(times)
         busy_ms = times.prepare + times.network + times.vote + times.locate
         self.admission.observe_cost(busy_ms / 1e3)
-        return replace(detection, timing=times)
 
     async def compute(
         self,
@@ -392,11 +370,11 @@ class Engine:
         self._check_memory(needs.memory)
         return needs
 
-    def _check_memory(self, needed: int) -> None:
+    def _check_memory(self, needed: int, what: str = "one that takes") -> None:
         if needed > self.memory.limit:
             raise TooLarge(
                 f"expected a request that takes at most {self.memory.limit // MIB} MiB of memory, "
-                f"got one that takes {needed // MIB} MiB"
+                f"got {what} {needed // MIB} MiB"
             )
 
     def _load(self, folder: Path) -> LoadedModel:

@@ -27,7 +27,6 @@ from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_heatmaps import (
-    VALUE_BYTES,
     VoteMap,
     heatmap_bytes,
     keep_votes,
@@ -38,7 +37,7 @@ from app.inference.verification import Verification, verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
-    "VALUE_BYTES", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
+    "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
     "collect", "collect_batch", "describe", "forecast", "forecast_votes", "heatmap_bytes",
     "keep_votes", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "self_check",

@@ -18,8 +18,8 @@ from app.io import (
     Triple,
     VolumeAnswer,
 )
-from app.measurements import Measurement, measure_landmarks
-from app.model import LoadedModel, MeasurementSpec
+from app.measurements import Measurement, MeasurementSpec, measure_landmarks
+from app.model import LoadedModel
 from app.voting import Candidate, Landmark, Point
 
 

@@ -28,6 +28,9 @@ BASE_BYTES: Final = 16 << 20
 """Of any scan: what a batch of tiles takes, its votes, its answer."""
 
 
+VALUE_BYTES: Final = 4
+"""Of a voxel of a heatmap, float32."""
+
 MAX_UPSAMPLING: Final = 512
 """Voxels of a grid per voxel of its scan: eight along each axis. More would show nothing more."""
 
@@ -50,6 +53,11 @@ class Forecast:
     tiles: int
     memory: int
     voxels: int
+
+    @property
+    def heatmap_bytes(self) -> int:
+        """Bytes of one heatmap of the scan's size."""
+        return self.voxels * VALUE_BYTES
 
 
 def forecast(

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.geometry import Affine, translation
+from app.inference.forecast import VALUE_BYTES
 from app.inference.scan_state import ScanState
 from app.preprocessing import index_grid, sample_at
 from app.voting import Readout, Votes, aggregate, kernel_of, make_readout, write_volumes
@@ -27,9 +28,6 @@ COORDINATE_SMOOTHING: Final = 2.0
 
 SLAB_VOXELS: Final = 1 << 20
 """Voxels of a file that are resampled at once."""
-
-VALUE_BYTES: Final = 4
-"""Of a voxel of a heatmap, float32."""
 
 GRID_COPIES: Final = 3
 """Heatmaps on the model's grid that are in memory at once, while one is smoothed."""

@@ -26,7 +26,6 @@ from app.model.manifest import (
     LandmarkSpec,
     LowerPrecision,
     Manifest,
-    MeasurementSpec,
     read_manifest,
 )
 from app.model.mean_shape import load_shape
@@ -37,7 +36,7 @@ from app.model.selfcheck import check_noise, check_points, write_precisions, wri
 
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
-    "LoadedModel", "LowerPrecision", "Manifest", "MeasurementSpec", "PrecisionSetting", "Registry",
+    "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "check_noise", "check_points", "find_architecture", "hash_file", "load_model", "load_module",
     "load_shape", "read_manifest", "scan_models", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

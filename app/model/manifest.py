@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from pydantic_core import ErrorDetails
 
 from app.errors import ModelRefused
+from app.measurements import MeasurementSpec, check_names
 from app.model.files import read_text
 
 logger = logging.getLogger("landmarkd.model")
@@ -29,11 +30,6 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 LowerPrecision = Literal["bfloat16", "float16"]
 LOWER_PRECISIONS: Final[tuple[LowerPrecision, ...]] = get_args(LowerPrecision)
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
-
-POINTS_OF: Final = {
-    "distance": 2, "angle": 4, "plane_angle": 6, "line_distance": 3, "projection": 4, "ratio": 4,
-}  # fmt: skip
-"""Number of points of each kind of measurement."""
 
 Activation = Literal["none", "sigmoid", "softmax", "spatial_softmax"]
 ACTIVATIONS: Final[dict[str, tuple[Activation, ...]]] = {
@@ -229,31 +225,6 @@ class LandmarkSpec(_Section):
     region95_mm: Annotated[float, Field(gt=0.0)] | None = None
 
 
-class MeasurementSpec(_Section):
-    """One measurement between landmarks; see ``app.measurements``."""
-
-    name: Label
-    description: str = ""
-    kind: Literal["distance", "angle", "plane_angle", "line_distance", "projection", "ratio"]
-    points: tuple[str, ...]
-    plane: Literal["sagittal", "coronal", "axial"] | None = None
-    interval_scale: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
-
-    @model_validator(mode="after")
-    def _check_points(self) -> "MeasurementSpec":
-        count = POINTS_OF[self.kind]
-        if len(self.points) != count:
-            raise ValueError(f"expected {count} points for {self.kind}, got {len(self.points)}")
-        if self.kind == "plane_angle" and self.plane is not None:
-            raise ValueError("expected no plane with plane_angle: its points span two")
-        return self
-
-    @property
-    def unit(self) -> Literal["mm", "deg", ""]:
-        """Of its value; a ratio has none."""
-        return "deg" if "angle" in self.kind else "" if self.kind == "ratio" else "mm"
-
-
 class SelfCheckSpec(_Section):
     """What is run when the model is loaded; it is ready only if this passes."""
 
@@ -301,16 +272,7 @@ class Manifest(_Section):
 
     @model_validator(mode="after")
     def _check_measurements(self) -> "Manifest":
-        known = {landmark.name for landmark in self.landmarks}
-        names = [spec.name for spec in self.measurements]
-        if len(set(names)) != len(names):
-            raise ValueError("expected every name of a measurement once")
-        for spec in self.measurements:
-            unknown = [name for name in spec.points if name not in known]
-            if unknown:
-                raise ValueError(
-                    f"measurement {spec.name!r}: expected names of landmarks, got {unknown[0]!r}"
-                )
+        check_names(self.measurements, {landmark.name for landmark in self.landmarks})
         return self
 
     @model_validator(mode="after")

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.measurements import REGION95_SIGMAS, measure_landmarks
-from app.model import MeasurementSpec
+from app.measurements import REGION95_SIGMAS, MeasurementSpec, measure_landmarks
 
 POINTS: dict[str, Any] = {
     "o": np.zeros(3),

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from app.model import MeasurementSpec
+from app.measurements import MeasurementSpec
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome

@@ -1,5 +1,6 @@
 """``landmarkd evaluate``: the errors of a model on scans with known landmarks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,21 +34,16 @@ def evaluate(
 ) -> None:
     """Measure a model on scans with known landmarks that it was not trained on.
 
-    A landmark outside the scan counts as absent. One that a file does not list may be present or
-    not, and does not count towards presence, unless --missing absent is given.
+    A landmark outside the scan counts as absent. One that a file does not list counts neither as
+    present nor as absent, unless --missing absent is given.
     """
     require_extra()
     from app.inference import Detector
     from app.training.evaluate.leakage import describe_leaked, find_leaked
-    from app.training.evaluate.measured import (
-        MEASUREMENT_HEADINGS,
-        compare_measurements,
-        measurement_rows,
-        print_measurements,
-    )
+    from app.training.evaluate import measured as measurements
     from app.training.evaluate.outcomes import measure
     from app.training.evaluate.report import model_header, write_report
-    from app.training.evaluate.tables import print_tables, write_csv, write_tables
+    from app.training.evaluate.tables import print_tables, write_tables
 
     specimens = pair_scans(scans, landmarks, only or ())
     detector = Detector(load_model(model, device))
@@ -55,24 +51,28 @@ def evaluate(
     leaked = find_leaked(model, specimens)
     measured = measure(detector, specimens, console, missing)
     print_tables(measured.outcomes, Console())
-    deviations = compare_measurements(detector.model.manifest.measurements, measured.outcomes)
-    print_measurements(deviations, Console())
+    deviations = measurements.compare_measurements(
+        detector.model.manifest.measurements, measured.outcomes
+    )
+    measurements.print_measurements(deviations, Console())
     if output is not None and measured.outcomes:
         output.mkdir(parents=True, exist_ok=True)
         write_tables(measured.outcomes, output)
-        if deviations:
-            lines = [MEASUREMENT_HEADINGS, *measurement_rows(deviations)]
-            write_csv(output / "measurements.csv", lines)
+        measurements.write_measurements(deviations, output)
         header = model_header(detector.model, leaked)
         write_report(measured.outcomes, header, specimens, output / "report.html")
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
     if measured.seconds is not None:
         console.print(f"{measured.seconds:.2f} s per scan (median), its file read", highlight=False)
-    if leaked:
-        # Last, so that it stands next to the errors in the terminal.
+    if leaked:  # Last, so that it stands next to the errors in the terminal.
         warning = describe_leaked(leaked)
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    for failure in measured.failures:
+    _print_failures(measured.failures, console)
+
+
+def _print_failures(failures: Sequence[str], console: Console) -> None:
+    """Name the scans that could not be measured, and end with 1 if there are any."""
+    for failure in failures:
         console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
-    if measured.failures:
+    if failures:
         raise typer.Exit(1)

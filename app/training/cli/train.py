@@ -199,8 +199,7 @@ def train(
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out.
 
-    The data are checked first. An interrupted training resumes when the command is repeated. With
-    --folds, the model is trained on all scans, and its error is estimated by cross-validation.
+    The data are checked first. An interrupted training resumes when the command is repeated.
     """
     require_extra()
     from app.training import options
@@ -208,13 +207,12 @@ def train(
     given = options.Options(
         scans=scans, landmarks=landmarks, folder=_folder(output, check), device=device,
         hold_out=options.read_names(validate), folds=folds, fold=fold, subject=subject,
-        train_only=options.read_names(train_only) or (), strict=strict,
-        spacing_mm=spacing, radius_mm=radius, tile=options.read_tile(tile),
-        filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
+        train_only=options.read_names(train_only) or (), strict=strict, spacing_mm=spacing,
+        radius_mm=radius, stride=2 if stride == 2 else 1, tile=options.read_tile(tile),
+        filters=options.read_filters(filters), missing=missing, scale=scale,
         schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
-        mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, missing=missing,
-        scale=scale, elastic_mm=elastic, contrast=contrast, reflect=reflect,
-        intensity=options.read_intensity(intensity),
+        mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, elastic_mm=elastic,
+        contrast=contrast, reflect=reflect, intensity=options.read_intensity(intensity),
     )  # fmt: skip
     _train(given, check, second=False)
 

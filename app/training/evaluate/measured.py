@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from app.measurements import measure_landmarks
-from app.model import MeasurementSpec
+from app.measurements import MeasurementSpec, measure_landmarks
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
+from app.training.evaluate.tables import write_csv
 
 MEASUREMENT_HEADINGS: Final = (
     "measurement", "unit", "scans", "mean_error", "p95_error", "interval_±", "held_%",
@@ -112,6 +113,13 @@ def print_measurements(deviations: Sequence[Deviation], console: Console) -> Non
     if held:
         share = 100 * float(np.mean(held))
         console.print(f"{share:.1f} % of {len(held)} measurements lie within their 95 % interval")
+
+
+def write_measurements(deviations: Sequence[Deviation], folder: Path) -> None:
+    """Write ``measurements.csv``, if there are any."""
+    if deviations:
+        lines = [MEASUREMENT_HEADINGS, *measurement_rows(deviations)]
+        write_csv(folder / "measurements.csv", lines)
 
 
 def _by_name(deviations: Sequence[Deviation]) -> dict[str, list[Deviation]]:

@@ -188,8 +188,7 @@ def compare(
         volume: The scan.
         truth: Positions of the landmarks in mm, RAS, by name; one outside the volume is absent.
         found: One for each landmark of the model.
-        missing: How a landmark counts that the truth does not have: as absent, or as of unknown
-            presence.
+        missing: How a landmark counts that the truth does not have.
         groups: The group of each landmark, if it has one.
 
     Returns:

@@ -102,8 +102,7 @@ def test_heatmaps_that_would_not_fit_the_memory_are_refused_by_the_header() -> N
         response = client.post(URL, content=content, headers=RAW)
         assert response.status_code == 413
         detail = response.json()["detail"]
-        assert "expected heatmaps of at most 75 MiB together, got 6 of 15.6 MiB each" in detail
-        assert "ask for one landmark" in detail
+        assert "at most 75 MiB of memory, got 6 heatmaps that take 93 MiB" in detail
         assert shared_of(client).engine.memory.used == 0
 
 

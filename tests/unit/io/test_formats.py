@@ -28,7 +28,7 @@ from app.io.slicer import (
     write_mrk_json,
     write_table,
 )
-from app.model import MeasurementSpec
+from app.measurements import MeasurementSpec
 from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
 from tests.support.slicer_markups import MarkupsFile

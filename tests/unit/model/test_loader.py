@@ -306,7 +306,8 @@ def examples(language: str) -> list[str]:
 def test_examples_in_the_readme_work(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
-    manifest, program = (text.replace("[64, 64, 48]", "[32, 32, 48]") for text in examples("toml"))
+    first, measurement, program = examples("toml")
+    manifest = first.replace("[64, 64, 48]", "[32, 32, 48]") + "\n" + measurement
     (folder / "model.toml").write_text(manifest)
     names: dict[str, object] = {}
     weights, export = (text.replace("models/my-model", str(folder)) for text in examples("python"))
