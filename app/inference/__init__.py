@@ -14,7 +14,7 @@ votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
 
-from app.inference.answers import build_answer, model_ref, timing_of
+from app.inference.answers import build_answer, measure_answer, model_ref, timing_of
 from app.inference.batch_runner import (
     InFlightBatch,
     collect_batch,
@@ -35,6 +35,6 @@ __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Measurement", "Refiner", "ScanState",
     "StageTimes", "Verification", "VotesRequest", "answer_votes", "build_answer", "collect",
     "collect_batch", "describe", "forecast", "forecast_votes", "launch", "launch_batch",
-    "load_checked", "measure_landmarks", "model_ref", "pose_of", "self_check", "stage_times",
-    "timing_of", "translate_out_of_memory", "verify_precisions",
+    "load_checked", "measure_answer", "measure_landmarks", "model_ref", "pose_of", "self_check",
+    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
 ]  # fmt: skip
