@@ -4,7 +4,10 @@ import base64
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
+
+from app.phantom import make_phantom, scan_bytes
 
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
@@ -14,6 +17,13 @@ FLAGS: Final = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swif
 # Every pixel is drawn by the processor here.
 SMALL: Final = {"width": 640, "height": 480}
 KEY: Final = "correct horse"
+BEARER: Final = {"Authorization": f"Bearer {KEY}"}
+SEED: Final = 6
+SCAN: Final = scan_bytes(make_phantom(SEED))
+ABSENT: Final = "ring"
+"""From this scan."""
+MISSING: Final = "\N{EN DASH}"
+NEAR_MM: Final = 1e-3
 
 Page = Any
 """playwright has types, but not everybody has playwright."""
@@ -24,7 +34,7 @@ def opened(
     browser: Any,  # noqa: ANN401
     url: str,
     before: str = "",
-    **context: object,
+    **context: Any,
 ) -> Iterator[Page]:
     """Open the page and enter the key; afterwards check that it requested nothing elsewhere."""
     page = browser.new_page(**({"viewport": SMALL} | context))
@@ -111,3 +121,19 @@ def mark_of(page: Page, name: str, plane: int) -> dict[str, Any]:
         [name, plane],
     )
     return dict(mark)
+
+
+def download(page: Page, selector: str) -> tuple[str, str]:
+    """Press a button; return the name and the content of the file that it saves."""
+    with page.expect_download() as saved:
+        page.evaluate("(selector) => document.querySelector(selector).click()", selector)
+    return saved.value.suggested_filename, Path(saved.value.path()).read_text(encoding="utf-8")
+
+
+def drag(page: Page, name: str, plane: int, right: float, down: float) -> None:
+    """Drag a landmark's ring by CSS pixels."""
+    mark = mark_of(page, name, plane)
+    page.mouse.move(mark["x"] + 1, mark["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(mark["x"] + 1 + right / 2, mark["y"] + 2 + down)
+    page.mouse.move(mark["x"] + 1 + right, mark["y"] + 2 + down)

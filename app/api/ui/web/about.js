@@ -14,9 +14,9 @@ export async function describeModel({ name, version, description }) {
     const model = await getModel(name);
     if (element("about-title").textContent !== `${model.name} ${model.version}`) return; // another one by now
     const spacing = [...new Set(model.spacing_mm)].join(" × ");
-    const whole = model.tile_shape === "whole" ? "It sees a scan as a whole" : "It sees a scan of any size in tiles";
+    const whole = model.tile_shape === "whole" ? " The network sees the whole scan at once." : "";
     element("about-scan").textContent =
-      `${whole}, at ${spacing} mm: about as fine should a scan be, or finer, in any orientation.`;
+      `Scans are resampled to ${spacing} mm; their voxels should not be much larger. Any orientation will do.${whole}`;
     element("about-license").textContent = `Licence: ${model.license}`;
     element("about-words").textContent = model.card ?? "";
     element("about-card").hidden = !model.card;

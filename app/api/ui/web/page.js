@@ -37,6 +37,7 @@ function look(entry) {
   setPlacing(false);
   setStatus("");
   results.hide();
+  state.viewer?.clear();
   element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
   // One at a time: NiiVue does not load two scans at once.
@@ -57,6 +58,7 @@ async function work() {
 
 async function detect(entry) {
   const abort = (entry.abort = new AbortController());
+  entry.model ||= element("model").value; // opened before the list of models was there
   entry.state = "working";
   present(entry);
   const onProgress = (progress) => {
@@ -337,7 +339,7 @@ async function submitKey(event) {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
     const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
-    for (const entry of refused) again(entry, { model: entry.model || element("model").value });
+    for (const entry of refused) again(entry);
     work();
   } catch (error) {
     showProblem(error);

@@ -33,6 +33,7 @@ const PLANES = [[0, 1, 2], [0, 2, 1], [1, 2, 0]];
 const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
+const BONE_PART = 0.3; // of the range from black to white that is black for bone
 const STILL_PX = 4; // a shorter drag is a click
 const MAX_NAMES = 20; // more are hidden at first, because they overlap
 
@@ -54,7 +55,7 @@ class Viewer {
   #pressed = null; // {x, y, mark, mm, moved} while a button is down
   #plane = 0; // the one clicked last
   #mesh = null;
-  #names = true;
+  #names = null; // as somebody chose
   #placing = false;
 
   /**
@@ -97,7 +98,6 @@ class Viewer {
 
   /** Show the landmarks of a scan, new or changed ones; `select` shows which one is chosen. */
   setLandmarks(landmarks) {
-    if (landmarks.length !== this.#landmarks.length) this.#names = landmarks.length <= MAX_NAMES;
     // By voxel index and NiiVue's own affine: it may not prefer the form that the service uses.
     this.#landmarks = landmarks.map(({ name, status, ijk, region95_mm, decided_by }) => ({
       name, status, region: region95_mm, person: decided_by === "person", mm: ijk && transform(this.#affine, ijk),
@@ -105,7 +105,7 @@ class Viewer {
   }
 
   get names() {
-    return this.#names;
+    return this.#names ?? this.#landmarks.length <= MAX_NAMES;
   }
 
   set names(shown) {
@@ -137,13 +137,13 @@ class Viewer {
     this.nv.setSliceType(VIEWS[name]);
   }
 
-  /** Map the values from black to white: "auto", "full" range, or "bone", the bright half with high contrast. */
+  /** Map the values from black to white: "auto", "full" range, or "bone", brighter tissue with more contrast. */
   window(name) {
     const [volume] = this.nv.volumes;
     if (!volume) return;
     const { robust_min: low, robust_max: high, global_min: least, global_max: most } = volume;
-    const middle = low + (high - low) / 2;
-    const [from, to] = { auto: [low, high], full: [least, most], bone: [middle, Math.max(high, middle + 1e-6)] }[name];
+    const bright = low + BONE_PART * (high - low);
+    const [from, to] = { auto: [low, high], full: [least, most], bone: [bright, high] }[name];
     Object.assign(volume, { cal_min: from, cal_max: to });
     this.nv.updateGLVolume();
   }
@@ -177,7 +177,7 @@ class Viewer {
       if (!mm) return [];
       const chosen = index === this.#selected;
       const value = chosen ? SELECTED_VALUE : person ? PERSON_VALUE : NODE_VALUES[status];
-      return [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#side / (chosen ? 55 : 80), colorValue: value }];
+      return [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#side / (chosen ? 50 : 70), colorValue: value }];
     });
     this.#drawBalls(nodes);
     this.nv.drawScene();
@@ -214,7 +214,7 @@ class Viewer {
       const box = { x: Math.min(left, left + width), y: top, width: Math.abs(width), height };
       return tile.axCorSag === RENDER_TILE ? this.#inRender(tile, scale, box) : this.#inPlane(tile, scale, box);
     });
-    this.markers.draw(panes, [this.#selected, this.#hovered], this.#names);
+    this.markers.draw(panes, [this.#selected, this.#hovered], this.names);
   }
 
   #inRender(tile, scale, box) {
