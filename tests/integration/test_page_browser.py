@@ -184,7 +184,8 @@ def test_folder_is_searched_for_scans(
         page.set_input_files("#folder", tmp_path)
         page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]')
         names = page.locator("#scans span:first-child").all_text_contents()
-        assert sorted(names) == ["a.nii.gz", "b.nii.gz"]
+        folder = tmp_path.name
+        assert sorted(names) == [f"{folder}/a.nii.gz", f"{folder}/more/b.nii.gz"]
 
 
 def test_frame_is_remembered(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401

@@ -133,6 +133,9 @@ def test_missing_landmark_is_placed_by_a_click(page: Page) -> None:
     assert row(page, ABSENT)[1] == "placed"
     page.keyboard.press("Control+z")
     assert row(page, ABSENT)[1] == "not found"
+    page.keyboard.press("p")
+    page.keyboard.press("Enter")  # without a mouse
+    assert_allclose(landmark(page, ABSENT)["ras_mm"], crosshair(page), atol=0.05)
 
 
 def test_measurements_follow_corrections(page: Page, answer: list[dict[str, Any]]) -> None:

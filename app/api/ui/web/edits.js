@@ -19,6 +19,15 @@ export function decision(landmark) {
   return landmark.confidence === null ? "placed" : "accepted";
 }
 
+/** The landmark that is nearest to the middle of all, where there is most to see; -1 if none was found. */
+export function nearestToAll(landmarks) {
+  const found = landmarks.filter(({ ijk }) => ijk);
+  const middle = [0, 1, 2].map((axis) => found.reduce((sum, { ras_mm }) => sum + ras_mm[axis], 0) / found.length);
+  const distance = ({ ras_mm }) => Math.hypot(...ras_mm.map((mm, axis) => mm - middle[axis]));
+  const [first] = found.sort((one, other) => distance(one) - distance(other));
+  return landmarks.indexOf(first);
+}
+
 export class Edits {
   #past = [];
   #future = [];

@@ -17,6 +17,7 @@ const PROBLEM_TITLES = {
   "deadline-exceeded": "The request took too long; please try again later",
   "does-not-fit": "This scan needs more memory than the service has",
 };
+const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
 const MISFIT_TITLE = "This scan does not fit this model";
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
 const RETRYABLE = new Set([
@@ -41,7 +42,7 @@ export function showProgress({ stage, part, ahead, tile, tiles }) {
 
 /** Show a problem of the service, or an error. */
 export function showProblem(error) {
-  const misfit = error.code === "too-large" && error.message.includes("the model");
+  const misfit = MISFITS.includes(error.code) && error.message.includes("the model's");
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
     (misfit ? MISFIT_TITLE : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";

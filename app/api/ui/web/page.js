@@ -2,7 +2,7 @@
 
 import { describeModel } from "./about.js";
 import { offerDownloads, saveAll, stemOf } from "./downloads.js";
-import { Edits } from "./edits.js";
+import { Edits, nearestToAll } from "./edits.js";
 import { invert, transform } from "./geometry.js";
 import { CANCELLED, showProblem, showProgress } from "./notices.js";
 import { Queue, filesOf } from "./queue.js";
@@ -37,6 +37,7 @@ function look(entry) {
   setPlacing(false);
   setStatus("");
   results.hide();
+  state.visible = false;
   state.viewer?.clear();
   element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
@@ -121,15 +122,6 @@ function showAnswer(entry, visible) {
   if (edits.decided) measureSoon(entry);
 }
 
-/** The landmark that is nearest to the middle of all, where there is most to see; -1 if none was found. */
-function nearestToAll(landmarks) {
-  const found = landmarks.filter(({ ijk }) => ijk);
-  const middle = [0, 1, 2].map((axis) => found.reduce((sum, { ras_mm }) => sum + ras_mm[axis], 0) / found.length);
-  const distance = ({ ras_mm }) => Math.hypot(...ras_mm.map((mm, axis) => mm - middle[axis]));
-  const [first] = found.sort((one, other) => distance(one) - distance(other));
-  return landmarks.indexOf(first);
-}
-
 function select(index, options) {
   const { edits } = queue.current;
   queue.current.selected = index;
@@ -160,6 +152,8 @@ function act(name) {
     if (next >= 0) select(next);
   } else if (name === "place") {
     setPlacing(!state.placing);
+  } else if (name === "here") {
+    if (state.placing) placeChosen(state.viewer.crosshair);
   } else if (name === "cancel") {
     state.viewer?.cancel();
     setPlacing(false);
@@ -180,11 +174,19 @@ function step(right, up, on) {
   return true;
 }
 
+function placeChosen(ijk) {
+  const { edits, selected } = queue.current;
+  edits.place(selected, ijk);
+  setPlacing(false);
+  showEdit(selected);
+}
+
 /** Let the next click in a plane place the chosen landmark, or let it not. */
 function setPlacing(placing) {
   const edits = queue.current?.edits;
   state.placing = Boolean(placing && state.visible && edits?.landmarks[queue.current.selected]);
   if (state.viewer) state.viewer.placing = state.placing;
+  if (state.placing) element("canvas").focus({ preventScroll: true });
   if (edits) showReview(edits, state.placing);
 }
 
@@ -306,7 +308,7 @@ function listen() {
   element("again").onclick = () => again(queue.current);
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
-    saveAll(queue.answered.map(({ file, edits: { landmarks } }) => ({ name: stemOf(file.name), landmarks })));
+    saveAll(queue.answered.map(({ name, edits: { landmarks } }) => ({ name: stemOf(name), landmarks })));
   };
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
   element("views").onclick = ({ target: { dataset } }) => {
@@ -371,12 +373,7 @@ async function loadViewer() {
       queue.current.edits.place(index, ijk);
       showEdit(index);
     },
-    onPlace: (ijk) => {
-      const { edits, selected } = queue.current;
-      edits.place(selected, ijk);
-      setPlacing(false);
-      showEdit(selected);
-    },
+    onPlace: placeChosen,
   };
   state.viewer = await makeViewer(element("canvas"), element("labels"), callbacks);
   element("judge").querySelector('[data-act="place"]').hidden = !state.viewer;

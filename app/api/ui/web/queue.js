@@ -2,11 +2,14 @@
 
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
+const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null };
+const paths = new WeakMap(); // of files that were dropped with their folder
+
 const element = (id) => document.getElementById(id);
 
 /**
- * An entry is {file, model, frame, state, answer: its Edits, problem, abort, selected}; a file is only referred to,
- * and read again whenever it is shown. `onShow` gets the entry to look at.
+ * An entry is {file, name, model, frame, state, edits, problem, abort, progress, selected}; a file is only referred
+ * to, and read again whenever it is shown. `onShow` gets the entry to look at.
  */
 export class Queue {
   current = null;
@@ -33,7 +36,9 @@ export class Queue {
 
   /** Append files to be answered by a model; return the first one's entry. */
   add(files, model) {
-    const added = files.map((file) => ({ file, model, frame: undefined, ...UNANSWERED }));
+    // With the folder, as in many studies all scans have the same name.
+    const nameOf = (file) => paths.get(file) ?? (file.webkitRelativePath || file.name);
+    const added = files.map((file) => ({ file, name: nameOf(file), model, frame: undefined, ...UNANSWERED }));
     this.#entries.push(...added);
     this.render();
     return added[0];
@@ -61,7 +66,7 @@ export class Queue {
     entries.forEach((entry, at) => {
       const [button] = scans.children[at].children;
       const [name, state] = button.children;
-      name.textContent = entry.file.name;
+      name.textContent = button.title = entry.name;
       state.textContent = describe(entry);
       scans.children[at].dataset.state = entry.state;
       if (entry === this.current) button.setAttribute("aria-current", "true");
@@ -82,8 +87,6 @@ export class Queue {
   }
 }
 
-const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, selected: null };
-
 /** The scans among what was dropped; folders are searched. `isScan` says so of a name in a folder. */
 export async function filesOf(transfer, isScan) {
   // Before anything is awaited: afterwards the items are gone.
@@ -97,7 +100,10 @@ export async function filesOf(transfer, isScan) {
 /** Files below a folder, by name. */
 async function filesIn(item, isWanted, isScan) {
   if (item.isFile) {
-    return isWanted(item.name) ? [await new Promise((resolve, reject) => item.file(resolve, reject))] : [];
+    if (!isWanted(item.name)) return [];
+    const file = await new Promise((resolve, reject) => item.file(resolve, reject));
+    paths.set(file, item.fullPath.slice(1));
+    return [file];
   }
   const reader = item.createReader();
   const children = [];

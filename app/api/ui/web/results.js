@@ -168,6 +168,7 @@ function create(tag, text) {
 
 function rowOf(landmark, frame) {
   const row = document.createElement("tr");
+  row.dataset.by = landmark.decided_by;
   row.dataset.status = decision(landmark) && landmark.ijk ? "person" : landmark.status;
   const name = create("td", landmark.name);
   name.title = landmark.description || landmark.name;

@@ -7,7 +7,10 @@ const FINE = 0.1; // of a voxel; a whole one with Shift
 
 const element = (id) => document.getElementById(id);
 
-/** Calls `act` with "next", "accept", "absent", "place", "cancel", "undo" or "redo", and `step` with voxels. */
+/**
+ * Calls `act` with "next", "accept", "absent", "place", "here" (at the crosshair), "cancel", "undo" or "redo", and
+ * `step` with voxels to the right and upwards, and whether a key is held down.
+ */
 export function listenForReview(act, step) {
   for (const button of element("judge").querySelectorAll("button")) {
     button.onclick = () => act(button.dataset.act);
@@ -45,6 +48,7 @@ function press(event, act, step) {
   if (key in ARROWS && target.id === "canvas") {
     return step(...ARROWS[key].map((one) => one * (event.shiftKey ? 1 : FINE)), event.repeat);
   }
+  if (key === "Enter" && target.id === "canvas") act("here");
   const name = KEYS[key] ?? KEYS[key.toLowerCase()];
   if (name) act(name);
   return name !== undefined;

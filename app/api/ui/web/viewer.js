@@ -148,6 +148,11 @@ class Viewer {
     this.nv.updateGLVolume();
   }
 
+  /** Voxel index of the crosshair. */
+  get crosshair() {
+    return transform(invert(this.#affine), [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3));
+  }
+
   /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last: its voxel index. */
   beside(index, right, up) {
     const mm = [...this.#landmarks[index].mm];
