@@ -206,3 +206,26 @@ def test_contrast_is_chosen(page: Page) -> None:
         ranges[name] = page.evaluate(f"[{volume}.cal_min, {volume}.cal_max]")
     assert ranges["full"][0] <= ranges["auto"][0] < ranges["bone"][0]
     assert ranges["bone"][1] <= ranges["auto"][1] <= ranges["full"][1]
+
+
+def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any]]) -> None:
+    leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+    asked: list[str] = []
+
+    def refuse(dialog: Any) -> None:  # noqa: ANN401
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    choose(page, answer[0]["name"])
+    assert page.evaluate(leaving) is False
+    page.keyboard.press("x")
+    assert page.evaluate(leaving) is True
+    page.once("dialog", refuse)
+    page.dispatch_event("#model", "change")
+    assert "corrections" in asked[0]
+    assert landmark(page, answer[0]["name"])["decided_by"] == "person"
+    download(page, '[data-format="json"]')
+    assert page.evaluate(leaving) is False
+    choose(page, answer[1]["name"])
+    page.keyboard.press("a")
+    assert page.evaluate(leaving) is True
