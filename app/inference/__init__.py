@@ -14,7 +14,7 @@ votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
 
-from app.inference.answers import build_answer, model_ref, timing_of
+from app.inference.answers import build_answer, measure_answer, model_ref, timing_of
 from app.inference.batch_runner import (
     InFlightBatch,
     collect_batch,
@@ -40,7 +40,7 @@ __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
     "collect", "collect_batch", "describe", "forecast", "forecast_votes", "heatmap_bytes",
-    "keep_votes", "launch", "launch_batch", "load_checked", "model_ref", "pose_of", "self_check",
-    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
-    "write_scan_heatmaps",
+    "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "measure_landmarks",
+    "model_ref", "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
+    "verify_precisions", "write_scan_heatmaps",
 ]  # fmt: skip

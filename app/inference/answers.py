@@ -46,6 +46,7 @@ def build_answer(
         The answer; numbers that are not finite are null.
     """
     volume = detection.volume
+    landmarks = [_landmark(landmark, candidates) for landmark in detection.landmarks]
     return LandmarksAnswer(
         request_id=request_id,
         model=model,
@@ -56,20 +57,23 @@ def build_answer(
             affine=_rows(volume.affine),
             digest=volume.digest,
         ),
-        landmarks=[_landmark(landmark, candidates) for landmark in detection.landmarks],
-        measurements=[_measurement(one) for one in measure_detection(detection, measurements)],
+        landmarks=landmarks,
+        measurements=measure_answer(landmarks, measurements),
         warnings=list(detection.warnings),
         timing_ms=timing,
     )
 
 
-def measure_detection(
-    detection: Detection, specs: Sequence[MeasurementSpec]
-) -> tuple[Measurement, ...]:
-    """Measure between the landmarks that were found."""
-    found = detection.landmarks
-    positions = {landmark.name: landmark.ras_mm for landmark in found}
-    return measure_landmarks(specs, positions, {one.name: one.region95_mm for one in found})
+def measure_answer(
+    landmarks: Sequence[LandmarkAnswer], specs: Sequence[MeasurementSpec]
+) -> list[MeasurementAnswer]:
+    """Measure between the landmarks of an answer."""
+    positions = {
+        one.name: None if one.ras_mm is None else np.array(one.ras_mm, dtype=np.float64)
+        for one in landmarks
+    }
+    measured = measure_landmarks(specs, positions, {one.name: one.region95_mm for one in landmarks})
+    return [_measurement(one) for one in measured]
 
 
 def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:

@@ -62,6 +62,10 @@ class LandmarkAnswer(_WireModel):
     candidates: list[CandidateAnswer] | None = Field(
         description="All modes, best first; null unless requested with `candidates=true`."
     )
+    decided_by: Literal["network", "person"] = Field(
+        "network",
+        description="`person`: accepted, or, without confidence, placed or marked absent by hand.",
+    )
 
 
 class MeasurementAnswer(_WireModel):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from app.geometry import LPS_FROM_RAS, Points, transform
-from app.io.schemas import LandmarksAnswer, MeasurementAnswer, Triple
+from app.io.schemas import LandmarkAnswer, LandmarksAnswer, MeasurementAnswer, Triple
 
 RasPoint = Float64[np.ndarray, " 3"]
 Frame = Literal["LPS", "RAS"]
@@ -42,7 +42,7 @@ TABLE_COLUMNS: Final = (
 LONG_COLUMNS: Final = (
     "label", "status", "confidence",
     "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
-    "spread_mm", "region95_mm", "description",
+    "spread_mm", "region95_mm", "decided_by", "description",
 )  # fmt: skip
 MEASUREMENT_COLUMNS: Final = (
     "name", "value", "unit", "low95", "high95", "reason", "description",
@@ -62,9 +62,9 @@ def write_mrk_json(answer: LandmarksAnswer) -> bytes:
         "name": "confidence",
         "enabled": True,
         "printFormat": "%5.3f",
-        "controlPointValues": [landmark.confidence or 0.0 for landmark in landmarks],
+        "controlPointValues": [_certainty(landmark) for landmark in landmarks],
     }
-    points = [(landmark.name, landmark.description, landmark.lps_mm) for landmark in landmarks]
+    points = [(landmark.name, _described(landmark), landmark.lps_mm) for landmark in landmarks]
     measured = [
         {
             "name": one.name,
@@ -102,7 +102,7 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
         position = landmark.lps_mm or (0, 0, 0)
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
-        texts = (landmark.name, landmark.description, "")
+        texts = (landmark.name, _described(landmark), "")
         rows.append((number, *position, *flags, *texts, status, 0))
     remarks = "".join(f"# {_measured(one)}\n" for one in answer.measurements)
     return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
@@ -114,7 +114,7 @@ def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
     for landmark in answer.landmarks:
         defined = int(landmark.lps_mm is not None)
         position = landmark.lps_mm or (0, 0, 0)
-        rows.append((landmark.name, *position, defined, 1, 1, 0, landmark.description))
+        rows.append((landmark.name, *position, defined, 1, 1, 0, _described(landmark)))
     return _table(rows, separator)
 
 
@@ -132,6 +132,7 @@ def write_long(answer: LandmarksAnswer) -> bytes:
             *(landmark.ijk or missing),
             landmark.spread_mm,
             landmark.region95_mm,
+            landmark.decided_by,
             landmark.description,
         )
         for landmark in answer.landmarks
@@ -192,6 +193,23 @@ def write_measurements(answer: LandmarksAnswer) -> bytes:
         interval = one.interval95 or ("", "")
         rows.append((one.name, one.value, one.unit, *interval, one.reason, one.description))
     return _table(rows, ",")
+
+
+def _described(landmark: LandmarkAnswer) -> str:
+    """Describe a landmark, with who decided where it is, if that was not the network."""
+    if landmark.decided_by == "network":
+        return landmark.description
+    if landmark.lps_mm is None:
+        decision = "marked absent by a person"
+    else:
+        decision = f"{'placed' if landmark.confidence is None else 'accepted'} by a person"
+    return f"{landmark.description}; {decision}" if landmark.description else decision
+
+
+def _certainty(landmark: LandmarkAnswer) -> float:
+    """Return the confidence as a number, which Slicer expects; 1 for a point placed by a person."""
+    placed = landmark.decided_by == "person" and landmark.lps_mm is not None
+    return float(placed) if landmark.confidence is None else landmark.confidence
 
 
 def _interval(measurement: MeasurementAnswer) -> str:

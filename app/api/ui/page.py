@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
+from app.api.ui.corrections import complete_corrections
 from app.api.ui.phantoms import PhantomScans
 from app.api.upload.plan import UploadKind, plan_upload
 from app.api.upload.receive import read_upload
@@ -179,7 +180,7 @@ async def convert_landmarks(
     admitted: AdmittedDep,
     name: Annotated[str, Query(alias="format")] = "json",
 ) -> Response:
-    """Write an answer of ``POST /v1/landmarks`` in another format."""
+    """Write an answer of ``POST /v1/landmarks`` in another format, as the page corrected it."""
     form = negotiate_format(FORMATS, name, None)
     plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
     upload = await read_upload(request, plan, shared.settings, admitted)
@@ -189,6 +190,7 @@ async def convert_landmarks(
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"
         ) from error
+    answer = complete_corrections(answer, shared.engine)
     return Response(form.write(answer), headers=HEADERS, media_type=form.media_type)
 
 

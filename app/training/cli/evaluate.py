@@ -39,8 +39,8 @@ def evaluate(
     """
     require_extra()
     from app.inference import Detector
-    from app.training.evaluate.leakage import describe_leaked, find_leaked
     from app.training.evaluate import measured as measurements
+    from app.training.evaluate.leakage import describe_leaked, find_leaked
     from app.training.evaluate.outcomes import measure
     from app.training.evaluate.report import model_header, write_report
     from app.training.evaluate.tables import print_tables, write_tables

@@ -120,7 +120,7 @@ def test_an_answer_is_written_in_every_format_as_the_service_writes_it(client: T
 
 
 def test_the_page_offers_every_format() -> None:
-    script = (WEB / "results.js").read_text(encoding="utf-8")
+    script = (WEB / "downloads.js").read_text(encoding="utf-8")
     for form in FORMATS:
         assert f'"{form.name}": "' in script
 

@@ -1,79 +1,210 @@
-// The page: sends a scan to the service and shows it with its landmarks.
+// The page: sends scans to the service, shows them with their landmarks, and lets a person correct these.
 
+import { describeModel } from "./about.js";
+import { offerDownloads, saveAll, stemOf } from "./downloads.js";
+import { Edits, nearestToAll } from "./edits.js";
+import { invert, transform } from "./geometry.js";
+import { CANCELLED, showProblem, showProgress } from "./notices.js";
+import { Queue, filesOf } from "./queue.js";
 import { Results } from "./results.js";
-import { findLandmarks, generateScan, getReadiness, listModels, setKey } from "./service.js";
+import { listenForReview, showReview } from "./review.js";
+import { convertAnswer, findLandmarks, generateScan, getReadiness, listModels, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const POLL_MS = 1000;
-// Shown above the detail of a problem, by its code.
-const PROBLEM_TITLES = {
-  "not-a-volume": "This file is not a scan that can be read",
-  "broken-volume": "This scan is damaged or incomplete",
-  "unauthorized": "The service did not accept the key",
-  "slow-upload": "The upload took too long",
-  "too-large": "This scan is too large for the service",
-  "bad-geometry": "The geometry of this scan is unclear",
-  "bad-voxels": "The values of this scan cannot be used",
-  "queue-full": "The service is busy; please try again soon",
-  "not-ready": "The service is not ready yet; please try again soon",
-  "draining": "The service is stopping",
-  "deadline-exceeded": "The request took too long; please try again later",
-  "does-not-fit": "This scan needs more memory than the service has",
-};
-
-const RETRYABLE = new Set(["slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable"]);
-
+const REST_MS = 300; // after a correction, until measurements are computed again
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);
-const state = {
-  file: null, choice: {}, answer: null, abort: null, seed: FIRST_SEED, viewer: null, models: {},
-};
-
+const queue = new Queue((entry) => entry !== queue.current && look(entry));
+const state = { queue, seed: FIRST_SEED, viewer: null, models: {}, shown: Promise.resolve(false), placing: false };
 const results = new Results({
   onSelect: (index) => select(index, { focus: true }),
   onHover: (index) => state.viewer?.hover(index),
-  onProblem: showProblem,
 });
 
-function select(index, options) {
-  results.select(index, options);
-  state.viewer?.select(index);
+/** Open scans: look at the first one, and request the landmarks of all, one after the other. */
+function open(files, model = element("model").value) {
+  if (!files.length) return;
+  look(queue.add(files, model));
+  work();
 }
 
-/** Show a file, request its landmarks, and show them. */
-async function open(file, choice = {}) {
-  state.abort?.abort(new DOMException("another scan", "AbortError"));
-  const abort = (state.abort = new AbortController());
-  Object.assign(state, { file, choice, answer: null });
-  results.hide();
+/** Look at a scan of the list. */
+function look(entry) {
+  queue.current = entry;
+  setPlacing(false);
   setStatus("");
-  element("problem").hidden = true;
+  results.hide();
+  state.visible = false;
+  state.viewer?.clear();
+  element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
-  element("work").hidden = false;
-  const shown = showScan(file);
-  try {
-    const options = { model: element("model").value, ...choice, signal: abort.signal, onProgress: showProgress };
-    const answer = await findLandmarks(file, options);
-    const visible = await shown;
-    if (abort.signal.aborted) return;
-    state.answer = answer;
-    results.show(answer, file.name);
-    if (visible) {
-      state.viewer.setLandmarks(answer.landmarks);
-      element("names").checked = state.viewer.names;
-    }
-    select(answer.landmarks.findIndex(({ ijk }) => ijk));
-  } catch (error) {
-    if (error.name !== "AbortError") showProblem(error);
-    // No scan is shown: show the drop area again.
-    if (state.viewer && !(await shown) && state.abort === abort) {
-      element("welcome").hidden = !(element("unseen").hidden = true);
-    }
-  } finally {
-    if (state.abort === abort) element("work").hidden = true;
+  // One at a time: NiiVue does not load two scans at once.
+  state.shown = state.shown.then(() => entry === queue.current && showScan(entry.file));
+  present(entry);
+}
+
+/** Request the landmarks of those that wait. */
+async function work() {
+  if (state.working) return;
+  state.working = true;
+  for (let entry; (entry = queue.next()); ) {
+    await detect(entry);
+    if (entry.problem?.code === "unauthorized") break;
   }
+  state.working = false;
+}
+
+async function detect(entry) {
+  const abort = (entry.abort = new AbortController());
+  entry.model ||= element("model").value; // opened before the list of models was there
+  entry.state = "working";
+  present(entry);
+  const onProgress = (progress) => {
+    entry.progress = progress;
+    if (entry === queue.current) showProgress(progress);
+  };
+  let outcome;
+  try {
+    const options = { model: entry.model, ...entry.choice, signal: abort.signal, onProgress };
+    outcome = { state: "done", edits: new Edits(await findLandmarks(entry.file, options)) };
+  } catch (error) {
+    const cancelled = error.name === "AbortError";
+    outcome = cancelled ? { state: "cancelled", problem: CANCELLED } : { state: "problem", problem: error };
+  }
+  if (entry.abort !== abort) return; // asked again by now
+  Object.assign(entry, outcome);
+  present(entry);
+}
+
+/** Ask again for the landmarks of a scan, which are forgotten. */
+function again(entry, changes) {
+  entry.abort?.abort(new DOMException("asked again", "AbortError"));
+  queue.again(entry, changes);
+  if (entry === queue.current) look(entry);
+  work();
+}
+
+/** Show how far a scan is, if it is the one looked at. */
+async function present(entry) {
+  queue.render();
+  if (entry !== queue.current) return;
+  element("work").hidden = !["waiting", "working"].includes(entry.state);
+  element("problem").hidden = !entry.problem;
+  if (entry.state === "waiting") showProgress({ stage: "waiting" });
+  if (entry.state === "working" && entry.progress) showProgress(entry.progress);
+  if (entry.problem) showProblem(entry.problem);
+  const now = entry.state;
+  const visible = await state.shown;
+  if (entry !== queue.current || entry.state !== now) return;
+  if (entry.edits) showAnswer(entry, visible);
+  // No scan is shown: show the drop area again.
+  if (entry.problem && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
+}
+
+function showAnswer(entry, visible) {
+  const { edits, file } = entry;
+  entry.selected ??= nearestToAll(edits.landmarks);
+  results.show(edits.answer, file.name);
+  offerDownloads(file.name, () => {
+    edits.saved = edits.landmarks;
+    return edits.answer;
+  }, showProblem);
+  state.visible = visible;
+  if (visible) {
+    state.viewer.setLandmarks(edits.landmarks);
+    element("names").checked = state.viewer.names;
+  }
+  showReview(edits, state.placing);
+  select(entry.selected);
+  if (edits.decided) measureSoon(entry);
+}
+
+function select(index, options) {
+  const { edits } = queue.current;
+  queue.current.selected = index;
+  results.select(index, options);
+  const expected = edits.landmarks[index]?.expected_ras_mm;
+  const near = expected && transform(invert(edits.original.volume.affine), expected);
+  if (state.visible) state.viewer.select(index, near);
+}
+
+/** Show what a correction has changed. */
+function showEdit(index) {
+  const entry = queue.current;
+  const { edits } = entry;
+  results.update(edits.landmarks);
+  if (state.visible) state.viewer.setLandmarks(edits.landmarks);
+  showReview(edits, state.placing);
+  queue.render();
+  select(index);
+  measureSoon(entry);
+}
+
+/** Do what a button or a key of the review says. */
+function act(name) {
+  const { edits, selected } = queue.current;
+  if (name === "next") {
+    const next = edits.nextDoubtful(selected);
+    setStatus(next < 0 ? "You have decided all landmarks." : "");
+    if (next >= 0) select(next);
+  } else if (name === "place") {
+    setPlacing(!state.placing);
+  } else if (name === "here") {
+    if (state.placing) placeChosen(state.viewer.crosshair);
+  } else if (name === "cancel") {
+    state.viewer?.cancel();
+    setPlacing(false);
+  } else {
+    const steps = { accept: () => edits.accept(selected), absent: () => edits.remove(selected) };
+    const index = steps[name] ? (selected < 0 ? -1 : steps[name]()) : edits[name]();
+    if (index >= 0) showEdit(index);
+  }
+}
+
+/** Move the chosen point by voxels to the right and upwards; return whether there is one. */
+function step(right, up, on) {
+  const { edits, selected } = queue.current;
+  if (!state.visible || !edits.landmarks[selected]?.ijk) return false;
+  const voxel = Math.min(...edits.original.volume.spacing_mm);
+  edits.place(selected, state.viewer.beside(selected, right * voxel, up * voxel), { on });
+  showEdit(selected);
+  return true;
+}
+
+function placeChosen(ijk) {
+  const { edits, selected } = queue.current;
+  edits.place(selected, ijk);
+  setPlacing(false);
+  showEdit(selected);
+}
+
+/** Let the next click in a plane place the chosen landmark, or let it not. */
+function setPlacing(placing) {
+  const edits = queue.current?.edits;
+  state.placing = Boolean(placing && state.visible && edits?.landmarks[queue.current.selected]);
+  if (state.viewer) state.viewer.placing = state.placing;
+  if (state.placing) element("canvas").focus({ preventScroll: true });
+  if (edits) showReview(edits, state.placing);
+}
+
+/** Let the service compute what depends on corrected positions. */
+function measureSoon(entry) {
+  const { edits } = entry;
+  clearTimeout(state.timer);
+  if (!edits.original.measurements.length) return;
+  results.measured(null);
+  state.timer = setTimeout(async () => {
+    const { landmarks } = edits;
+    try {
+      const answer = JSON.parse(await (await convertAnswer(edits.answer, "json")).text());
+      if (entry === queue.current && landmarks === edits.landmarks) results.measured(answer);
+    } catch (problem) {
+      showProblem(problem);
+    }
+  }, REST_MS);
 }
 
 /** Show a scan in the viewer; return whether it is shown. */
@@ -83,37 +214,14 @@ async function showScan(file) {
   if (!state.viewer) return false;
   try {
     await state.viewer.show(file);
+    showWindow("auto");
     note.hidden = true;
   } catch (error) {
     note.textContent = error.note ?? "The viewer cannot show this scan.";
     note.hidden = false;
   }
-  element("views").hidden = !note.hidden;
+  element("views").hidden = element("hint").hidden = !note.hidden;
   return note.hidden;
-}
-
-function showProgress({ stage, part, ahead, tile, tiles }) {
-  const bar = element("progress");
-  const known = { upload: part, tile: tiles ? tile / tiles : undefined }[stage];
-  if (known === undefined) bar.removeAttribute("value");
-  else bar.value = known;
-  element("stage-name").textContent = {
-    upload: () => (part < 1 ? `Sending, ${Math.round(100 * part)} %` : "Sent"),
-    queued: () => (ahead ? `Waiting behind ${ahead} other ${ahead === 1 ? "scan" : "scans"}` : "Preparing"),
-    tile: () => `Detecting: tile ${tile} of ${tiles}`,
-  }[stage]();
-}
-
-function showProblem(error) {
-  if (error.code === "unauthorized") element("ask-key").hidden = false;
-  element("problem-title").textContent = PROBLEM_TITLES[error.code] ?? error.title ?? "Unexpected error";
-  element("problem-detail").textContent = error.message;
-  element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  const asked = ["frame", "series"].find((name) => error.message.includes(`${name}=`));
-  element("ask-choice").hidden = !asked;
-  element("choice-name").textContent = element("choice").name = asked ?? "";
-  element("again").hidden = !RETRYABLE.has(error.code);
-  element("problem").hidden = false;
 }
 
 /** Fill the list of models; rejects with `unauthorized` if the service needs a key. */
@@ -124,16 +232,25 @@ async function loadModels() {
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
   setStatus(models.length ? "" : "This service has no models; see its README.");
-  describeModel();
+  showModel();
 }
 
-/** Describe the selected model where the table of landmarks will be. */
-function describeModel() {
+function showModel() {
   const model = state.models[element("model").value];
-  element("about").hidden = !model || state.file !== null;
-  if (!model) return;
-  element("about-title").textContent = `${model.name} ${model.version}`;
-  element("about-text").textContent = `${model.description} It detects ${model.landmarks} landmarks.`;
+  element("about").hidden = !model || queue.current !== null;
+  if (model) describeModel(model);
+}
+
+/** Let another model answer all scans, unless that would lose corrections that shall be kept. */
+function changeModel() {
+  if (!queue.current) return showModel();
+  const model = element("model").value;
+  const corrected = queue.answered.some(({ edits }) => edits.decided);
+  if (corrected && !confirm("Another model answers all scans again. Your corrections will be lost.")) {
+    element("model").value = queue.current.model;
+    return;
+  }
+  for (const entry of queue.entries) again(entry, { model });
 }
 
 async function start() {
@@ -151,44 +268,68 @@ async function start() {
   }
 }
 
-function listen() {
+/** Whether the picker would offer a file of this name. */
+const isScan = (name) =>
+  element("file").accept.split(",").some((suffix) => suffix.startsWith(".") && name.toLowerCase().endsWith(suffix));
+
+function listenForFiles() {
   const drop = document.documentElement;
   drop.addEventListener("dragover", (event) => {
     event.preventDefault();
     drop.classList.add("over");
   });
   drop.addEventListener("dragleave", (event) => event.relatedTarget ?? drop.classList.remove("over"));
-  drop.addEventListener("drop", (event) => {
+  drop.addEventListener("drop", async (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    const [file] = event.dataTransfer.files;
-    if (file) open(file);
+    open(await filesOf(event.dataTransfer, isScan));
   });
-  const choose = () => element("file").click();
-  element("choose").onclick = element("welcome").onclick = choose;
-  element("file").onchange = ({ target }) => {
-    if (target.files[0]) open(target.files[0]);
+  element("choose").onclick = element("welcome").onclick = () => element("file").click();
+  element("choose-folder").onclick = () => element("folder").click();
+  const choose = (isWanted) => ({ target }) => {
+    open([...target.files].filter(({ name }) => isWanted(name)));
     target.value = ""; // so that the same file can be chosen again
   };
-  element("model").onchange = () => (state.file ? open(state.file, state.choice) : describeModel());
-  element("cancel").onclick = () => state.abort?.abort(new DOMException("cancelled", "AbortError"));
-  element("again").onclick = () => open(state.file, state.choice);
+  element("file").onchange = choose(() => true);
+  element("folder").onchange = choose(isScan);
   element("generate").onclick = generate;
+}
+
+function listen() {
+  listenForFiles();
+  listenForReview(act, step);
+  element("model").onchange = changeModel;
+  element("cancel").onclick = () => {
+    const { current } = queue;
+    if (current.abort) current.abort.abort(new DOMException("cancelled", "AbortError"));
+    else Object.assign(current, { state: "cancelled", problem: CANCELLED });
+    present(current);
+  };
+  element("again").onclick = () => again(queue.current);
+  element("save-all").onclick = () => {
+    for (const { edits } of queue.answered) edits.saved = edits.landmarks;
+    saveAll(queue.answered.map(({ name, edits: { landmarks } }) => ({ name: stemOf(name), landmarks })));
+  };
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
-  element("views").onclick = ({ target }) => target.dataset.view && showView(target.dataset.view);
+  element("views").onclick = ({ target: { dataset } }) => {
+    if (dataset.view) showView(dataset.view);
+    if (dataset.window) showWindow(dataset.window);
+  };
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
     const { name, valueAsNumber } = element("choice");
-    open(state.file, { [name]: valueAsNumber });
+    again(queue.current, { choice: { [name]: valueAsNumber } });
   };
   element("ask-key").onsubmit = submitKey;
+  window.addEventListener("beforeunload", (event) => {
+    // Corrections are nowhere but here.
+    if (queue.answered.some(({ edits }) => edits.decided && edits.saved !== edits.landmarks)) event.preventDefault();
+  });
 }
 
 async function generate() {
   try {
-    const scan = await generateScan(state.seed++);
-    element("model").value = PHANTOM;
-    await open(scan);
+    open([await generateScan(state.seed++)], PHANTOM);
   } catch (error) {
     showProblem(error);
   }
@@ -200,7 +341,9 @@ async function submitKey(event) {
   try {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
-    if (state.file) await open(state.file, state.choice);
+    const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
+    for (const entry of refused) again(entry);
+    work();
   } catch (error) {
     showProblem(error);
   }
@@ -208,14 +351,33 @@ async function submitKey(event) {
 
 function showView(name) {
   state.viewer.view(name);
-  for (const button of element("views").querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", button.dataset.view === name);
+  press("view", name);
+}
+
+function showWindow(name) {
+  state.viewer.window(name);
+  press("window", name);
+}
+
+/** Show which button of a group is pressed. */
+function press(group, name) {
+  for (const button of element("views").querySelectorAll(`[data-${group}]`)) {
+    button.setAttribute("aria-pressed", button.dataset[group] === name);
   }
 }
 
 async function loadViewer() {
-  const callbacks = { onSelect: (index) => select(index), onHover: (index) => results.hover(index) };
+  const callbacks = {
+    onSelect: (index) => select(index),
+    onHover: (index) => results.hover(index),
+    onMove: (index, ijk) => {
+      queue.current.edits.place(index, ijk);
+      showEdit(index);
+    },
+    onPlace: placeChosen,
+  };
   state.viewer = await makeViewer(element("canvas"), element("labels"), callbacks);
+  element("judge").querySelector('[data-act="place"]').hidden = !state.viewer;
   if (state.viewer) return;
   element("unseen").hidden = false;
   element("unseen").textContent = document.body.dataset.viewer === "present"

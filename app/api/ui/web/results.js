@@ -1,6 +1,6 @@
-// The table of landmarks, and the downloads of an answer.
+// The table of landmarks, and what is measured between them.
 
-import { convertAnswer } from "./service.js";
+import { decision } from "./edits.js";
 
 const STATUSES = {
   detected: "detected",
@@ -8,17 +8,12 @@ const STATUSES = {
   not_found: "not found",
   out_of_field: "out of field",
 };
-const FORMATS = {
-  "json": "JSON",
-  "mrk.json": "Slicer .mrk.json",
-  "fcsv": "Slicer .fcsv",
-  "csv": "CSV",
-  "tsv": "TSV",
-  "long": "CSV, all columns",
-  "measurements": "Measurements, CSV",
+const WHY_NOWHERE = { not_found: "is not in this scan", out_of_field: "is outside this scan" };
+const AXES = {
+  RAS: [["R", "right"], ["A", "anterior"], ["S", "superior"]],
+  LPS: [["L", "left"], ["P", "posterior"], ["S", "superior"]],
 };
-
-const TABLES = ["long", "measurements"];
+const FRAME_KEY = "landmarkd.frame";
 const UNITS = { mm: " mm", deg: "°", "": "" };
 
 const element = (id) => document.getElementById(id);
@@ -26,39 +21,51 @@ const shown = (number, digits) => (number === null ? "–" : number.toFixed(digi
 
 /** The table of landmarks; `onSelect` and `onHover` get the index of a row. */
 export class Results {
-  constructor({ onSelect, onHover, onProblem }) {
-    Object.assign(this, { onSelect, onHover, onProblem, landmarks: [] });
+  #frame = remembered();
+  #selected = -1;
+
+  constructor({ onSelect, onHover }) {
+    Object.assign(this, { onSelect, onHover, landmarks: [] });
     const rows = element("rows");
     rows.addEventListener("click", (event) => this.#choose(event.target.closest("tr")));
     rows.addEventListener("keydown", (event) => this.#move(event));
     rows.addEventListener("pointerover", (event) => onHover(this.#indexOf(event.target.closest("tr"))));
     rows.addEventListener("pointerleave", () => onHover(-1));
+    element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame);
+    this.#showFrame(this.#frame);
   }
 
+  /** Show the answer for a scan. */
   show(answer, fileName) {
-    this.landmarks = answer.landmarks;
-    const found = answer.landmarks.filter((landmark) => landmark.ras_mm).length;
-    element("summary").textContent = `${found} of ${answer.landmarks.length} landmarks found`;
+    this.landmarks = [];
+    this.#selected = -1;
     element("facts").textContent =
       `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
-      `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s · mm, RAS`;
+      `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s`;
+    element("rows").replaceChildren();
+    element("chosen").textContent = "";
+    this.update(answer.landmarks);
+    this.measured(answer);
+    element("results").hidden = false;
+  }
+
+  /** Show how its landmarks have changed. */
+  update(landmarks) {
+    const before = this.landmarks;
+    this.landmarks = landmarks;
+    const found = landmarks.filter((landmark) => landmark.ras_mm).length;
+    element("summary").textContent = `${found} of ${landmarks.length} landmarks found`;
+    landmarks.forEach((landmark, index) => landmark !== before[index] && this.#showRow(landmark, index));
+    this.#mark();
+  }
+
+  /** Show the measurements and warnings of an answer; null: they are being computed. */
+  measured(answer) {
+    element("measurements").setAttribute("aria-busy", answer === null);
+    if (!answer) return;
     element("warnings").replaceChildren(...answer.warnings.map((text) => create("li", text)));
-    element("rows").replaceChildren(...answer.landmarks.map(rowOf));
     element("measurements").replaceChildren(...answer.measurements.map(measurementRow));
     element("measured").hidden = !answer.measurements.length;
-    const formats = Object.entries(FORMATS).filter(
-      ([format]) => format !== "measurements" || answer.measurements.length,
-    );
-    const buttons = formats.map(([format, label]) => {
-      const button = create("button", label);
-      button.type = "button";
-      button.dataset.format = format;
-      button.onclick = () => this.#download(answer, format, fileName);
-      return button;
-    });
-    element("downloads").replaceChildren(...buttons);
-    element("chosen").textContent = "";
-    element("results").hidden = false;
   }
 
   hide() {
@@ -68,20 +75,54 @@ export class Results {
 
   /** Select a row; -1: none. */
   select(index, { focus = false } = {}) {
-    const rows = [...element("rows").rows];
-    rows.forEach((row, at) => {
-      row.setAttribute("aria-selected", at === index);
-      row.tabIndex = at === Math.max(index, 0) ? 0 : -1;
-    });
+    this.#selected = index;
+    this.#mark();
     if (index < 0) return;
-    if (focus) rows[index].focus();
-    rows[index].scrollIntoView({ block: "nearest" });
-    element("chosen").textContent = describe(this.landmarks[index]);
+    const row = element("rows").rows[index];
+    if (focus) row.focus();
+    // Only the table scrolls: on a phone, the scan stays where it is.
+    const [box, head] = [element("scroll"), row.offsetHeight];
+    const top = row.offsetTop - head;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (top + 2 * head > box.scrollTop + box.clientHeight) box.scrollTop = top + 2 * head - box.clientHeight;
   }
 
   /** Highlight the row of the point under the pointer; -1: none. */
   hover(index) {
     [...element("rows").rows].forEach((row, at) => row.classList.toggle("near", at === index));
+  }
+
+  #showFrame(frame) {
+    this.#frame = frame;
+    remember(frame);
+    for (const button of element("frames").children) {
+      button.setAttribute("aria-pressed", button.dataset.frame === frame);
+    }
+    AXES[frame].forEach(([letter, word], axis) => {
+      const head = element(`axis-${axis}`);
+      Object.assign(head, { textContent: letter, title: `${word}, mm` });
+    });
+    this.landmarks.forEach((landmark, index) => this.#showRow(landmark, index));
+    this.#mark();
+  }
+
+  #showRow(landmark, index) {
+    const rows = element("rows");
+    const row = rowOf(landmark, this.#frame);
+    const old = rows.rows[index];
+    if (!old) return rows.append(row);
+    // The row stays, with the focus that it may have.
+    old.replaceChildren(...row.children);
+    Object.assign(old.dataset, row.dataset);
+  }
+
+  #mark() {
+    [...element("rows").rows].forEach((row, at) => {
+      row.setAttribute("aria-selected", at === this.#selected);
+      row.tabIndex = at === Math.max(this.#selected, 0) ? 0 : -1;
+    });
+    const landmark = this.landmarks[this.#selected];
+    if (landmark) describe(landmark);
   }
 
   #indexOf(row) {
@@ -100,18 +141,22 @@ export class Results {
     event.preventDefault();
     this.onSelect(Math.min(Math.max(to, 0), last));
   }
+}
 
-  async #download(answer, format, fileName) {
-    try {
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(await convertAnswer(answer, format));
-      const suffix = TABLES.includes(format) ? `${format}.csv` : format;
-      link.download = `${fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "")}.${suffix}`;
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-    } catch (problem) {
-      this.onProblem(problem);
-    }
+/** The frame chosen last; some browsers let a page remember nothing. */
+function remembered() {
+  try {
+    return localStorage.getItem(FRAME_KEY) in AXES ? localStorage.getItem(FRAME_KEY) : "RAS";
+  } catch {
+    return "RAS";
+  }
+}
+
+function remember(frame) {
+  try {
+    localStorage.setItem(FRAME_KEY, frame);
+  } catch {
+    // It is RAS again next time.
   }
 }
 
@@ -121,19 +166,20 @@ function create(tag, text) {
   return node;
 }
 
-function rowOf(landmark, index) {
+function rowOf(landmark, frame) {
   const row = document.createElement("tr");
-  row.dataset.status = landmark.status;
-  row.tabIndex = index === 0 ? 0 : -1;
+  row.dataset.by = landmark.decided_by;
+  row.dataset.status = decision(landmark) && landmark.ijk ? "person" : landmark.status;
   const name = create("td", landmark.name);
   name.title = landmark.description || landmark.name;
   const status = create("td", "");
-  const [dot, word] = [create("span", ""), create("span", STATUSES[landmark.status])];
-  dot.className = "dot";
-  word.className = "word";
-  status.append(dot, word);
+  const [label, dot] = [create("span", ""), create("span", "")];
+  [label.className, dot.className] = ["status", "dot"];
+  label.append(dot, decision(landmark) ?? STATUSES[landmark.status]);
+  status.append(label);
+  if (decision(landmark)) status.title = "Decided by you";
   const numbers = [
-    ...(landmark.ras_mm ?? [null, null, null]).map((mm) => shown(mm, 2)),
+    ...((frame === "RAS" ? landmark.ras_mm : landmark.lps_mm) ?? [null, null, null]).map((mm) => shown(mm, 2)),
     shown(landmark.confidence, 2),
     shown(landmark.region95_mm, 2),
   ].map((text) => {
@@ -154,11 +200,12 @@ function measurementRow({ name, description, unit, value, interval95, reason }) 
   return row;
 }
 
+/** Say in words what is known of the chosen landmark. */
 function describe(landmark) {
-  const about = landmark.description ? `${landmark.name}: ${landmark.description}.` : `${landmark.name}.`;
-  if (!landmark.ijk) {
-    const why = { not_found: "is not in this scan", out_of_field: "is outside this scan" };
-    return `${about} It ${why[landmark.status]}.`;
-  }
-  return `${about} Voxel ${landmark.ijk.map((at) => at.toFixed(1)).join(", ")}.`;
+  const { name, description, status, ijk } = landmark;
+  const where = ijk ? `Voxel ${ijk.map((at) => at.toFixed(1)).join(", ")}.` : `It ${WHY_NOWHERE[status]}.`;
+  const who = { placed: "Placed by you.", accepted: "Accepted by you.", absent: "Marked absent by you." };
+  const words = [where, who[decision(landmark)] ?? ""].join(" ");
+  const title = create("strong", description ? `${name}: ${description}.` : `${name}.`);
+  element("chosen").replaceChildren(title, ` ${words}`);
 }

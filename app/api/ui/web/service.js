@@ -61,6 +61,10 @@ export async function listModels() {
   return (await (await request("v1/models")).json()).models;
 }
 
+export async function getModel(name) {
+  return (await request(`v1/models/${encodeURIComponent(name)}`)).json();
+}
+
 export async function generateScan(seed) {
   const scan = await (await request(`page/phantom.nii.gz?seed=${seed}`)).blob();
   return new File([scan], `phantom-${seed}.nii.gz`);

@@ -1,17 +1,20 @@
-// The viewer: NiiVue with three planes and 3D, and the names beside the points.
+// The viewer: NiiVue with three planes and 3D, and the hand that moves points in the planes.
+
+import { invert, transform } from "./geometry.js";
+import { Markers } from "./markers.js";
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
 const NODE_VALUES = { low_confidence: 1, detected: 2 };
-const SELECTED_VALUE = 3;
-// Color stops for values 0 to 3, as in the table.
+const [PERSON_VALUE, SELECTED_VALUE] = [3, 4];
+// Color stops for values 0 to 4, as in the table.
 const COLORS = {
-  R: [245, 245, 79, 92], G: [189, 189, 214, 200], B: [79, 79, 160, 255],
-  A: [255, 255, 255, 255], I: [0, 85, 170, 255],
+  R: [245, 245, 79, 190, 92], G: [189, 189, 214, 156, 200], B: [79, 79, 160, 255, 255],
+  A: [255, 255, 255, 255, 255], I: [0, 64, 128, 191, 255],
 };
 const OPTIONS = {
   backColor: [0.03, 0.04, 0.05, 1],
-  crosshairColor: [0.36, 0.78, 1, 0.7],
-  crosshairWidthUnit: "mm",
+  crosshairWidth: 0, // drawn with the markers, one pixel wide
+  meshThicknessOn2D: 0, // so are points in planes
   fontColor: [0.6, 0.65, 0.71, 1],
   fontMinPx: 12,
   dragAndDropEnabled: false,
@@ -21,9 +24,17 @@ const OPTIONS = {
   meshXRay: 0.8, // points are visible through the surface of the scan
   loadingText: "",
   logLevel: "silent",
+  // Its keys would turn the view while one judges.
+  clipPlaneHotKey: "", cycleClipPlaneHotKey: "", viewModeHotKey: "",
 };
 const RENDER_TILE = 4;
-const HOVER_PX = 14; // distance from the pointer, in CSS pixels
+// Axes to the right, upwards and through the slice, of an axial, a coronal and a sagittal plane.
+const PLANES = [[0, 1, 2], [0, 2, 1], [1, 2, 0]];
+const RING_PX = 6; // where no 95 % region is known
+const MIN_RING_PX = 4;
+const BALL_PX = 7;
+const BONE_PART = 0.3; // of the range from black to white that is black for bone
+const STILL_PX = 4; // a shorter drag is a click
 const MAX_NAMES = 20; // more are hidden at first, because they overlap
 
 /** A viewer, or null where there is no NiiVue or no WebGL 2. */
@@ -41,23 +52,33 @@ class Viewer {
   #landmarks = [];
   #selected = -1;
   #hovered = -1;
-  #pressed = null;
+  #pressed = null; // {x, y, mark, mm, moved} while a button is down
+  #plane = 0; // the one clicked last
   #mesh = null;
-  #names = true;
+  #names = null; // as somebody chose
+  #placing = false;
 
-  /** `onSelect` and `onHover` get the index of a landmark in the answer. */
-  constructor(nv, canvas, labels, { onSelect, onHover }) {
-    Object.assign(this, { nv, canvas, labels, onSelect, onHover });
+  /**
+   * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
+   * but the voxel index of a new position.
+   */
+  constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace }) {
+    Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, markers: new Markers(labels) });
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
       const result = draw();
-      this.#label();
+      this.#mark();
       return result;
     };
-    canvas.addEventListener("pointermove", (event) => this.#hover(this.#at(event)));
-    canvas.addEventListener("pointerleave", () => this.#hover(-1));
-    canvas.addEventListener("pointerdown", (event) => (this.#pressed = [event.offsetX, event.offsetY]));
-    canvas.addEventListener("click", (event) => this.#click(event));
+    canvas.addEventListener("pointerdown", (event) => this.#press(event));
+    canvas.addEventListener("pointermove", (event) => this.#move(event));
+    canvas.addEventListener("pointerup", (event) => this.#release(event));
+    canvas.addEventListener("pointercancel", () => this.cancel());
+    canvas.addEventListener("pointerleave", () => this.#hover(null));
+    // NiiVue would turn the touch that moves a point into one that moves the slices.
+    const guard = (event) => this.#pressed?.mm && event.stopImmediatePropagation();
+    canvas.parentElement.addEventListener("touchstart", guard, { capture: true });
+    canvas.parentElement.addEventListener("touchmove", guard, { capture: true });
   }
 
   /** Show a scan without landmarks. */
@@ -69,145 +90,255 @@ class Viewer {
 
   clear() {
     this.setLandmarks([]);
+    this.select(-1);
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
   }
 
-  /** Show landmarks; those without a position keep their index. */
+  /** Show the landmarks of a scan, new or changed ones; `select` shows which one is chosen. */
   setLandmarks(landmarks) {
-    const [volume] = this.nv.volumes;
-    this.#selected = this.#hovered = -1;
     // By voxel index and NiiVue's own affine: it may not prefer the form that the service uses.
-    this.#landmarks = landmarks.map(({ name, status, ijk }) => ({
-      name, status, mm: ijk && transform(volume.hdr.affine, ijk),
+    this.#landmarks = landmarks.map(({ name, status, ijk, region95_mm, decided_by }) => ({
+      name, status, region: region95_mm, person: decided_by === "person", mm: ijk && transform(this.#affine, ijk),
     }));
-    this.labels.replaceChildren();
-    this.#names = landmarks.length <= MAX_NAMES;
-    this.#draw();
   }
 
   get names() {
-    return this.#names;
+    return this.#names ?? this.#landmarks.length <= MAX_NAMES;
   }
 
   set names(shown) {
     this.#names = shown;
-    this.#label();
+    this.#mark();
   }
 
-  /** Move the crosshair to a landmark. */
-  select(index) {
+  /** Whether the next click in a plane places a point. */
+  set placing(placing) {
+    this.#placing = placing;
+    this.canvas.style.cursor = "crosshair";
+  }
+
+  /** Move the crosshair to a landmark; to `near`, a voxel index, if it has no position. */
+  select(index, near = null) {
     this.#selected = index;
-    const landmark = this.#landmarks[index];
-    if (landmark?.mm) this.nv.scene.crosshairPos = this.nv.mm2frac(landmark.mm);
+    const mm = this.#landmarks[index]?.mm ?? (near && transform(this.#affine, near));
+    if (mm) this.nv.scene.crosshairPos = this.nv.mm2frac(mm);
     this.#draw();
   }
 
   hover(index) {
     this.#hovered = index;
-    this.#label();
+    this.#mark();
   }
 
   view(name) {
+    if (VIEWS[name] < VIEWS.all) this.#plane = VIEWS[name];
     this.nv.setSliceType(VIEWS[name]);
   }
 
-  /** Positions of landmarks on the canvas: {index, x, y} in CSS pixels, for each slice that shows them. */
+  /** Map the values from black to white: "auto", "full" range, or "bone", brighter tissue with more contrast. */
+  window(name) {
+    const [volume] = this.nv.volumes;
+    if (!volume) return;
+    const { robust_min: low, robust_max: high, global_min: least, global_max: most } = volume;
+    const bright = low + BONE_PART * (high - low);
+    const [from, to] = { auto: [low, high], full: [least, most], bone: [bright, high] }[name];
+    Object.assign(volume, { cal_min: from, cal_max: to });
+    this.nv.updateGLVolume();
+  }
+
+  /** Voxel index of the crosshair. */
+  get crosshair() {
+    return transform(invert(this.#affine), [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3));
+  }
+
+  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last: its voxel index. */
+  beside(index, right, up) {
+    const mm = [...this.#landmarks[index].mm];
+    mm[PLANES[this.#plane][0]] += right;
+    mm[PLANES[this.#plane][1]] += up;
+    return transform(invert(this.#affine), mm);
+  }
+
+  /** Give up a drag: the point returns to where it was. */
+  cancel() {
+    const pressed = this.#pressed;
+    this.#pressed = null;
+    if (pressed?.moved) this.#put(pressed.mark.index, pressed.mm);
+  }
+
+  /** Positions of landmarks on the canvas, {index, x, y} in CSS pixels, for each tile that shows them. */
   screenPositions() {
-    const scale = this.canvas.width / this.canvas.clientWidth;
-    const found = [];
-    for (const tile of this.nv.screenSlices) {
-      this.#landmarks.forEach(({ mm }, index) => {
-        const position = mm && (tile.axCorSag === RENDER_TILE ? this.#inRender(tile, mm) : this.#inPlane(tile, mm));
-        if (position) found.push({ index, x: position[0] / scale, y: position[1] / scale });
-      });
-    }
-    return found;
+    return this.markers.marks;
+  }
+
+  get #affine() {
+    return this.nv.volumes[0]?.hdr.affine;
   }
 
   #draw() {
-    const nodes = this.#landmarks.flatMap(({ name, status, mm }, index) =>
-      mm ? [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#radius * (index === this.#selected ? 1.3 : 1),
-        colorValue: index === this.#selected ? SELECTED_VALUE : NODE_VALUES[status] }] : []);
-    if (this.#mesh) this.nv.removeMesh(this.#mesh);
-    this.#mesh = nodes.length
-      ? this.nv.loadConnectomeAsMesh({
-          name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
-          nodeScale: 1, showLegend: false, nodes, edges: [],
-        })
-      : null;
-    if (this.#mesh) this.nv.addMesh(this.#mesh);
-    this.nv.opts.crosshairWidth = this.#radius / 4;
-    this.nv.opts.crosshairGap = this.#radius * 2;
-    this.nv.setMeshThicknessOn2D(this.#depth);
+    const nodes = this.#landmarks.flatMap(({ name, status, person, mm }, index) => {
+      if (!mm) return [];
+      const chosen = index === this.#selected;
+      const value = chosen ? SELECTED_VALUE : person ? PERSON_VALUE : NODE_VALUES[status];
+      return [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#side / (chosen ? 50 : 70), colorValue: value }];
+    });
+    this.#drawBalls(nodes);
     this.nv.drawScene();
   }
 
-  /** Largest distance in mm from a slice at which a point is shown on it. */
-  get #depth() {
-    return 2 * this.#radius;
+  #drawBalls(nodes) {
+    if (this.#mesh && nodes.length) {
+      // In its place, because a new mesh has NiiVue send the whole scan to the graphics card again.
+      this.#mesh.nodes = nodes;
+      this.#mesh.updateMesh(this.nv.gl);
+    } else if (this.#mesh) {
+      this.nv.removeMesh(this.#mesh);
+      this.#mesh = null;
+    } else if (nodes.length) {
+      this.#mesh = this.nv.loadConnectomeAsMesh({
+        name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
+        nodeScale: 1, showLegend: false, nodes, edges: [],
+      });
+      this.nv.addMesh(this.#mesh);
+    }
   }
 
-  /** Radius of the points in mm: about a fiftieth of the scan. */
-  get #radius() {
+  /** Longest side of the scan in mm. */
+  get #side() {
     const [volume] = this.nv.volumes;
-    if (!volume) return 1;
-    const sizes = [1, 2, 3].map((axis) => volume.hdr.dims[axis] * volume.hdr.pixDims[axis]);
-    return Math.max(...sizes) / 48;
+    return volume ? Math.max(...[1, 2, 3].map((axis) => volume.hdr.dims[axis] * volume.hdr.pixDims[axis])) : 1;
   }
 
-  #inRender(tile, mm) {
+  #mark() {
+    const scale = this.canvas.width / this.canvas.clientWidth;
+    const panes = this.nv.screenSlices.map((tile) => {
+      const [left, top, width, height] = tile.leftTopWidthHeight.map((each) => each / scale);
+      // A negative width is a slice seen from the other side.
+      const box = { x: Math.min(left, left + width), y: top, width: Math.abs(width), height };
+      return tile.axCorSag === RENDER_TILE ? this.#inRender(tile, scale, box) : this.#inPlane(tile, scale, box);
+    });
+    this.markers.draw(panes, [this.#selected, this.#hovered], this.names);
+  }
+
+  #inRender(tile, scale, box) {
     const { renderAzimuth, renderElevation } = this.nv.scene;
-    const [left, top, width, height] = tile.leftTopWidthHeight;
+    const [left, top, width, height] = tile.leftTopWidthHeight.map((each) => each / scale);
     const [m] = this.nv.calculateMvpMatrix(null, tile.leftTopWidthHeight, renderAzimuth, renderElevation);
-    const clip = [0, 1, 3].map((row) => m[row] * mm[0] + m[4 + row] * mm[1] + m[8 + row] * mm[2] + m[12 + row]);
-    return [left + ((clip[0] / clip[2] + 1) / 2) * width, top + ((1 - clip[1] / clip[2]) / 2) * height];
+    const marks = this.#marks(({ mm }) => {
+      const clip = [0, 1, 3].map((row) => m[row] * mm[0] + m[4 + row] * mm[1] + m[8 + row] * mm[2] + m[12 + row]);
+      const x = left + ((clip[0] / clip[2] + 1) / 2) * width;
+      return { x, y: top + ((1 - clip[1] / clip[2]) / 2) * height, radius: BALL_PX, opacity: 1 };
+    });
+    return { box, cross: null, marks };
   }
 
-  #inPlane(tile, mm) {
-    const [across, up, through] = [[0, 1, 2], [0, 2, 1], [1, 2, 0]][tile.axCorSag];
-    const at = this.nv.frac2mm(this.nv.scene.crosshairPos)[through];
-    if (Math.abs(mm[through] - at) > this.#depth) return null;
-    const [left, top, width, height] = tile.leftTopWidthHeight;
-    const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
-    const high = (mm[up] - tile.leftTopMM[1]) / tile.fovMM[1];
-    // A negative width is a slice seen from the other side.
-    return [left + right * width, top + (1 - high) * height];
+  #inPlane(tile, scale, box) {
+    const [across, up, through] = PLANES[tile.axCorSag];
+    const at = this.nv.frac2mm(this.nv.scene.crosshairPos);
+    const place = (mm) => {
+      const [left, top, width, height] = tile.leftTopWidthHeight.map((each) => each / scale);
+      const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
+      const high = (mm[up] - tile.leftTopMM[1]) / tile.fovMM[1];
+      return { x: left + right * width, y: top + (1 - high) * height };
+    };
+    const scaled = box.width / Math.abs(tile.fovMM[0]);
+    const marks = this.#marks(({ mm, region }) => {
+      const depth = Math.max(this.#side / 40, region ?? 0);
+      const off = Math.max(Math.abs(mm[through] - at[through]) - this.nv.volumes[0].hdr.pixDims[1] / 2, 0);
+      if (off > depth) return null;
+      const radius = region === null ? RING_PX : Math.max(region * scaled, MIN_RING_PX);
+      return { ...place(mm), radius, opacity: off ? 0.75 - 0.6 * (off / depth) : 1, plane: tile.axCorSag, tile };
+    });
+    const chosen = marks.find(({ index }) => index === this.#selected);
+    return { box, cross: { ...place(at), gap: (chosen?.radius ?? RING_PX) + 3 }, marks };
   }
 
-  #label() {
-    const shown = this.screenPositions().filter(
-      ({ index }) => this.#names || index === this.#selected || index === this.#hovered,
-    );
-    while (this.labels.children.length < shown.length) this.labels.append(document.createElement("span"));
-    [...this.labels.children].forEach((label, at) => {
-      label.hidden = at >= shown.length;
-      if (label.hidden) return;
-      const { index, x, y } = shown[at];
-      label.textContent = this.#landmarks[index].name;
-      label.className = index === this.#selected || index === this.#hovered ? "near" : "";
-      label.style.transform = `translate(${(x + 9).toFixed(1)}px, ${(y - 22).toFixed(1)}px)`;
+  #marks(place) {
+    return this.#landmarks.flatMap((landmark, index) => {
+      const placed = landmark.mm && place(landmark);
+      return placed ? [{ index, name: landmark.name, status: landmark.status, person: landmark.person, ...placed }] : [];
     });
   }
 
-  #at({ offsetX, offsetY }) {
-    const [best] = this.screenPositions()
-      .map(({ index, x, y }) => ({ index, distance: Math.hypot(x - offsetX, y - offsetY) }))
-      .sort((one, other) => one.distance - other.distance);
-    return best?.distance <= HOVER_PX ? best.index : -1;
+  /** The tile at a point of the canvas, if it is a plane. */
+  #planeAt(x, y) {
+    const scale = this.canvas.width / this.canvas.clientWidth;
+    const tile = this.nv.screenSlices[this.nv.tileIndex(x * scale, y * scale)];
+    return tile && tile.axCorSag !== RENDER_TILE ? tile : null;
   }
 
-  #hover(index) {
-    this.canvas.style.cursor = index < 0 ? "crosshair" : "pointer";
+  /** The position in mm at a point of a plane; `depth` is its coordinate through the plane. */
+  #mmAt(tile, x, y, depth) {
+    const scale = this.canvas.width / this.canvas.clientWidth;
+    const [left, top, width, height] = tile.leftTopWidthHeight;
+    const [across, up, through] = PLANES[tile.axCorSag];
+    const mm = [0, 0, 0];
+    mm[across] = tile.leftTopMM[0] + ((x * scale - left) / width) * tile.fovMM[0];
+    mm[up] = tile.leftTopMM[1] + (1 - (y * scale - top) / height) * tile.fovMM[1];
+    mm[through] = depth;
+    return mm;
+  }
+
+  #press(event) {
+    const [x, y] = [event.offsetX, event.offsetY];
+    const tile = this.#planeAt(x, y);
+    if (tile) this.#plane = tile.axCorSag;
+    if (event.button !== 0 || !event.isPrimary) return;
+    const mark = this.#placing ? null : this.markers.at(x, y);
+    const grabbed = mark?.tile ? this.#landmarks[mark.index].mm : null;
+    this.#pressed = { x, y, mark, mm: grabbed, moved: false };
+    if (!grabbed) return;
+    // NiiVue gets no mouse event of this press.
+    event.preventDefault();
+    this.canvas.focus();
+    this.canvas.setPointerCapture(event.pointerId);
+  }
+
+  #move(event) {
+    const pressed = this.#pressed;
+    const [x, y] = [event.offsetX, event.offsetY];
+    if (pressed) pressed.moved ||= Math.hypot(x - pressed.x, y - pressed.y) >= STILL_PX;
+    if (!pressed?.mm) return this.#hover(this.markers.at(x, y));
+    if (!pressed.moved) return;
+    if (this.#selected !== pressed.mark.index) this.onSelect(pressed.mark.index);
+    this.#put(pressed.mark.index, this.#dragged(pressed, x, y));
+  }
+
+  #release(event) {
+    const pressed = this.#pressed;
+    this.#pressed = null;
+    if (!pressed) return;
+    const tile = this.#planeAt(pressed.x, pressed.y);
+    if (pressed.mm && pressed.moved) {
+      const mm = this.#dragged(pressed, event.offsetX, event.offsetY);
+      this.onMove(pressed.mark.index, transform(invert(this.#affine), mm));
+    } else if (this.#placing && tile && !pressed.moved) {
+      const at = this.nv.frac2mm(this.nv.scene.crosshairPos)[PLANES[tile.axCorSag][2]];
+      this.onPlace(transform(invert(this.#affine), this.#mmAt(tile, pressed.x, pressed.y, at)));
+    } else if (pressed.mark && !pressed.moved) {
+      // A drag in 3D turns the scan; it does not select.
+      this.onSelect(pressed.mark.index);
+    }
+  }
+
+  /** Where a point is dragged to: as far from where it was as the pointer is from where it was pressed. */
+  #dragged({ x: fromX, y: fromY, mark, mm }, x, y) {
+    return this.#mmAt(mark.tile, mark.x + x - fromX, mark.y + y - fromY, mm[PLANES[mark.plane][2]]);
+  }
+
+  #put(index, mm) {
+    this.#landmarks[index].mm = mm;
+    this.nv.scene.crosshairPos = this.nv.mm2frac(mm);
+    this.nv.drawScene();
+  }
+
+  #hover(mark) {
+    if (this.#placing) return;
+    this.canvas.style.cursor = mark ? (mark.tile ? "grab" : "pointer") : "crosshair";
+    const index = mark?.index ?? -1;
     if (index === this.#hovered) return;
     this.hover(index);
     this.onHover(index);
-  }
-
-  #click(event) {
-    const [x, y] = this.#pressed ?? [NaN, NaN];
-    const index = this.#at(event);
-    // A drag rotates the scan or moves the crosshair; it does not select.
-    if (index >= 0 && Math.hypot(event.offsetX - x, event.offsetY - y) < 4) this.onSelect(index);
   }
 }
 
@@ -220,8 +351,4 @@ async function suffixOf(file) {
   if (start.startsWith("\x1f\x8b")) return "nii.gz";
   if (start.startsWith("NRRD")) return "nrrd";
   return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
-}
-
-function transform(affine, ijk) {
-  return [0, 1, 2].map((row) => affine[row][3] + ijk.reduce((sum, at, axis) => sum + affine[row][axis] * at, 0));
 }

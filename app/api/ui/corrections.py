@@ -1,0 +1,66 @@
+"""An answer as a person corrected it -> the same, checked, and measured again."""
+
+from typing import Final
+
+import numpy as np
+
+from app.engine import Engine
+from app.errors import BadParameter
+from app.geometry import LPS_FROM_RAS, transform
+from app.inference import measure_answer
+from app.io import LandmarkAnswer, LandmarksAnswer
+
+TOLERANCE_MM: Final = 1e-3
+"""Between positions in different frames; far below what anybody can place."""
+
+
+def complete_corrections(answer: LandmarksAnswer, engine: Engine) -> LandmarksAnswer:
+    """Check the positions of an answer, and measure again if a person decided any of them.
+
+    Args:
+        answer: From the page.
+        engine: Its models measure.
+
+    Returns:
+        The answer. Its measurements are left out, with a warning, if its model is not loaded.
+
+    Raises:
+        BadParameter: The frames of a position disagree, or a status and its position do.
+    """
+    affine = np.array((*answer.volume.affine,), dtype=np.float64)
+    for landmark in answer.landmarks:
+        _check_position(landmark, affine)
+    if not any(landmark.decided_by == "person" for landmark in answer.landmarks):
+        return answer
+    model = engine.registry.models.get(answer.model.name)
+    if model is not None and model.digest == answer.model.digest:
+        measured = measure_answer(answer.landmarks, model.manifest.measurements)
+        return answer.model_copy(update={"measurements": measured})
+    if not answer.measurements:
+        return answer
+    warning = (
+        f"The measurements are left out, because the model that names them, {answer.model.name} "
+        f"{answer.model.version}, is not loaded any more."
+    )
+    changes = {"measurements": [], "warnings": [*answer.warnings, warning]}
+    return answer.model_copy(update=changes)
+
+
+def _check_position(landmark: LandmarkAnswer, affine: np.ndarray) -> None:
+    place = f"landmark {landmark.name!r}"
+    if landmark.ijk is None or landmark.ras_mm is None or landmark.lps_mm is None:
+        found = landmark.status in {"detected", "low_confidence"}
+        if found or {landmark.ijk, landmark.ras_mm, landmark.lps_mm} != {None}:
+            raise BadParameter(
+                f"{place}: expected ijk, ras_mm and lps_mm, or none of them and status not_found; "
+                f"got status {landmark.status} and a null"
+            )
+        return
+    if landmark.status in {"not_found", "out_of_field"}:
+        raise BadParameter(f"{place}: expected no position, as it is {landmark.status}; got one")
+    ras = transform(affine, np.array(landmark.ijk))
+    lps = transform(LPS_FROM_RAS, np.array(landmark.ras_mm))
+    for name, expected, got in (("ras_mm", ras, landmark.ras_mm), ("lps_mm", lps, landmark.lps_mm)):
+        if not np.abs(expected - np.array(got)).max() <= TOLERANCE_MM:
+            numbers = ", ".join(f"{mm:.4f}" for mm in expected)
+            raise BadParameter(f"{place}: expected {name} {numbers}; got {list(got)}")

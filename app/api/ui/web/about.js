@@ -1,0 +1,26 @@
+// What a model finds, and what its scans should be, where the table of landmarks will be.
+
+import { getModel } from "./service.js";
+
+const element = (id) => document.getElementById(id);
+
+/** Describe a model of the list; what takes another call follows. */
+export async function describeModel({ name, version, description }) {
+  element("about-title").textContent = `${name} ${version}`;
+  element("about-text").textContent = `${description.replace(/\.?$/, ".")}`;
+  element("about-scan").textContent = "";
+  element("about-card").hidden = true;
+  try {
+    const model = await getModel(name);
+    if (element("about-title").textContent !== `${model.name} ${model.version}`) return; // another one by now
+    const spacing = [...new Set(model.spacing_mm)].join(" × ");
+    const whole = model.tile_shape === "whole" ? " The network sees the whole scan at once." : "";
+    element("about-scan").textContent =
+      `Scans are resampled to ${spacing} mm; their voxels should not be much larger. Any orientation will do.${whole}`;
+    element("about-license").textContent = `Licence: ${model.license}`;
+    element("about-words").textContent = model.card ?? "";
+    element("about-card").hidden = !model.card;
+  } catch {
+    // The list said what matters.
+  }
+}

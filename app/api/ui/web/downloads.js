@@ -1,0 +1,73 @@
+// The downloads: an answer in every format, and the landmarks of all scans as one table.
+
+import { convertAnswer } from "./service.js";
+
+// The first ones are buttons, the others in a menu.
+const FORMATS = {
+  "json": "JSON (RAS and LPS)",
+  "mrk.json": "Slicer .mrk.json (LPS)",
+  "csv": "CSV (LPS)",
+  "tsv": "TSV (LPS)",
+  "fcsv": "Slicer .fcsv (LPS)",
+  "long": "CSV, all columns (RAS and LPS)",
+  "measurements": "Measurements, CSV",
+};
+const BUTTONS = 2;
+const TABLES = ["long", "measurements"];
+// As those of the format "long".
+const COLUMNS = [
+  "scan", "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
+  "spread_mm", "region95_mm", "decided_by", "description",
+];
+const NOWHERE = [null, null, null];
+
+const element = (id) => document.getElementById(id);
+
+/** The name of a scan without what says its format. */
+export const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
+
+/** Offer an answer; `current` returns it as it is when a button is pressed. */
+export function offerDownloads(fileName, current, onProblem) {
+  const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || current().measurements.length);
+  const buttons = names.map((name) => {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", textContent: FORMATS[name] });
+    button.dataset.format = name;
+    button.onclick = async () => {
+      try {
+        const suffix = TABLES.includes(name) ? `${name}.csv` : name;
+        save(await convertAnswer(current(), name), `${stemOf(fileName)}.${suffix}`);
+        element("more").open = false;
+      } catch (problem) {
+        onProblem(problem);
+      }
+    };
+    return button;
+  });
+  element("downloads").replaceChildren(...buttons.slice(0, BUTTONS));
+  element("formats").replaceChildren(...buttons.slice(BUTTONS));
+}
+
+/** Save the landmarks of several scans, {name, landmarks}, as one table. */
+export function saveAll(scans) {
+  const rows = scans.flatMap(({ name, landmarks }) =>
+    landmarks.map((one) => [
+      name, one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),
+      ...(one.ijk ?? NOWHERE), one.spread_mm, one.region95_mm, one.decided_by, one.description,
+    ]));
+  const text = [COLUMNS, ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
+  save(new Blob([text], { type: "text/csv" }), "landmarks.csv");
+}
+
+function cell(value) {
+  const text = String(value ?? "");
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}

@@ -1,0 +1,56 @@
+// Notices: how far a scan is, and what went wrong.
+
+import { Problem } from "./service.js";
+
+// Shown above the detail of a problem, by its code.
+const PROBLEM_TITLES = {
+  "not-a-volume": "This file is not a scan that can be read",
+  "broken-volume": "This scan is damaged or incomplete",
+  "unauthorized": "The service did not accept the key",
+  "slow-upload": "The upload took too long",
+  "too-large": "This scan is too large for the service",
+  "bad-geometry": "The geometry of this scan is unclear",
+  "bad-voxels": "The values of this scan cannot be used",
+  "queue-full": "The service is busy; please try again soon",
+  "not-ready": "The service is not ready yet; please try again soon",
+  "draining": "The service is stopping",
+  "deadline-exceeded": "The request took too long; please try again later",
+  "does-not-fit": "This scan needs more memory than the service has",
+};
+const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
+const MISFIT_TITLE = "This scan does not fit this model";
+export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
+const RETRYABLE = new Set([
+  "slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable", "cancelled",
+]);
+
+const element = (id) => document.getElementById(id);
+
+/** Show the progress of a scan, as the service reports it. */
+export function showProgress({ stage, part, ahead, tile, tiles }) {
+  const bar = element("progress");
+  const known = { upload: part, tile: tiles ? tile / tiles : undefined }[stage];
+  if (known === undefined) bar.removeAttribute("value");
+  else bar.value = known;
+  element("stage-name").textContent = {
+    waiting: () => "Waiting for its turn",
+    upload: () => (part < 1 ? `Sending, ${Math.round(100 * part)} %` : "Sent"),
+    queued: () => (ahead ? `Waiting behind ${ahead} other ${ahead === 1 ? "scan" : "scans"}` : "Preparing"),
+    tile: () => `Detecting: tile ${tile} of ${tiles}`,
+  }[stage]();
+}
+
+/** Show a problem of the service, or an error. */
+export function showProblem(error) {
+  const misfit = MISFITS.includes(error.code) && error.message.includes("the model's");
+  if (error.code === "unauthorized") element("ask-key").hidden = false;
+  element("problem-title").textContent =
+    (misfit ? MISFIT_TITLE : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
+  element("problem-detail").textContent = error.message;
+  element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
+  const asked = ["frame", "series"].find((name) => error.message.includes(`${name}=`));
+  element("ask-choice").hidden = !asked;
+  element("choice-name").textContent = element("choice").name = asked ?? "";
+  element("again").hidden = !RETRYABLE.has(error.code);
+  element("problem").hidden = false;
+}

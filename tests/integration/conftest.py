@@ -1,0 +1,50 @@
+"""A browser and a service for the page, for the test files that look at it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.dependencies import hash_key
+from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SCAN
+from tests.support.services import RAW, ServiceProcess
+
+PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
+WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["ball", "dumbbell"]\n'
+
+
+@pytest.fixture(scope="module")
+def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service with the phantom's model, which measures, too."""
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(PHANTOM, models / PHANTOM.name)
+    with (models / PHANTOM.name / "model.toml").open("a", encoding="utf-8") as manifest:
+        manifest.write(f"\n{WIDTH}")
+    process = ServiceProcess(models, BATCH_SIZE="2", API_KEYS=hash_key(KEY))
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def answer(page_service: ServiceProcess) -> list[dict[str, Any]]:
+    """The landmarks of the scan, as the service finds them."""
+    url = f"{page_service.url}/v1/landmarks?model=phantom"
+    made = httpx.post(url, content=SCAN, headers=RAW | BEARER, timeout=60).json()["landmarks"]
+    assert [each["name"] for each in made if not each["ras_mm"]] == [ABSENT]
+    return list(made)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("expected a Chromium")
+    from playwright import sync_api  # noqa: PLC0415 - other tests here do without
+
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield made
+        made.close()

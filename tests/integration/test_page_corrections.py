@@ -1,0 +1,231 @@
+"""Corrections on the page, in a real Chromium with a real service: by mouse, finger and keys."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from tests.support.browser import (
+    ABSENT,
+    MISSING,
+    NEAR_MM,
+    SCAN,
+    Page,
+    choose,
+    chosen,
+    crosshair,
+    download,
+    drag,
+    drop,
+    landmark,
+    mark_of,
+    opened,
+    row,
+)
+from tests.support.services import ServiceProcess
+
+
+@pytest.fixture(scope="module")
+def answered(browser: Any, page_service: ServiceProcess) -> Iterator[Page]:  # noqa: ANN401
+    """The page with one scan, whose landmarks are found."""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        yield page
+
+
+@pytest.fixture
+def page(answered: Page) -> Iterator[Page]:
+    """The same, afterwards with all corrections undone."""
+    yield answered
+    while answered.is_enabled('[data-act="undo"]'):
+        answered.keyboard.press("Control+z")
+    answered.keyboard.press("Escape")
+
+
+def test_dragged_ring_takes_its_point_along(page: Page, answer: list[dict[str, Any]]) -> None:
+    before = answer[0]
+    name = before["name"]
+    choose(page, name)
+    for plane, through in ((0, 2), (2, 0)):
+        start = mark_of(page, name, plane)
+        drag(page, name, plane, 12, -8)
+        page.keyboard.press("Escape")  # gives it up
+        page.mouse.up()
+        assert landmark(page, name) == before
+        drag(page, name, plane, 12, -8)
+        page.mouse.up()
+        after = landmark(page, name)
+        assert (after["status"], after["decided_by"]) == ("detected", "person")
+        assert after["ras_mm"][through] == pytest.approx(before["ras_mm"][through], abs=NEAR_MM)
+        assert np.linalg.norm(np.subtract(after["ras_mm"], before["ras_mm"])) > 1.0
+        assert_allclose(np.array(after["lps_mm"]) * [-1, -1, 1], after["ras_mm"], atol=NEAR_MM)
+        assert_allclose(crosshair(page), after["ras_mm"], atol=NEAR_MM)
+        end = mark_of(page, name, plane)
+        assert (end["x"], end["y"]) == pytest.approx((start["x"] + 12, start["y"] - 8), abs=0.1)
+        assert row(page, name)[1:] == [
+            "placed", *(f"{mm:.2f}" for mm in after["ras_mm"]), MISSING, MISSING,
+        ]  # fmt: skip
+        page.keyboard.press("Control+z")
+        assert landmark(page, name) == before
+        page.keyboard.press("Control+Shift+z")
+        assert landmark(page, name) == after
+        page.keyboard.press("Control+z")
+
+
+def test_arrow_keys_move_by_a_tenth_of_a_voxel(page: Page, answer: list[dict[str, Any]]) -> None:
+    before = answer[0]["ras_mm"]
+    name = answer[0]["name"]
+    choose(page, name)
+    spacing = min(page.evaluate("landmarkd.queue.current.edits.original.volume.spacing_mm"))
+    for plane, (right, up) in enumerate(((0, 1), (0, 2), (1, 2))):
+        mark = mark_of(page, name, plane)
+        page.mouse.click(mark["x"], mark["y"])
+        for key, axis, voxels in (
+            ("ArrowRight", right, 0.1),
+            ("ArrowUp", up, 0.1),
+            ("Shift+ArrowLeft", right, -1.0),
+        ):
+            page.keyboard.press(key)
+            expected = np.array(before)
+            expected[axis] += voxels * spacing
+            assert_allclose(landmark(page, name)["ras_mm"], expected, atol=NEAR_MM)
+            page.keyboard.press("Control+z")
+
+
+def test_downloads_hold_what_a_person_decided(page: Page, answer: list[dict[str, Any]]) -> None:
+    placed, accepted, absent, *_ = (one["name"] for one in answer if one["ras_mm"])
+    choose(page, placed)
+    drag(page, placed, 1, 9, 9)
+    page.mouse.up()
+    choose(page, accepted)
+    page.keyboard.press("a")
+    choose(page, absent)
+    page.keyboard.press("x")
+    assert [row(page, name)[1] for name in (placed, accepted, absent)] == [
+        "placed", "accepted", "absent",
+    ]  # fmt: skip
+    assert page.text_content("#summary") == f"{len(answer) - 2} of {len(answer)} landmarks found"
+    _, content = download(page, '[data-format="mrk.json"]')
+    points = {one["label"]: one for one in json.loads(content)["markups"][0]["controlPoints"]}
+    assert points[placed]["description"].endswith("placed by a person")
+    assert points[placed]["position"] == landmark(page, placed)["lps_mm"]
+    assert points[accepted]["description"].endswith("accepted by a person")
+    assert points[absent]["positionStatus"] == "undefined"
+    _, content = download(page, '[data-format="json"]')
+    by = {one["name"]: one["decided_by"] for one in json.loads(content)["landmarks"]}
+    assert {name for name, who in by.items() if who == "person"} == {placed, accepted, absent}
+
+
+def test_missing_landmark_is_placed_by_a_click(page: Page) -> None:
+    choose(page, ABSENT)
+    box = page.evaluate("landmarkd.viewer.nv.screenSlices[0].leftTopWidthHeight")
+    page.keyboard.press("p")
+    assert page.is_visible("#placing")
+    at = {"x": box[0] + box[2] * 0.4, "y": box[1] + box[3] * 0.3}
+    page.click("#canvas", position=at)
+    assert page.is_hidden("#placing")
+    after = landmark(page, ABSENT)
+    assert_allclose(crosshair(page), after["ras_mm"], atol=0.05)  # NiiVue counts in float32
+    assert row(page, ABSENT)[1] == "placed"
+    page.keyboard.press("Control+z")
+    assert row(page, ABSENT)[1] == "not found"
+    page.keyboard.press("p")
+    page.keyboard.press("Enter")  # without a mouse
+    assert_allclose(landmark(page, ABSENT)["ras_mm"], crosshair(page), atol=0.05)
+
+
+def test_measurements_follow_corrections(page: Page, answer: list[dict[str, Any]]) -> None:
+    ends = {one["name"]: np.array(one["ras_mm"]) for one in answer if one["ras_mm"]}
+    values = "#measurements td:nth-child(2)"
+    before = f"{np.linalg.norm(ends['ball'] - ends['dumbbell']):.1f} mm"
+    assert page.text_content(values) == before
+    choose(page, "ball")
+    drag(page, "ball", 0, 20, 10)
+    page.mouse.up()
+    moved = np.array(landmark(page, "ball")["ras_mm"])
+    expected = f"{np.linalg.norm(moved - ends['dumbbell']):.1f} mm"
+    assert expected != before
+    page.wait_for_selector(f'{values}:text-is("{expected}")')
+    page.keyboard.press("x")
+    page.wait_for_selector(f'{values}:text-is("{MISSING}")')
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")
+    page.wait_for_selector(f'{values}:text-is("{before}")')
+
+
+def test_review_begins_with_what_is_in_doubt(page: Page, answer: list[dict[str, Any]]) -> None:
+    def doubt(one: dict[str, Any]) -> tuple[int, float]:
+        ranks = ["not_found", "low_confidence", "detected"]
+        return ranks.index(one["status"]), one["confidence"] or 0.0
+
+    order = [one["name"] for one in sorted(answer, key=doubt)]
+    assert order[0] == ABSENT
+    choose(page, order[-1])
+    for name in [*order, order[0]]:
+        page.keyboard.press("n")
+        assert chosen(page) == name
+    page.keyboard.press("a")
+    choose(page, order[-1])
+    page.keyboard.press("n")
+    assert chosen(page) == order[1]  # the first one is decided
+    assert page.text_content("#decided") == f"You have decided 1; {len(order) - 1} left."
+
+
+def test_letters_in_a_field_are_text(page: Page) -> None:
+    page.evaluate("document.getElementById('ask-key').hidden = false")
+    page.focus("#key")
+    page.keyboard.type("axpn")
+    assert page.input_value("#key").endswith("axpn")
+    assert page.is_disabled('[data-act="undo"]')
+    page.evaluate("document.getElementById('ask-key').hidden = true")
+
+
+def test_frame_of_the_table_is_chosen(page: Page, answer: list[dict[str, Any]]) -> None:
+    before = row(page, answer[0]["name"])
+    page.click('[data-frame="LPS"]')
+    assert page.locator("thead abbr").all_text_contents()[:3] == ["L", "P", "S"]
+    after = row(page, answer[0]["name"])
+    assert [float(mm) for mm in after[2:5]] == [
+        -float(before[2]),
+        -float(before[3]),
+        float(before[4]),
+    ]
+    assert page.evaluate("localStorage.getItem('landmarkd.frame')") == "LPS"
+    page.click('[data-frame="RAS"]')
+
+
+def test_contrast_is_chosen(page: Page) -> None:
+    ranges = {}
+    for name in ("bone", "full", "auto"):
+        page.click(f'[data-window="{name}"]')
+        volume = "landmarkd.viewer.nv.volumes[0]"
+        ranges[name] = page.evaluate(f"[{volume}.cal_min, {volume}.cal_max]")
+    assert ranges["full"][0] <= ranges["auto"][0] < ranges["bone"][0]
+    assert ranges["bone"][1] <= ranges["auto"][1] <= ranges["full"][1]
+
+
+def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any]]) -> None:
+    leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+    asked: list[str] = []
+
+    def refuse(dialog: Any) -> None:  # noqa: ANN401
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    choose(page, answer[0]["name"])
+    assert page.evaluate(leaving) is False
+    page.keyboard.press("x")
+    assert page.evaluate(leaving) is True
+    page.once("dialog", refuse)
+    page.dispatch_event("#model", "change")
+    assert "corrections" in asked[0]
+    assert landmark(page, answer[0]["name"])["decided_by"] == "person"
+    download(page, '[data-format="json"]')
+    assert page.evaluate(leaving) is False
+    choose(page, answer[1]["name"])
+    page.keyboard.press("a")
+    assert page.evaluate(leaving) is True

@@ -1,0 +1,139 @@
+"""The page in a Chromium: opened, given files, and read."""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from app.phantom import make_phantom, scan_bytes
+
+CHROMIUM: Final = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
+)
+# WebGL 2 without a graphics card; the sandbox does not work for root.
+FLAGS: Final = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+# Every pixel is drawn by the processor here.
+SMALL: Final = {"width": 640, "height": 480}
+KEY: Final = "correct horse"
+BEARER: Final = {"Authorization": f"Bearer {KEY}"}
+SEED: Final = 6
+SCAN: Final = scan_bytes(make_phantom(SEED))
+ABSENT: Final = "ring"
+"""From this scan."""
+MISSING: Final = "\N{EN DASH}"
+NEAR_MM: Final = 1e-3
+
+Page = Any
+"""playwright has types, but not everybody has playwright."""
+
+
+@contextmanager
+def opened(
+    browser: Any,  # noqa: ANN401
+    url: str,
+    before: str = "",
+    **context: Any,
+) -> Iterator[Page]:
+    """Open the page and enter the key; afterwards check that it requested nothing elsewhere."""
+    page = browser.new_page(**({"viewport": SMALL} | context))
+    page.set_default_timeout(60_000)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.add_init_script(before)
+    enter(page, url)
+    yield page
+    page.close()
+    assert [each for each in asked if not each.startswith((url, "data:", "blob:"))] == []
+
+
+def enter(page: Page, url: str) -> None:
+    """Go to the page and enter the key."""
+    page.goto(url)
+    page.wait_for_selector("body[data-ready]")
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#generate:not([hidden])")
+
+
+def drop(page: Page, *files: tuple[str, bytes]) -> None:
+    """Drop files, given by name and content, on the page."""
+    carried = page.evaluate_handle(
+        """(files) => {
+            const transfer = new DataTransfer();
+            for (const [name, text] of files) {
+                const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+                transfer.items.add(new File([bytes], name));
+            }
+            return transfer;
+        }""",
+        [[name, base64.b64encode(content).decode()] for name, content in files],
+    )
+    page.dispatch_event("#screen", "drop", {"dataTransfer": carried})
+
+
+def chosen(page: Page) -> str:
+    """Read the name in the selected row."""
+    return str(page.text_content('#rows tr[aria-selected="true"] td'))
+
+
+def rows(page: Page) -> list[list[str]]:
+    """Read the table of landmarks."""
+    texts = "[...row.cells].map((cell) => cell.textContent)"
+    return list(page.evaluate(f"[...document.querySelector('#rows').rows].map((row) => {texts})"))
+
+
+def row(page: Page, name: str) -> list[str]:
+    """Read the row of a landmark."""
+    return next(cells for cells in rows(page) if cells[0] == name)
+
+
+def crosshair(page: Page) -> list[float]:
+    """Read the position of NiiVue's crosshair, in mm, RAS."""
+    script = (
+        "() => { const { nv } = landmarkd.viewer; return [...nv.frac2mm(nv.scene.crosshairPos)]; }"
+    )
+    return list(page.evaluate(script))[:3]
+
+
+def landmark(page: Page, name: str) -> dict[str, Any]:
+    """Read a landmark of the scan that is looked at, as corrected."""
+    found = "landmarkd.queue.current.edits.landmarks.find((one) => one.name === name)"
+    return dict(page.evaluate(f"(name) => {found}", name))
+
+
+def choose(page: Page, name: str) -> None:
+    """Choose a landmark by its row."""
+    page.click(f'#rows tr:has(td:text-is("{name}"))')
+
+
+def mark_of(page: Page, name: str, plane: int) -> dict[str, Any]:
+    """Find a landmark's ring in a plane: 0 axial, 1 coronal, 2 sagittal; x and y on the screen."""
+    mark = page.evaluate(
+        """([name, plane]) => {
+            document.getElementById("canvas").scrollIntoView({ block: "center" });
+            const shown = landmarkd.viewer.screenPositions();
+            const mark = shown.find((one) => one.name === name && one.plane === plane);
+            const { x, y } = document.getElementById("canvas").getBoundingClientRect();
+            return { x: mark.x + x, y: mark.y + y, radius: mark.radius };
+        }""",
+        [name, plane],
+    )
+    return dict(mark)
+
+
+def download(page: Page, selector: str) -> tuple[str, str]:
+    """Press a button; return the name and the content of the file that it saves."""
+    with page.expect_download() as saved:
+        page.evaluate("(selector) => document.querySelector(selector).click()", selector)
+    return saved.value.suggested_filename, Path(saved.value.path()).read_text(encoding="utf-8")
+
+
+def drag(page: Page, name: str, plane: int, right: float, down: float) -> None:
+    """Drag a landmark's ring by CSS pixels."""
+    mark = mark_of(page, name, plane)
+    page.mouse.move(mark["x"] + 1, mark["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(mark["x"] + 1 + right / 2, mark["y"] + 2 + down)
+    page.mouse.move(mark["x"] + 1 + right, mark["y"] + 2 + down)
