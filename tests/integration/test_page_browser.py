@@ -225,13 +225,13 @@ def test_without_webgl_landmarks_are_listed(browser: Any, page_service: ServiceP
 @pytest.mark.parametrize("suffix", ["nrrd", "mha"])
 def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
     browser: Any,  # noqa: ANN401
-    service: ServiceProcess,
+    page_service: ServiceProcess,
     suffix: str,
 ) -> None:
     volume = read_volume(SCAN)
     voxels = np.rint(volume.voxels).astype(np.int16)
     write = as_nrrd if suffix == "nrrd" else as_metaimage
-    with opened(browser, service.url) as page:
+    with opened(browser, page_service.url) as page:
         drop(page, (f"scan.{suffix}", write(voxels, volume.affine)))
         page.wait_for_selector("#results", state="visible")
         assert page.is_hidden("#unseen")
@@ -241,12 +241,12 @@ def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
 
 def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
     browser: Any,  # noqa: ANN401
-    service: ServiceProcess,
+    page_service: ServiceProcess,
 ) -> None:
     volume = read_volume(SCAN)
     voxels = np.rint(volume.voxels).astype(np.int16)
     scout = as_dicom(voxels[:, :, :2], volume.affine, SeriesInstanceUID="1.2")
-    with opened(browser, service.url) as page:
+    with opened(browser, page_service.url) as page:
         drop(page, ("series.zip", zipped([*scout, *as_dicom(voxels, volume.affine)])))
         page.wait_for_selector("#ask-choice", state="visible")
         assert page.text_content("#choice-name") == "series"
