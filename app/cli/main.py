@@ -6,7 +6,7 @@ Commands import what they need when they run, so that help and errors do not wai
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
@@ -16,10 +16,10 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.batch import Files, LongTable, Output, Sink, detect_all
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, read_scan
 from app.errors import LandmarkdError, StartupError
@@ -141,7 +141,10 @@ def detect(
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", help="File; folder, if it ends in / or for a folder or several scans."
+            "-o",
+            "--output",
+            help="File; for several scans or a folder of them, a folder, or one table of all if it "
+            "ends in .csv.",
         ),
     ] = "",
     model: ModelName = None,
@@ -149,8 +152,14 @@ def detect(
         str | None, typer.Option(help="Use the service at this URL instead of this process.")
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help=" ".join(form.name for form in FORMATS))
+        str | None,
+        typer.Option(
+            "--format", help=f"{' '.join(form.name for form in FORMATS)}. Default: by -o, or json."
+        ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Leave out scans whose answer is there already.")
+    ] = False,
     series: Annotated[
         int | None, typer.Option(min=0, help="Series of DICOM files of several, from 0.")
     ] = None,
@@ -163,44 +172,42 @@ def detect(
         fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     form = _output_format(output, format_)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
-    targets = _targets(files, Path(output) if output else None, form, to_folder=to_folder)
-    failures: list[str] = []
+    sink = _sink(files, Path(output) if output else None, form, to_folder=to_folder, resume=resume)
     with ExitStack() as stack:
-        find = partial(_finder(stack, url, model, models_dir, device), series=series)
-        for path in track(files, "Detecting", console=console, disable=len(files) == 1):
-            try:
-                content = form.write(find(read_scan(path)))
-            except (LandmarkdError, OSError) as error:
-                failures.append(f"{path.name}: {error}")
-            else:
-                _write(content, targets[path])
-    for failure in failures:
+        with console.status("Loading the model" if url is None else "Connecting"):
+            find = partial(_finder(stack, url, model, models_dir, device), series=series)
+        tally = detect_all(files, find, sink, console, resume=resume)
+    for failure in tally.failures:
         _print_error(failure)
-    if failures:
+    if output and to_folder:
+        console.print(f"{tally.summary()} -> {output}", markup=False, highlight=False)
+    if tally.failures:
         raise typer.Exit(1)
 
 
-def _targets(
-    files: list[Path], output: Path | None, form: AnswerFormat, *, to_folder: bool
-) -> Mapping[Path, Path | None]:
-    """Choose where the answer to each scan is written; None: standard output."""
+def _sink(
+    files: list[Path], output: Path | None, form: AnswerFormat, *, to_folder: bool, resume: bool
+) -> Sink:
+    """Choose where answers go: standard output, a file, one table, or a folder of files."""
     if output is None:
         if len(files) > 1:
-            fail("expected -o FOLDER for several scans")
-        return {files[0]: None}
+            fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
+        return Output(form, typer.echo)
     if not (to_folder or output.is_dir()):
-        return {files[0]: output}
-    scans: dict[str, Path] = {}
+        return Files({files[0]: output}, form)
+    stems: dict[str, Path] = {}
     for path in files:
         stem = scan_stem(path.resolve().name)
-        if stem in scans:
+        if stem in stems:
             fail(
-                f"expected scans with different names, got {scans[stem]} and {path}, "
+                f"expected scans with different names, got {stems[stem]} and {path}, "
                 f"whose answers would both be {stem}.{form.name}"
             )
-        scans[stem] = path
+        stems[stem] = path
+    if output.suffix == ".csv" and form.name in ("csv", "long") and not output.is_dir():
+        return LongTable(output, resume=resume)
     output.mkdir(parents=True, exist_ok=True)
-    return {path: output / f"{stem}.{form.name}" for stem, path in scans.items()}
+    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, form)
 
 
 def _output_format(output: str, name: str | None) -> AnswerFormat:
@@ -226,13 +233,6 @@ def _finder(
 
     client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
     return partial(client.detect, model=model)
-
-
-def _write(content: bytes, path: Path | None) -> None:
-    if path is None:
-        typer.echo(content.decode())
-    else:
-        path.write_bytes(content)
 
 
 @app.command()

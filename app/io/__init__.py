@@ -44,6 +44,7 @@ from app.io.slicer import (
     landmark_stem,
     markups_json,
     read_landmarks,
+    write_long,
 )
 from app.io.volume import (
     FLOAT32_MAX,
@@ -65,5 +66,5 @@ __all__ = [
     "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
     "VolumeLimits", "check_header", "check_spacing", "check_start", "declared_frame", "is_dicom",
     "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
-    "read_volume", "scan_stem",
+    "read_volume", "scan_stem", "write_long",
 ]  # fmt: skip

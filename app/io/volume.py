@@ -173,11 +173,24 @@ def check_header(
     limits = limits or VolumeLimits()
     if is_dicom(content):
         header = find_series(content, limits.inflated_bytes, series, check_cancelled).header
+        _check_limits(header, limits, frame)
     else:
         check_series(series, 1)
-        header = _read_header(FileStream(content))
-    _check_limits(header, limits, frame)
+        stream = FileStream(content)
+        header = _read_header(stream)
+        _check_limits(header, limits, frame)
+        if len(content) < HEAD_BYTES:  # It is the whole file.
+            _check_length(stream, header)
     return header
+
+
+def _check_length(stream: FileStream, header: Header) -> None:
+    """Refuse a file that is too short for its voxels, before memory is allocated for them."""
+    if stream.max_bytes < header.file_bytes:
+        raise BrokenVolume(
+            f"expected {header.file_bytes:,} bytes, as the header declares, "
+            f"got a body that holds {stream.max_bytes:,} at most"
+        )
 
 
 def _read_header(stream: FileStream) -> Header:
@@ -218,12 +231,7 @@ def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> in
 
 def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndarray, list[str]]:
     """Read a file to its end; return the bytes of one frame, and warnings about trailing bytes."""
-    if stream.max_bytes < header.file_bytes:
-        # Refused before memory is allocated by what the header claims.
-        raise BrokenVolume(
-            f"expected {header.file_bytes:,} bytes, as the header declares, "
-            f"got a body that holds {stream.max_bytes:,} at most"
-        )
+    _check_length(stream, header)
     stream.skip(header.offset - stream.position)
     if header.interleaved:
         stored = _pick_frame(stream, header, frame)

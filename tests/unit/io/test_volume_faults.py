@@ -16,7 +16,7 @@ from app.errors import (
     LandmarkdError,
     NotAVolume,
 )
-from app.io.volume import MAX_TRAILING_BYTES, read_volume
+from app.io.volume import HEAD_BYTES, MAX_TRAILING_BYTES, check_header, read_volume
 from tests.support.nifti_files import LARGE_ENOUGH, SHAPE, assert_fit_for_use, counting, nifti
 
 
@@ -133,3 +133,13 @@ def test_random_damage_gives_a_valid_volume_or_a_named_error(
 def test_random_bytes_give_a_named_error(content: bytes, zipped: bool) -> None:
     with pytest.raises(LandmarkdError, match=r"^expected .*, got "):
         read_volume(gzip.compress(content) if zipped else content)
+
+
+@pytest.mark.parametrize("kept", [352, 400])
+def test_a_file_that_ends_behind_its_header_is_damaged_by_its_header_alone(kept: int) -> None:
+    """Before it is compared with any model, for which it might be too large."""
+    content = nifti()[:kept]
+    with pytest.raises(BrokenVolume, match="as the header declares"):
+        check_header(content)
+    # The start of a longer file says nothing of its length.
+    check_header(content.ljust(HEAD_BYTES, b"\0"))

@@ -1,0 +1,203 @@
+"""Scans -> files of answers: one for each scan, or one table of all; a run can be resumed."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from app.cli.scan_files import read_scan
+from app.errors import BadParameter, LandmarkdError
+from app.io import AnswerFormat, LandmarksAnswer, scan_stem, write_long
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where answers go."""
+
+    def has(self, path: Path) -> bool:
+        """Return whether the answer to a scan is there, from an earlier run."""
+
+    def write(self, path: Path, answer: LandmarksAnswer) -> None:
+        """Keep the answer to a scan."""
+
+
+class Output:
+    """The standard output, for a single scan."""
+
+    def __init__(self, form: AnswerFormat, write: Callable[[str], None]) -> None:
+        """Write answers of one format."""
+        self._form, self._write = form, write
+
+    def has(self, path: Path) -> bool:
+        """Return that there is no earlier answer."""
+        del path
+        return False
+
+    def write(self, path: Path, answer: LandmarksAnswer) -> None:
+        """Write an answer."""
+        del path
+        self._write(self._form.write(answer).decode())
+
+
+class Files:
+    """A file for each scan."""
+
+    def __init__(self, targets: Mapping[Path, Path], form: AnswerFormat) -> None:
+        """Write answers of one format.
+
+        Args:
+            targets: The file of each scan's answer.
+            form: Of the answers.
+        """
+        self._targets, self._form = targets, form
+
+    def has(self, path: Path) -> bool:
+        """Return whether the file is there."""
+        return self._targets[path].exists()
+
+    def write(self, path: Path, answer: LandmarksAnswer) -> None:
+        """Write the file, whole or not at all."""
+        target = self._targets[path]
+        partial = target.with_name(f"{target.name}.partial")
+        partial.write_bytes(self._form.write(answer))
+        partial.replace(target)
+
+
+class LongTable:
+    """One CSV file with a row for each landmark of each scan."""
+
+    def __init__(self, target: Path, *, resume: bool) -> None:
+        """Start a table, or go on with one.
+
+        Args:
+            target: The file.
+            resume: Whether to keep what it holds, but for its last scan: its rows may be cut off.
+
+        Raises:
+            BadParameter: It holds something else.
+        """
+        self._target = target
+        rows = (
+            list(csv.reader(io.StringIO(target.read_text("utf-8")))) if self._there(resume) else []
+        )
+        if rows and rows[0][:2] != ["scan", "label"]:
+            raise BadParameter(f"--resume: expected a table of all scans, got another in {target}")
+        last = rows[-1][0] if len(rows) > 1 else None
+        kept = [row for row in rows[1:] if row[0] != last]
+        self._done = {row[0] for row in kept}
+        if rows:
+            self._save([rows[0], *kept], "w")
+        else:
+            target.unlink(missing_ok=True)
+
+    def _there(self, resume: bool) -> bool:
+        return resume and self._target.exists()
+
+    def has(self, path: Path) -> bool:
+        """Return whether the table holds a scan."""
+        return scan_stem(path.resolve().name) in self._done
+
+    def write(self, path: Path, answer: LandmarksAnswer) -> None:
+        """Append the rows of a scan."""
+        head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
+        name = scan_stem(path.resolve().name)
+        lines = [[name, *row] for row in rows]
+        if not self._target.exists():
+            lines.insert(0, ["scan", *head])
+        self._save(lines, "a")
+
+    def _save(self, lines: Sequence[Sequence[str]], mode: str) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        with self._target.open(mode, encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())  # In one piece, so that hardly anything is ever cut off.
+
+
+@dataclass
+class Tally:
+    """What came of all scans.
+
+    Attributes:
+        scans: That were answered.
+        skipped: That were answered before.
+        found: Landmarks with a position.
+        doubtful: Those of them with low confidence.
+        landmarks: All that were looked for.
+        failures: A line for each scan that could not be answered.
+    """
+
+    scans: int = 0
+    skipped: int = 0
+    found: int = 0
+    doubtful: int = 0
+    landmarks: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, answer: LandmarksAnswer) -> str:
+        """Count an answer; returns in short what was found."""
+        found = sum(landmark.ijk is not None for landmark in answer.landmarks)
+        self.scans += 1
+        self.found += found
+        self.landmarks += len(answer.landmarks)
+        self.doubtful += sum(one.status == "low_confidence" for one in answer.landmarks)
+        return f"{found} of {len(answer.landmarks)} found"
+
+    def summary(self) -> str:
+        """Describe all in one line."""
+        text = f"{self.scans} scans, {self.found} of {self.landmarks} landmarks"
+        if self.doubtful:
+            text += f", {self.doubtful} doubtful"
+        if self.skipped:
+            text += f"; {self.skipped} scans were there already"
+        return text + (f"; {len(self.failures)} failed" if self.failures else "")
+
+
+def detect_all(
+    files: Sequence[Path],
+    find: Callable[[bytes], LandmarksAnswer],
+    sink: Sink,
+    console: Console,
+    *,
+    resume: bool = False,
+) -> Tally:
+    """Find the landmarks of scans; one that fails does not stop the others.
+
+    Args:
+        files: The scans.
+        find: Returns the answer to a scan's bytes.
+        sink: Where answers go.
+        console: Shows the progress of several scans.
+        resume: Whether to leave out scans whose answer is there.
+
+    Returns:
+        What came of them.
+    """
+    tally = Tally()
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}"), console=console,
+    )  # fmt: skip
+    shown: AbstractContextManager[object] = bar if len(files) > 1 else nullcontext()
+    task = bar.add_task("Detecting", total=len(files), last="")
+    with shown:
+        for path in files:
+            bar.update(task, description=path.name)
+            last = "there already"
+            if resume and sink.has(path):
+                tally.skipped += 1
+            else:
+                try:
+                    answer = find(read_scan(path))
+                    sink.write(path, answer)
+                    last = tally.add(answer)
+                except (LandmarkdError, OSError) as error:
+                    tally.failures.append(f"{path.name}: {error}")
+                    last = "failed"
+            bar.update(task, advance=1, last=f"{path.name}: {last}")
+    return tally

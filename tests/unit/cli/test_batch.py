@@ -1,0 +1,102 @@
+"""Many scans by the command: one table, and going on where a run has stopped."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from tests.support.services import toy_models, toy_scan
+
+LANDMARKS = 3
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("batch"))
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    for name, edge in (("one", 24), ("two", 26), ("three", 28)):
+        (folder / f"{name}.nii").write_bytes(toy_scan((edge, 26, 18)))
+    return folder
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_several_scans_make_one_table_and_a_summary(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "all.csv"
+    result = run("detect", scans, "-o", table, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    rows = read(table)
+    assert [row["scan"] for row in rows] == [
+        name for name in ("one", "three", "two") for _ in range(LANDMARKS)
+    ]
+    found = sum(bool(row["i"]) for row in rows)
+    assert f"3 scans, {found} of {3 * LANDMARKS} landmarks" in result.stderr
+    assert str(table) in result.stderr.replace("\n", "")
+
+
+def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_path: Path) -> None:
+    """The last scan is done again: nobody knows whether its rows are complete."""
+    table = tmp_path / "all.csv"
+    run("detect", scans, "-o", table, "--models-dir", models)
+    whole = table.read_text()
+    lines = whole.splitlines(keepends=True)
+    table.write_text("".join(lines[: 1 + LANDMARKS + 1])[:-9])  # within the second scan
+    result = run("detect", scans, "-o", table, "--resume", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert table.read_text() == whole
+    assert "2 scans, " in result.stderr
+    assert "1 scans were there already" in result.stderr
+
+
+def test_a_table_is_started_again_unless_it_is_resumed(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "all.csv"
+    table.write_text("something else\n")
+    refused = run("detect", scans, "-o", table, "--resume", "--models-dir", models)
+    assert "expected a table of all scans" in str(refused.exception)
+    assert table.read_text() == "something else\n"
+    assert run("detect", scans, "-o", table, "--models-dir", models).exit_code == 0
+    assert len(read(table)) == 3 * LANDMARKS
+
+
+def test_a_folder_is_resumed_and_nothing_in_it_computed_again(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run("detect", scans, "-o", out, "--models-dir", models)
+    (out / "two.json").write_text("corrected by hand")
+    (out / "one.json").unlink()
+    result = run("detect", scans, "-o", out, "--resume", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert (out / "two.json").read_text() == "corrected by hand"
+    assert "1 scans, " in result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["one.json", "three.json", "two.json"]
+
+
+def test_a_scan_that_fails_is_counted_and_stops_no_other(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    (scans / "broken.nii").write_bytes(b"nothing")
+    table = tmp_path / "all.csv"
+    result = run("detect", scans, "-o", table, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "broken.nii: " in result.stderr
+    assert "1 failed" in result.stderr
+    assert len(read(table)) == 3 * LANDMARKS
