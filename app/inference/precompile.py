@@ -39,7 +39,7 @@ def compile_loops() -> None:
     for landmarks in (1, 2):
         readout = Readout(landmarks, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)
         specs = [LandmarkSpec(name=str(index)) for index in range(landmarks)]
-        for dtype in (torch.float32, torch.float16):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
             scores = torch.full((landmarks, *SHAPE), 0.9, dtype=dtype)
             offsets = torch.zeros(3, landmarks, *SHAPE, dtype=dtype)
             field = Field(scores, offsets, "none", background=False)

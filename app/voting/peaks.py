@@ -80,6 +80,8 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int, cells: Cells) 
     number = np.sort(hit)
     spacing = np.array(readout.spacing_mm)
     landmark, *index = np.unravel_index(number, (readout.landmarks, *cells.shape))
+    # A single cell would count as contiguous, several as strided: two types to compile for.
+    landmark = np.ascontiguousarray(landmark)
     centre = first + (edge - 1) / 2
     centre_mm = (np.stack(index) * edge[:, None] + centre[:, None]) * spacing[:, None]
     height = cpu_peaks.smooth_cells(number, total, table, cells.shape)
