@@ -1,5 +1,6 @@
 """A typed client for a service elsewhere; it needs no torch."""
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -56,7 +57,7 @@ class Client:
 
     def detect(
         self,
-        content: bytes,
+        content: bytes | Path,
         *,
         model: str | None = None,
         frame: int | None = None,
@@ -65,7 +66,7 @@ class Client:
         """Find the landmarks of a scan.
 
         Args:
-            content: A file of any format that the service reads.
+            content: A file of any format that the service reads, or where it lies.
             model: Name of the model; None for the service's default model.
             frame: Which frame of a 4D file, from 0.
             series: Which series of a DICOM archive, from 0.
@@ -81,7 +82,7 @@ class Client:
         response = self._send(
             "POST",
             "/v1/landmarks",
-            content=content,
+            content=content.read_bytes() if isinstance(content, Path) else content,
             params={key: value for key, value in query.items() if value is not None},
             headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
         )

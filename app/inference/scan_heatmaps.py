@@ -60,7 +60,8 @@ def keep_votes(state: ScanState) -> VoteMap:
 def heatmap_bytes(given: VoteMap, count: int, shape: tuple[int, ...]) -> int:
     """Say what ``write_scan_heatmaps`` takes at most, as if nothing of its file could be packed."""
     grid = GRID_COPIES * math.prod(given.readout.shape) * VALUE_BYTES
-    return grid + SLAB_BYTES * SLAB_VOXELS + count * math.prod(shape) * VALUE_BYTES
+    slab = SLAB_BYTES * max(SLAB_VOXELS, shape[0] * shape[1])  # A slab is one plane at least.
+    return grid + slab + count * math.prod(shape) * VALUE_BYTES
 
 
 def write_scan_heatmaps(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
 from app.io.schemas import Problem
-from tests.support.services import toy_scan
+from tests.support.services import ServiceProcess, toy_models, toy_scan
 
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
 PROBLEM = (
@@ -78,3 +78,17 @@ def test_folder_is_finished_behind_a_broken_proxy(tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert f"{name}.nii: expected a service" in result.stderr
     assert "HTTP status 502" in result.stderr
+
+
+def test_a_scan_is_sent_from_its_path(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    models, scan = toy_models(tmp_path / "models"), tmp_path / "scan.nii"
+    scan.write_bytes(toy_scan())
+    service = ServiceProcess(models)
+    try:
+        with Client(service.url) as client:
+            assert client.detect(scan).landmarks == client.detect(scan.read_bytes()).landmarks
+            with pytest.raises(FileNotFoundError):
+                client.detect(tmp_path / "none.nii")
+    finally:
+        service.kill()
