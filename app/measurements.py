@@ -57,6 +57,11 @@ class MeasurementSpec(BaseModel):
         """Of its value; a ratio has none."""
         return "deg" if "angle" in self.kind else "" if self.kind == "ratio" else "mm"
 
+    def difference(self, value: float, other: float) -> float:
+        """Subtract two of its values; angles by the shorter way round."""
+        difference = value - other
+        return (difference + 180.0) % 360.0 - 180.0 if self.unit == "deg" else difference
+
 
 def check_names(specs: Sequence[MeasurementSpec], landmarks: Collection[str]) -> None:
     """Check that measurements have names of their own, and are between known landmarks.
@@ -142,10 +147,7 @@ def _derivative(spec: MeasurementSpec, points: Corners, rows: list[int], axis: i
     after, before = _evaluate(spec, points + moved), _evaluate(spec, points - moved)
     if after is None or before is None:
         return 0.0
-    difference = after - before
-    if spec.unit == "deg":
-        difference = (difference + 180.0) % 360.0 - 180.0
-    return difference / (2 * STEP_MM)
+    return spec.difference(after, before) / (2 * STEP_MM)
 
 
 def _evaluate(spec: MeasurementSpec, points: Corners) -> float | None:

@@ -40,10 +40,7 @@ class Deviation:
     @property
     def error(self) -> float:
         """Absolute difference; of angles at most 180 degrees."""
-        difference = self.found - self.true
-        if self.spec.unit == "deg":
-            difference = (difference + 180.0) % 360.0 - 180.0
-        return abs(difference)
+        return abs(self.spec.difference(self.found, self.true))
 
 
 def compare_measurements(
@@ -81,7 +78,7 @@ def compare_measurements(
 def measurement_rows(deviations: Sequence[Deviation]) -> list[list[str]]:
     """List name, unit, count, mean and 95th percentile of the error, intervals and their share."""
     rows = []
-    for name, members in _by_name(deviations).items():
+    for name, members in group(deviations, lambda one: one.spec.name).items():
         errors = np.array([one.error for one in members])
         held = [one.error <= one.half_width for one in members if one.half_width is not None]
         width = [one.half_width for one in members if one.half_width is not None]
@@ -120,10 +117,3 @@ def write_measurements(deviations: Sequence[Deviation], folder: Path) -> None:
     if deviations:
         lines = [MEASUREMENT_HEADINGS, *measurement_rows(deviations)]
         write_csv(folder / "measurements.csv", lines)
-
-
-def _by_name(deviations: Sequence[Deviation]) -> dict[str, list[Deviation]]:
-    groups: dict[str, list[Deviation]] = {}
-    for one in deviations:
-        groups.setdefault(one.spec.name, []).append(one)
-    return groups

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from app.training.evaluate.outcomes import Outcome
+
+T = TypeVar("T")
 
 WITHIN_MM: Final[tuple[float, ...]] = (0.25, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0)
 """Radii of the success detection rates: from 2 mm on those of the field's challenges."""
@@ -112,11 +114,9 @@ def errors_mm(outcomes: Sequence[Outcome]) -> np.ndarray:
     return np.asarray(mm[np.isfinite(mm)])
 
 
-def group(
-    outcomes: Sequence[Outcome], key: Callable[[Outcome], str]
-) -> dict[str, tuple[Outcome, ...]]:
-    """Group outcomes by a key such as the scan or landmark, in order of first appearance."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(key(outcome), []).append(outcome)
+def group(items: Sequence[T], key: Callable[[T], str]) -> dict[str, tuple[T, ...]]:
+    """Group outcomes, say, by a key such as the scan or landmark, in order of first appearance."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return {name: tuple(members) for name, members in groups.items()}
