@@ -83,21 +83,16 @@ class LongTable:
             BadParameter: It holds something else.
         """
         self._target = target
-        rows = (
-            list(csv.reader(io.StringIO(target.read_text("utf-8")))) if self._there(resume) else []
-        )
+        rows = []
+        if resume and target.exists():
+            rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]
         if rows and rows[0][:2] != ["scan", "label"]:
             raise BadParameter(f"--resume: expected a table of all scans, got another in {target}")
         last = rows[-1][0] if len(rows) > 1 else None
+        # Written with the first answer: what is there is lost no sooner.
         kept = [row for row in rows[1:] if row[0] != last]
+        self._kept: list[list[str]] | None = [*rows[:1], *kept]
         self._done = {row[0] for row in kept}
-        if rows:
-            self._save([rows[0], *kept], "w")
-        else:
-            target.unlink(missing_ok=True)
-
-    def _there(self, resume: bool) -> bool:
-        return resume and self._target.exists()
 
     def has(self, path: Path) -> bool:
         """Return whether the table holds a scan."""
@@ -108,11 +103,10 @@ class LongTable:
         head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
         name = scan_stem(path.resolve().name)
         lines = [[name, *row] for row in rows]
-        if not self._target.exists():
-            lines.insert(0, ["scan", *head])
-        self._save(lines, "a")
-
-    def _save(self, lines: Sequence[Sequence[str]], mode: str) -> None:
+        mode = "a"
+        if self._kept is not None:
+            lines = [*(self._kept or [["scan", *head]]), *lines]
+            self._kept, mode = None, "w"
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
         with self._target.open(mode, encoding="utf-8", newline="") as file:

@@ -100,3 +100,15 @@ def test_a_scan_that_fails_is_counted_and_stops_no_other(
     assert "broken.nii: " in result.stderr
     assert "1 failed" in result.stderr
     assert len(read(table)) == 3 * LANDMARKS
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_run_that_answers_nothing_leaves_the_table_that_is_there(
+    models: Path, scans: Path, tmp_path: Path, resume: list[str]
+) -> None:
+    table = tmp_path / "all.csv"
+    run("detect", scans, "-o", table, "--models-dir", models)
+    before = table.read_bytes()
+    result = run("detect", scans, "-o", table, "-m", "none", "--models-dir", models, *resume)
+    assert result.exit_code != 0
+    assert table.read_bytes() == before
