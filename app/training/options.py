@@ -10,6 +10,9 @@ from app.model import IntensitySpec
 Missing = Literal["unknown", "absent"]
 """How a landmark without a position counts, whether its file lists it or not."""
 
+Precision = Literal["float32", "bfloat16"]
+"""Of the passes of a network in training."""
+
 WHOLE: Final = "whole"
 NO_NAMES: Final = "none"
 
@@ -27,12 +30,14 @@ class Schedule:
         batch: Images per step; None: two, or as many as fit in memory.
         rate: Peak learning rate.
         seed: Random seed.
+        precision: Of the network's passes; None: bfloat16 on CUDA.
     """
 
     steps: int
     batch: int | None
     rate: float
     seed: int
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from app.model import IntensitySpec
-from app.training.options import Missing
+from app.training.options import Missing, Precision
 
 WHOLE_EDGE: Final = 64
 """Edge of a training image in voxels for a network that sees the whole grid."""
@@ -64,6 +64,7 @@ class Recipe:
         batch: Images per step.
         rate: Peak learning rate of the one-cycle schedule.
         seed: Random seed.
+        precision: Of the network's passes; weights and sums are float32 in both.
         missing: How a landmark without a position counts.
         intensity: The rule for voxel values.
         augmentation: Bounds of the random poses.
@@ -81,6 +82,7 @@ class Recipe:
     batch: int = 2
     rate: float = 2e-3
     seed: int = 1
+    precision: Precision = "float32"
     missing: Missing = "unknown"
     intensity: IntensitySpec = PERCENTILES
     augmentation: Augmentation = field(default_factory=Augmentation)

@@ -1,7 +1,7 @@
 """``landmarkd train`` and ``landmarkd refine``: a model folder from scans and landmark files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.console import Console
@@ -77,6 +77,15 @@ Steps = Annotated[int, typer.Option(min=1, help="Total number of optimiser steps
 Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
 Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+PassPrecision = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(
+        "--precision",
+        help="Of the network's passes. bfloat16 takes a third less time where the device computes "
+        "it; on a CPU, a training that was interrupted then ends with other last bits. Default: "
+        "bfloat16 on CUDA, else float32.",
+    ),
+]
 Mirror = Annotated[bool, typer.Option("--mirror", help="Train on mirror images as well.")]
 Cuts = Annotated[
     float,
@@ -195,6 +204,7 @@ def train(
     fold: Fold = None,
     subject: Subject = None,
     train_only: TrainOnly = None,
+    precision: PassPrecision = None,
     device: Device = "auto",
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out.
@@ -204,17 +214,16 @@ def train(
     require_extra()
     from app.training import options
 
-    given = options.Options(
-        scans=scans, landmarks=landmarks, folder=_folder(output, check), device=device,
+    _train(options.Options(
+        scans, landmarks, _folder(output, check), device=device, strict=strict,
         hold_out=options.read_names(validate), folds=folds, fold=fold, subject=subject,
-        train_only=options.read_names(train_only) or (), strict=strict, spacing_mm=spacing,
-        radius_mm=radius, stride=2 if stride == 2 else 1, tile=options.read_tile(tile),
-        filters=options.read_filters(filters), missing=missing, scale=scale,
-        schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
-        mirror=mirror, cuts=cuts, start=start, rotation_deg=rotation, elastic_mm=elastic,
-        contrast=contrast, reflect=reflect, intensity=options.read_intensity(intensity),
-    )  # fmt: skip
-    _train(given, check, second=False)
+        train_only=options.read_names(train_only) or (), spacing_mm=spacing, radius_mm=radius,
+        stride=2 if stride == 2 else 1, tile=options.read_tile(tile), missing=missing, scale=scale,
+        filters=options.read_filters(filters), mirror=mirror, cuts=cuts, start=start,
+        schedule=options.Schedule(steps, batch, rate, seed, precision), rotation_deg=rotation,
+        elastic_mm=elastic, contrast=contrast, reflect=reflect,
+        intensity=options.read_intensity(intensity),
+    ), check, second=False)  # fmt: skip
 
 
 def refine(
@@ -240,6 +249,7 @@ def refine(
     start: Start = None,
     folds: SameFolds = None,
     fold: Fold = None,
+    precision: PassPrecision = None,
     device: Device = "auto",
 ) -> None:
     """Train a model's second network, which sees the subject closer, in the pose that was found.
@@ -250,16 +260,15 @@ def refine(
     require_extra()
     from app.training import options
 
-    given = options.Options(
-        scans=scans, landmarks=landmarks, folder=model, device=device,
-        hold_out=options.read_names(validate), folds=folds, fold=fold, strict=strict,
+    _train(options.Options(
+        scans, landmarks, model, device=device, strict=strict,
+        hold_out=options.read_names(validate), folds=folds, fold=fold,
         spacing_mm=spacing, radius_mm=radius, tile=None,
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
-        schedule=options.Schedule(steps=steps, batch=batch, rate=rate, seed=seed),
+        schedule=options.Schedule(steps, batch, rate, seed, precision),
         mirror=mirror, cuts=cuts, start=start,
         scale=scale, elastic_mm=elastic, contrast=contrast,
-    )  # fmt: skip
-    _train(given, check, second=True)
+    ), check, second=True)  # fmt: skip
 
 
 def _folder(output: Path | None, check: bool) -> Path:

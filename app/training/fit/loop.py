@@ -66,8 +66,7 @@ class TrainingRun:
 
     Attributes:
         folder: The model folder.
-        device: Where it is computed: in float32 on a CPU, where bfloat16 gave non-finite gradients,
-            and in bfloat16 on CUDA.
+        device: Where it is computed.
         console: Where to print.
     """
 
@@ -205,7 +204,7 @@ def backward(
         missing_is_absent=recipe.missing == "absent",
     )
     images = torch.stack([sample.image for sample in samples]).to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
         output = network(images.contiguous(memory_format=torch.channels_last_3d))
     score, offset = vote_loss(
         output.float(), targets.to(device), recipe.radius_mm / recipe.spacing_mm
@@ -219,9 +218,13 @@ def optimiser_step(
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """Update the weights with the clipped gradients, and clear these."""
-    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    optimiser.step()
+    """Update the weights with the clipped gradients, and clear these.
+
+    A step whose gradients are not finite, as one in bfloat16 may be, changes no weight.
+    """
+    norm = nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    if norm.isfinite():
+        optimiser.step()
     schedule.step()
     optimiser.zero_grad(set_to_none=True)
 

@@ -14,7 +14,7 @@ from app.model import InputSpec, Manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.summary import SpecimenSummary
 from app.training.fit.network import MIN_LEVELS, NORM_GROUPS, training_bytes
-from app.training.options import WHOLE, Options
+from app.training.options import WHOLE, Options, Precision
 from app.training.recipe import PERCENTILES, WHOLE_EDGE, Augmentation, Recipe
 
 RADIUS_VOXELS: Final = 5.0
@@ -201,6 +201,7 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
             f"--filters: expected at least {MIN_LEVELS} multiples of {NORM_GROUPS}, "
             f"got {', '.join(map(str, filters))}"
         )
+    default: Precision = "bfloat16" if choose_device(options.device).type == "cuda" else "float32"
     return Recipe(
         spacing_mm=spacing_mm,
         radius_mm=options.radius_mm or RADIUS_VOXELS * spacing_mm,
@@ -210,6 +211,7 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
         batch=options.schedule.batch or BATCH,
         rate=options.schedule.rate,
         seed=options.schedule.seed,
+        precision=options.schedule.precision or default,
         missing=options.missing,
         intensity=options.intensity or PERCENTILES,
         cuts=options.cuts,

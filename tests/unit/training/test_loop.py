@@ -15,7 +15,7 @@ from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
 from app.training.files import CHECKPOINT
 from app.training.fit.history import read_history
-from app.training.fit.loop import graceful_interrupt
+from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.record import read_record
 from tests.support.training_data import TILES, interrupt_after, landmarkd, write_specimens
 
@@ -106,6 +106,26 @@ def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path:
         run(data, folder, "--steps", 1, "--validate", "none")
     (folder / CHECKPOINT).unlink()
     run(data, folder, "--steps", 2)
+
+
+def test_training_in_bfloat16_writes_finite_weights(data: Path, tmp_path: Path) -> None:
+    for precision in ("float32", "bfloat16"):
+        run(data, tmp_path / precision, "--steps", 2, "--precision", precision)
+    exact = load_file(tmp_path / "float32" / "weights.safetensors")
+    rounded = load_file(tmp_path / "bfloat16" / "weights.safetensors")
+    assert any(not torch.equal(exact[name], rounded[name]) for name in exact)
+    assert all(tensor.isfinite().all() for tensor in rounded.values())
+
+
+def test_step_whose_gradients_are_not_finite_changes_no_weight() -> None:
+    network = torch.nn.Linear(2, 1)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimiser)
+    for value, is_same in ((1.0, False), (torch.inf, True)):
+        before = network.weight.detach().clone()
+        network(torch.tensor([value, 1.0])).sum().backward()
+        optimiser_step(network, optimiser, schedule)
+        assert torch.equal(network.weight, before) == is_same
 
 
 def test_second_interrupt_does_not_wait() -> None:
