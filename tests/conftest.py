@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from app.compute.device import NamedDevice
     from app.model.registry import LoadedModel
     from tests.support.device_loops import Faulty
+
+# An example that takes long tells of a busy machine and not of a fault.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 CUDA = torch.cuda.is_available()
 # Read when a kernel is defined: without a CUDA device, kernels run in Triton's interpreter.

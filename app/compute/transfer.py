@@ -161,7 +161,15 @@ class Stopwatch:
         self._device = device
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
+        self._paused_s = 0.0
         self._record()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of something else on the same thread; a CPU's only."""
+        start_s = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - start_s
 
     def stop(self) -> None:
         """Stop, on the same stream."""
@@ -170,7 +178,7 @@ class Stopwatch:
     def seconds(self) -> float:
         """Return the time measured, after waiting for the device to be done."""
         if not self._events:
-            return self._times[1] - self._times[0]
+            return self._times[1] - self._times[0] - self._paused_s
         self._events[1].synchronize()
         return float(self._events[0].elapsed_time(self._events[1])) / 1e3
 

@@ -9,6 +9,7 @@ tried that would keep a small scan waiting for too long.
 The device's thread writes, the event loop reads; one lock guards the table of lanes.
 """
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -77,6 +78,11 @@ class _Lane:
         return min(self.tile_s, MAX_SLOWDOWN * fastest)
 
 
+def _voxels(lane: Hashable) -> int:
+    """Return the voxels of a lane's tiles; a lane is a pair that ends with their shape."""
+    return math.prod(lane[-1]) if isinstance(lane, tuple) else 1
+
+
 class BatchSizes:
     """The batch size of every lane of one device, and the cost of its tiles."""
 
@@ -98,10 +104,15 @@ class BatchSizes:
             return self._get_or_add(lane).size
 
     def cost(self, lane: Hashable) -> float:
-        """Estimate how many seconds a tile of a lane takes; of an unknown lane, the mean."""
+        """Estimate how many seconds a tile of a lane takes; of an unknown lane, by its voxels."""
         with self._lock:
             known = self._lanes.get(lane)
-            return self._mean_cost() if known is None or known.cost is None else known.cost
+            if known is not None and known.cost is not None:
+                return known.cost
+            costs = {one: lane.cost for one, lane in self._lanes.items() if lane.cost is not None}
+            if not costs:
+                return DEFAULT_TILE_S
+            return sum(costs.values()) * _voxels(lane) / sum(map(_voxels, costs))
 
     def is_measured(self, lane: Hashable) -> bool:
         """Return whether the cost of a lane is known well enough to refuse scans by it."""

@@ -9,6 +9,9 @@
 Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream of their
 own. On CUDA, batch n+1 is launched before batch n is collected.
 
+On a CPU, a pass gives way to much smaller scans before each of its convolutions: they run on the
+same thread, one within the other, with the results that they have alone.
+
 A device whose network runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a
 single tile, is unhealthy: it runs no tiles until the models have passed their self-checks again. A
 scan that is too large to be prepared says nothing about the device.
@@ -57,6 +60,9 @@ HOST_THREADS: Final = 4
 
 MAX_CONSECUTIVE_OOM: Final = 3
 """Tiles in a row that run out of memory before the device itself is checked."""
+
+FIRST_TURN_S: Final = 0.1
+"""A batch gives way so long at once; then as long as it has run itself."""
 
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
@@ -188,7 +194,7 @@ class DeviceWorker:
                 self._collect_pending()
                 work.function()
             case Batch():
-                self._run(work)
+                self._run(work, self._interruption(work))
             case TimedOut() if self._pending is not None:
                 self._collect_pending()
             case TimedOut():
@@ -220,7 +226,7 @@ class DeviceWorker:
         self._queue.add_tiles(job, job.detector.lane(state), len(state.plan))
         self._emit(Progressed(job))
 
-    def _run(self, batch: Batch[Job]) -> None:
+    def _run(self, batch: Batch[Job], give_way: Callable[[], None] | None = None) -> None:
         """Launch a batch, then collect the one before."""
         now = time.perf_counter()
         jobs = {job.state: job for job in batch.requests() if job.state is not None}
@@ -231,7 +237,7 @@ class DeviceWorker:
                 self._metrics.observe_wait(len(state.plan), job.queue_s)
         tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        in_flight = launch_batch(tiles, lambda state: jobs[state].has_waiters)
+        in_flight = launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)
         if self._pending is not None:
             self._collect_pending()
             if in_flight.out_of_memory:  # By itself it may fit.
@@ -239,6 +245,27 @@ class DeviceWorker:
         self._pending = batch, in_flight
         if not self._device.asynchronous:
             self._collect_pending()
+
+    def _interruption(self, batch: Batch[Job]) -> Callable[[], None] | None:
+        """Return what a batch gives way to between its layers: smaller scans.
+
+        They take turns with it, so that together they take at most about as long as it does itself.
+        """
+        if self._device.asynchronous:
+            return None
+        most_s = len(batch.tiles) * self._sizes.cost(batch.lane)
+        start_s, others_s = time.perf_counter(), 0.0
+
+        def run_smaller() -> None:
+            nonlocal others_s
+            own_s = time.perf_counter() - start_s - others_s
+            spare_s = min(most_s, FIRST_TURN_S + own_s)
+            while smaller := self._queue.take_interrupting(batch, spare_s - others_s):
+                turn_s = time.perf_counter()
+                self._run(smaller)
+                others_s += time.perf_counter() - turn_s
+
+        return run_smaller
 
     def _collect_pending(self) -> None:
         """Wait for the batch that was launched, if there is one."""

@@ -13,6 +13,9 @@ policy is start-time fair queueing (Goyal et al. 1996) on three levels:
    one batch per competitor; once each has, the one with the earliest deadline contributes more,
    else the oldest.
 
+A pass on a CPU that takes long is interrupted for scans that take much less, in the same order:
+preemption at the layers of its network, for at most as long as it takes itself.
+
 There is no delay timer: a batch is never held back to be filled, and no slot stays empty while a
 tile waits.
 
@@ -20,12 +23,15 @@ Pure Python: no torch, no HTTP, no threads, no clock but the one that is passed 
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Request = TypeVar("Request", bound=Hashable)
+
+SMALLER: Final = 2.0
+"""A batch is interrupted for requests that cost so many times less than its own still do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +231,54 @@ class Scheduler(Generic[Request]):
         Returns:
             The batch; None when nothing can run.
         """
-        ready = [one for one in self._entries.values() if one.waiting and now < one.deadline]
+        return self._take_batch(self._ready(now))
+
+    def interrupting_batch(
+        self, running: Batch[Request], spare: float, now: float
+    ) -> Batch[Request] | None:
+        """Take tiles of requests that need not wait for the end of a batch that runs.
+
+        Args:
+            running: The batch.
+            spare: What they may cost at most.
+            now: The caller's clock.
+
+        Returns:
+            Tiles of requests that cost much less than what is left of the smallest in the running
+            batch; None if there are none.
+        """
+        left = Counter(request for request, _ in running.tiles)
+        for request in left.keys() & self._entries.keys():
+            left[request] += self._entries[request].waiting
+        most = min(spare, min(left.values()) * self._cost(running.lane) / SMALLER)
+        return self._take_batch(
+            {
+                request: entry
+                for request, entry in self._ready(now).items()
+                if request not in left and entry.waiting * self._cost(entry.lane) <= most
+            }
+        )
+
+    def _ready(self, now: float) -> dict[Request, _Entry]:
+        """Find the requests that have waiting tiles and time left."""
+        entries = self._entries.items()
+        return {name: entry for name, entry in entries if entry.waiting and now < entry.deadline}
+
+    def _take_batch(self, ready: Mapping[Request, _Entry]) -> Batch[Request] | None:
+        """Take the next batch of some requests, if there are any."""
         if not ready:
             return None
-        client = self._client_shares.smallest({entry.client for entry in ready})
-        lane = self._lane_shares.smallest({one.lane for one in ready if one.client == client})
+        entries = ready.values()
+        client = self._client_shares.smallest({entry.client for entry in entries})
+        lane = self._lane_shares.smallest({one.lane for one in entries if one.client == client})
         self._client_shares.start_turn(client)
         self._lane_shares.start_turn(lane)
-        return Batch(lane, tuple(self._take_tiles(lane, now)))
+        return Batch(lane, tuple(self._take_tiles(lane, ready)))
 
-    def _take_tiles(self, lane: Hashable, now: float) -> list[tuple[Request, int]]:
+    def _take_tiles(self, lane: Hashable, ready: Container[Request]) -> list[tuple[Request, int]]:
         """Fill the slots of a batch from clients and their requests in turn."""
         waiting = self._lanes[lane]
-        active = {request: entry for request, entry in waiting.items() if now < entry.deadline}
+        active = {request: entry for request, entry in waiting.items() if request in ready}
         slots, cost, requests = self._batch_size(lane), self._cost(lane), len(active)
         tiles: list[tuple[Request, int]] = []
         served: set[Request] = set()

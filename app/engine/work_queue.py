@@ -168,6 +168,21 @@ class WorkQueue:
                 self._changed.wait(left_s)
             return None
 
+    def take_interrupting(self, running: Batch[Job], spare_s: float) -> Batch[Job] | None:
+        """Take tiles to run before the end of a batch that runs, as the scheduler's policy has it.
+
+        Args:
+            running: The batch.
+            spare_s: Estimated time that they may take.
+
+        Returns:
+            The tiles; None if none need to run now.
+        """
+        with self._changed:
+            if self._closed:
+                return None
+            return self._scheduler.interrupting_batch(running, spare_s, time.monotonic())
+
     def close(self) -> None:
         """Make ``take`` return None, and refuse the calls that wait."""
         with self._changed:

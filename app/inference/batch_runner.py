@@ -65,19 +65,22 @@ class InFlightBatch:
         return isinstance(self.outcome, InsufficientMemory)
 
 
-def launch_batch(tiles: Tiles, is_active: IsActive) -> InFlightBatch:
+def launch_batch(
+    tiles: Tiles, is_active: IsActive, give_way: Callable[[], None] | None = None
+) -> InFlightBatch:
     """Launch a batch on its device; raises nothing.
 
     Args:
         tiles: Scan and tile index; all of one lane.
         is_active: Whether anybody still waits for a scan; tiles of others are left out.
+        give_way: As for ``launch``.
 
     Returns:
         The batch to ``collect_batch``.
     """
     start_s = time.perf_counter()
     active = [slot for slot in tiles if is_active(slot[0])]
-    outcome = _attempt(lambda: launch(active), _device_of(active)) if active else None
+    outcome = _attempt(lambda: launch(active, give_way), _device_of(active)) if active else None
     return InFlightBatch(active, is_active, outcome, start_s)
 
 

@@ -32,11 +32,14 @@ class ForwardPass:
     total_time: Stopwatch
 
 
-def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
+def launch(
+    tiles: Sequence[tuple[ScanState, int]], give_way: Callable[[], None] | None = None
+) -> ForwardPass:
     """Launch one forward pass over tiles of one or more scans.
 
     Args:
         tiles: Scan and tile index; all of one lane.
+        give_way: Called during a pass on a CPU, as for ``Network.predict``; its time is left out.
 
     Returns:
         The pass to ``collect``; on CUDA it is still running.
@@ -50,9 +53,14 @@ def launch(tiles: Sequence[tuple[ScanState, int]]) -> ForwardPass:
     total_time, network_time = Stopwatch(device), Stopwatch(device)
     for state in dict.fromkeys(state for state, _ in tiles):
         state.wait_for_grid()
-    fields = model.network.predict_tiles(
-        [extract_tile(state.grid.voxels, state.plan, index) for state, index in tiles]
-    )
+
+    def pause() -> None:
+        if give_way is not None:
+            with total_time.paused(), network_time.paused():
+                give_way()
+
+    images = [extract_tile(state.grid.voxels, state.plan, index) for state, index in tiles]
+    fields = model.network.predict_tiles(images, pause)
     network_time.stop()
     votes, vote_times = [], []
     threshold = model.manifest.voting.threshold

@@ -1,5 +1,8 @@
 """What a network's operations do on a CPU, where PyTorch's own way is slow or depends on the batch.
 
+Before each convolution, the device's thread may do something else: a pass over a large grid takes
+seconds, its convolutions tens of milliseconds each.
+
 * **Convolutions** go to oneDNN for a batch of one tile, too. PyTorch hands one to oneDNN if the
   batch holds several images, or channels * i * j of its one image exceed 20,480 (``use_mkldnn`` in
   ATen's Convolution.cpp): a rule that was made for images with two axes. A small volume alone falls
@@ -25,6 +28,11 @@ class CpuKernels(TorchFunctionMode):
     Code that does not call Python's functions, such as TorchScript or ONNX, is not affected.
     """
 
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        """Have a function called before each convolution."""
+        super().__init__()
+        self._give_way = give_way
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -35,6 +43,7 @@ class CpuKernels(TorchFunctionMode):
         """Call a function, or what stands in for it."""
         del types
         if func is torch.conv3d:
+            self._give_way()
             func = _conv3d
         elif func is group_norm:
             func = _group_norm

@@ -1,6 +1,6 @@
 """Tile batch -> Fields: run the network, and check what it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,10 @@ from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.cpu_kernels import CpuKernels
 from app.model.manifest import Manifest
 from app.model.outputs import Field, make_output
+
+
+def go_on() -> None:
+    """Do nothing: nothing else is to be done during a pass."""
 
 
 class Network:
@@ -48,7 +52,9 @@ class Network:
         """Name what it computes in, such as ``bfloat16``."""
         return str(self.dtype).removeprefix("torch.")
 
-    def predict_tiles(self, tiles: Sequence[Float[Tensor, "1 i j k"]]) -> list[Field]:
+    def predict_tiles(
+        self, tiles: Sequence[Float[Tensor, "1 i j k"]], give_way: Callable[[], None] = go_on
+    ) -> list[Field]:
         """Stack tiles and run ``predict``, with errors that say what went wrong.
 
         Raises:
@@ -56,7 +62,7 @@ class Network:
             InsufficientMemory: The batch needs more memory than the device has.
         """
         try:
-            return self.predict(torch.stack(list(tiles)))
+            return self.predict(torch.stack(list(tiles)), give_way)
         except LandmarkdError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -67,11 +73,15 @@ class Network:
                 ) from error
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
-    def predict(self, tiles: Float[Tensor, "n 1 i j k"]) -> list[Field]:
+    def predict(
+        self, tiles: Float[Tensor, "n 1 i j k"], give_way: Callable[[], None] = go_on
+    ) -> list[Field]:
         """Run the network on a batch of tiles.
 
         Args:
             tiles: Normalised voxels, one shape for all; moved to the network's device if need be.
+            give_way: Called on this thread before each convolution of a network in Python; it may
+                run another network meanwhile, or this one.
 
         Returns:
             One Field per tile: where they can be, views of the network's one output.
@@ -80,7 +90,7 @@ class Network:
             NetworkFailed: The output is not what the manifest promises.
         """
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
-        with torch.inference_mode(), CpuKernels():
+        with torch.inference_mode(), CpuKernels(give_way):
             output = self._module(tiles)
         edges = tiles.shape[2:]
         return [self._output.field(one, edges) for one in self._check(output, tiles)]

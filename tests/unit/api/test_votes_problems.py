@@ -264,7 +264,7 @@ GOOD = [
     flips=st.lists(st.tuples(st.integers(-600, 600), st.integers(1, 255)), max_size=3),
     form=st.sampled_from(["json", "rows.csv", "nii.gz"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_archives_never_cause_an_internal_error(
     content: bytes, end: int | None, flips: list[tuple[int, int]], form: str, client: TestClient
 ) -> None:

@@ -1,6 +1,7 @@
 """Uploads: the same values either way, and on CUDA no thread waits for them."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
@@ -94,6 +95,16 @@ def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
     torch.ones(50, 60, 70).sum()
     watch.stop()
     assert 0 < watch.seconds() == watch.seconds() < 10
+
+
+def test_stopwatch_leaves_out_what_it_is_paused_for() -> None:
+    watch = Stopwatch(CPU)
+    start_s = time.perf_counter()
+    with watch.paused():
+        while time.perf_counter() < start_s + 0.2:
+            pass
+    watch.stop()
+    assert watch.seconds() < time.perf_counter() - start_s - 0.2
 
 
 @contextmanager

@@ -90,11 +90,13 @@ def test_machine_that_was_held_up_is_not_expected_to_stay_slow() -> None:
     assert sizes.cost(LANE) <= 0.2
 
 
-def test_tile_of_an_unknown_lane_costs_the_mean() -> None:
+def test_tile_of_an_unknown_lane_costs_what_known_ones_do_by_their_voxels() -> None:
+    """A first giant grid must not be taken for a small one: others would wait for all of it."""
     sizes = BatchSizes(fixed=1)
     assert sizes.cost(LANE) > 0
-    sizes.observe(LANE, 1, 0.25)
-    assert sizes.cost("unknown") == pytest.approx(0.25)
+    sizes.observe(("model", (8, 8, 8)), 1, 0.25)
+    sizes.observe(("other", (8, 8, 24)), 1, 0.75)
+    assert sizes.cost(("unknown", (8, 80, 8))) == pytest.approx(2.5)
 
 
 def test_costs_may_be_read_while_the_device_thread_changes_lanes() -> None:

@@ -23,6 +23,7 @@ from tests.support.device_loops import (
     assert_same_landmarks,
     running,
     scan,
+    until,
     wait_for,
     with_network,
 )
@@ -161,5 +162,70 @@ def test_scans_too_large_to_be_prepared_do_not_make_the_device_unhealthy(
             await asyncio.wrap_future(loop.submit(int))
             assert "device unhealthy" not in caplog.messages
             await ask(loop, model, scan(1, SMALL))
+
+    asyncio.run(scenario())
+
+
+class Held(nn.Module):
+    """A network whose first pass waits before its first layer and after its last one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.begun, self.go_on, self.end = (threading.Event() for _ in range(3))
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        is_first = not self.begun.is_set()
+        if is_first:
+            self.begun.set()
+            assert self.go_on.wait(timeout=30)
+        output: Tensor = self.inner(tiles)
+        assert not is_first or self.end.wait(timeout=30)
+        return output
+
+
+def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    """Both answers are those that the scans have alone, to the last bit; times are their own."""
+    network = Held(inner)
+    held = with_network(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
+            await wait_for(network.begun)
+            small = asyncio.create_task(ask(loop, held, scan(2, SMALL)))
+            left = loop.depth
+            await until(lambda: loop.depth == left + 1)
+            network.go_on.set()
+            async with asyncio.timeout(30):
+                second = await small
+            assert not large.done()
+            network.end.set()
+            first = await large
+        for seed, shape, found in ((1, (40, 44, 90), first), (2, SMALL, second)):
+            alone = Detector(with_network(model, inner)).detect(scan(seed, shape))
+            assert repr(found.landmarks) == repr(alone.landmarks)
+
+    asyncio.run(scenario())
+
+
+def test_device_that_runs_beside_the_host_is_not_interrupted(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    network = Held(inner)
+    held = with_network(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1, device=ASYNCHRONOUS) as loop:
+            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
+            await wait_for(network.begun)
+            small = asyncio.create_task(ask(loop, held, scan(2, SMALL)))
+            network.go_on.set()
+            await asyncio.wait([small], timeout=0.5)
+            assert not small.done()
+            network.end.set()
+            await asyncio.gather(large, small)
 
     asyncio.run(scenario())

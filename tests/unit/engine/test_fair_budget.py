@@ -230,7 +230,7 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
     run(test)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     requests=st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(0, 100), st.integers(0, 3)), max_size=30

@@ -223,3 +223,64 @@ def test_every_tile_runs_exactly_once_and_no_slot_is_wasted(
         assert len(batch.tiles) == min(batch_size, lane_left)
         seen.extend(batch.tiles)
     assert sorted(seen) == [(n, t) for n, (tiles, _) in enumerate(requests) for t in range(tiles)]
+
+
+def scheduler_of_costs(**costs: float) -> Scheduler[str]:
+    """Make a scheduler whose lanes cost what is given."""
+    return Scheduler[str](lambda _: 2, lambda lane: costs[str(lane)])
+
+
+def interrupting(
+    scheduler: Scheduler[str], running: Batch[str], spare: float = 9.0, now: float = 0.0
+) -> list[str]:
+    batch = scheduler.interrupting_batch(running, spare, now)
+    return [] if batch is None else [request for request, _ in batch.tiles]
+
+
+def test_much_smaller_scans_need_not_wait_for_the_end_of_a_batch() -> None:
+    scheduler = scheduler_of_costs(slow=8.0, medium=5.0, fast=1.5)
+    add(scheduler, "huge", "slow")
+    running = next_of(scheduler)
+    add(scheduler, "late", "fast", deadline=-1.0)
+    add(scheduler, "medium", "medium")
+    add(scheduler, "long", "fast", tiles=3)
+    assert interrupting(scheduler, running) == []
+    for name in ("a", "b", "c"):
+        add(scheduler, name, "fast")
+    assert interrupting(scheduler, running, spare=1.4) == []
+    assert interrupting(scheduler, running) == ["a", "b"]
+    assert interrupting(scheduler, running) == ["c"]
+    assert interrupting(scheduler, running) == []
+    assert [batch.lane for batch in drain(scheduler)] == ["medium", "fast", "fast"]
+
+
+def test_scan_of_one_tile_interrupts_one_of_many_tiles_of_its_own_lane() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "huge", tiles=2)
+    running = next_of(scheduler)
+    add(scheduler, "small")
+    assert interrupting(scheduler, running) == ["small"]
+    running = next_of(scheduler)  # Now only this tile is left.
+    add(scheduler, "another")
+    assert interrupting(scheduler, running) == []
+
+
+def test_batch_that_holds_a_small_scan_is_not_interrupted_for_one_as_small() -> None:
+    scheduler = scheduler_of(2)
+    add(scheduler, "huge", tiles=9)
+    add(scheduler, "small")
+    running = next_of(scheduler)
+    add(scheduler, "another")
+    assert interrupting(scheduler, running) == []
+    scheduler.remove("huge")
+    assert interrupting(scheduler, running) == []
+
+
+def test_clients_interrupt_in_their_order() -> None:
+    scheduler = scheduler_of_costs(slow=9.0, fast=1.0)
+    add(scheduler, "huge", "slow", client="a")
+    running = next_of(scheduler)
+    for number in range(3):
+        add(scheduler, f"b{number}", "fast", client="b")
+    add(scheduler, "c", "fast", client="c")
+    assert sorted(interrupting(scheduler, running)) == ["b0", "c"]

@@ -140,7 +140,7 @@ def read_long(content: bytes) -> Positions:
     ids=["json", "mrk.json", "fcsv", "csv", "tsv", "long"],
 )
 @given(found=st.dictionaries(names, places, max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_round_trip_keeps_positions_and_missing_landmarks(
     write: Callable[[LandmarksAnswer], bytes],
     read: Callable[[bytes], Positions],

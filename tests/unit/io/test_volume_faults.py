@@ -113,7 +113,7 @@ def damaged_files(draw: st.DrawFn) -> bytes:
     return content[: draw(st.integers(0, 2000))] + draw(st.binary(max_size=20))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(content=damaged_files(), frame=st.none() | st.integers(-1, 2))
 def test_random_damage_gives_a_valid_volume_or_a_named_error(
     content: bytes, frame: int | None
@@ -128,7 +128,7 @@ def test_random_damage_gives_a_valid_volume_or_a_named_error(
     assert re.match("expected .*, got ", said)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(content=st.binary(max_size=800), zipped=st.booleans())
 def test_random_bytes_give_a_named_error(content: bytes, zipped: bool) -> None:
     with pytest.raises(LandmarkdError, match=r"^expected .*, got "):

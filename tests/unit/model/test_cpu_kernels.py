@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from app.model.cpu_kernels import CpuKernels
+from app.model.network import go_on
 
 SMALL = (1, 3, 9, 11, 13)
 KINDS = [
@@ -32,7 +33,7 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
     module, tile = nn.Conv3d(3, 6, 3, **kind), torch.randn(SMALL)  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = module(tile)
-        with CpuKernels():
+        with CpuKernels(go_on):
             torch.testing.assert_close(module(tile), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -40,13 +41,13 @@ def test_convolutions_are_those_of_torch(kind: dict[str, object]) -> None:
 def test_batch_of_one_small_tile_is_computed_by_onednn() -> None:
     module, tile = nn.Conv3d(3, 6, 3), torch.randn(SMALL)
     assert "aten::slow_conv3d" in operations(module, tile), "torch does so itself by now"
-    with CpuKernels():
+    with CpuKernels(go_on):
         assert "aten::mkldnn_convolution" in operations(module, tile)
 
 
 def test_other_types_and_keywords_are_left_alone() -> None:
     module, tile = nn.Conv3d(3, 6, 3).double(), torch.randn(SMALL).double()
-    with torch.inference_mode(), CpuKernels():
+    with torch.inference_mode(), CpuKernels(go_on):
         torch.testing.assert_close(
             torch.conv3d(tile, weight=module.weight, bias=module.bias, padding=1),
             torch.nn.functional.conv3d(tile, module.weight, module.bias, 1, 1),
@@ -70,7 +71,7 @@ def test_output_of_a_tile_does_not_depend_on_its_batch(dtype: torch.dtype) -> No
     with torch.inference_mode():
         alone = torch.cat([norm(tile) for tile in tiles.split(1)])
         assert not torch.equal(norm(tiles), alone), "torch does so by now"
-    with torch.inference_mode(), CpuKernels():
+    with torch.inference_mode(), CpuKernels(go_on):
         for size in (1, 2, 3, 6):
             together = torch.cat([norm(batch) for batch in tiles.split(size)])
             assert torch.equal(together, alone), size

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from app.errors import NetworkFailed
 from app.model.manifest import Manifest
 from app.model.network import Network
+from app.model.outputs import Field
 from tests.support.model_folders import TILE, build_network, manifest_table
 
 CPU = torch.device("cpu")
@@ -119,3 +120,17 @@ def test_tile_answers_the_same_alone_and_in_a_batch() -> None:
     tiles = torch.rand(3, 1, *TILE)
     (alone,) = network.predict(tiles[2:])
     torch.testing.assert_close(network.predict(tiles)[2].scores, alone.scores)
+
+
+def test_pass_gives_way_before_each_convolution_even_to_another_of_the_same_network() -> None:
+    table = manifest_table()
+    module = build_network(table)
+    network = Network(Manifest.model_validate(table), module, CPU)
+    first, second = torch.rand(2, 1, *TILE), torch.rand(1, 1, *TILE)
+    (alone,), expected = network.predict(second), network.predict(first)
+    between: list[Field] = []
+    found = network.predict(first, lambda: between.extend(network.predict(second)))
+    assert len(between) == sum(isinstance(one, nn.Conv3d) for one in module.modules()) > 1
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.scores, other.scores)
+    assert all(torch.equal(field.scores, alone.scores) for field in between)

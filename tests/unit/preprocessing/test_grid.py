@@ -70,7 +70,7 @@ def reorder(volume: Volume, order: tuple[int, ...], flip: tuple[int, ...]) -> Vo
     shear=st.sampled_from([0.0, 0.4]),
     orientation=st.sampled_from(["RAS", "LPS", "PIR", "SAL"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_point_comes_back_through_any_affine(
     seed: int, left_handed: bool, shear: float, orientation: str
 ) -> None:

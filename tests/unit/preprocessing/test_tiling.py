@@ -42,7 +42,7 @@ def summed_importance(plan: TilePlan) -> np.ndarray:
     overlap=st.sampled_from([0.0, 0.25, 0.5, 0.8]),
     stride=st.sampled_from([1, 2, 4]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_importances_sum_to_one_at_every_voxel(
     shape: tuple[int, int, int], overlap: float, stride: int
 ) -> None:

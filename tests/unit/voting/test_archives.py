@@ -284,7 +284,7 @@ GOOD = [
     end=st.one_of(st.none(), st.integers(0, 8000)),
     flips=st.lists(st.tuples(st.integers(-400, 400), st.integers(1, 255)), max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_damage_does_more_than_refuse(
     content: bytes, end: int | None, flips: list[tuple[int, int]]
 ) -> None:

@@ -40,7 +40,7 @@ def test_unsmoothed_heatmaps_are_the_oracles_sum() -> None:
 
 
 @given(seed=st.integers(0, 2**16))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_votes_changes_no_bit(seed: int) -> None:
     """Fixed-point sums commute."""
     votes = noise()

@@ -271,7 +271,7 @@ def test_the_order_of_votes_changes_no_bit_of_the_answer() -> None:
 
 
 @given(mass=st.floats(0, 2), more=st.floats(0, 1), coherence=st.floats(0, 1), extra=st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_confidence_grows_with_mass_and_coherence(
     mass: float, more: float, coherence: float, extra: float
 ) -> None:

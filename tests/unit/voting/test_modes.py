@@ -108,7 +108,7 @@ def test_the_order_of_votes_changes_no_bit(activation: Activation) -> None:
 
 
 @given(seed=st.integers(0, 2**16))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_duplicated_votes_double_weight_and_nothing_else(seed: int) -> None:
     """Every position, share and spread stays."""
     votes = ball_votes((20.3, 21.1, 25.6), SHAPE, 5.0, seed=seed)
@@ -119,7 +119,7 @@ def test_duplicated_votes_double_weight_and_nothing_else(seed: int) -> None:
 
 
 @given(shift=st.tuples(st.integers(-6, 6), st.integers(-6, 6), st.integers(-6, 6)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_moved_votes_move_the_mode(shift: tuple[int, int, int]) -> None:
     """By as much, wherever heatmap cells begin: equivariant to less than a hundredth of a voxel."""
     votes = ball_votes((20.3, 21.1, 25.6), SHAPE, 6.0)
@@ -200,7 +200,7 @@ def test_no_votes_have_no_modes() -> None:
     cuts=st.tuples(*[st.lists(st.integers(1, 10), max_size=2, unique=True)] * 3),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
     cuts: tuple[list[int], list[int], list[int]], seed: int
 ) -> None:
@@ -226,7 +226,7 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
 
 
 @given(seed=st.integers(0, 2**16), stride=st.sampled_from([1, 2, 3]), radius=st.floats(0.4, 6.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_voters_are_counted_as_the_oracle_counts_them(
     seed: int, stride: int, radius: float
 ) -> None:

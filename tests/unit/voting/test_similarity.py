@@ -12,7 +12,7 @@ from tests.support.synthetic import make_shape, make_subject
 
 
 @given(seed=st.integers(0, 2**16), scale=st.floats(0.1, 10.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_similarity_is_recovered_exactly(seed: int, scale: float) -> None:
     """Umeyama's fit of points to their own image."""
     random = np.random.default_rng(seed)

@@ -119,7 +119,7 @@ def test_memory_layout_changes_no_bit(activation: Activation) -> None:
 
 
 @given(seed=st.integers(0, 2**16), threshold=st.floats(0.01, 0.99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_vote_passes_exactly_if_its_float32_probability_does(seed: int, threshold: float) -> None:
     """The test on scores lets no vote slip through that the probability would have kept."""
     field = random_field((3, 4, 5), 2, "sigmoid", seed)

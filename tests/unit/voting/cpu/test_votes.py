@@ -90,7 +90,7 @@ def test_votes_are_those_of_the_reference(
     threshold=st.sampled_from([1e-9, 0.05, 0.5, 0.999, 1.0]),
     activation=st.sampled_from(ACTIVATIONS),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_shape_and_threshold_gives_the_votes_of_the_reference(
     seed: int, shape: tuple[int, int, int], landmarks: int, threshold: float, activation: Activation
 ) -> None:

@@ -257,7 +257,7 @@ def fields(draw: st.DrawFn) -> Field:
 
 
 @given(field=fields(), threshold=st.sampled_from([0.0, 0.1, 0.5, 0.97]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_shape_and_memory_order_gives_the_same_votes(
     device: torch.device, field: Field, threshold: float
 ) -> None:
@@ -266,7 +266,7 @@ def test_any_shape_and_memory_order_gives_the_same_votes(
 
 
 @given(seed=st.integers(0, 2**16), threshold=st.floats(0.01, 0.99))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_vote_passes_exactly_if_its_float32_probability_does(
     device: torch.device, seed: int, threshold: float
 ) -> None:
