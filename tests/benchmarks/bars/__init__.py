@@ -26,7 +26,7 @@ from tests.benchmarks.bars.shifting import v4_shift_and_sum
 from tests.benchmarks.bars.skulls import a2_skulls, a3_poses, a4_regions, a5_presence
 from tests.benchmarks.bars.spines import a6_spines, a7_other_scans, a8_lordosis
 from tests.benchmarks.bars.starting import s6_starting
-from tests.benchmarks.bars.throughput import s1_throughput
+from tests.benchmarks.bars.throughput import s1_throughput, s10_overhead
 from tests.benchmarks.bars.tiling import s9_tiling
 from tests.benchmarks.bars.waterfall import waterfall
 from tests.benchmarks.harness import Bar
@@ -61,6 +61,7 @@ BARS: Final[dict[str, Bar]] = {
     "S7": s7_endurance,
     "S8": s8_replicas,
     "S9": s9_tiling,
+    "S10": s10_overhead,
     "S11": s11_fairness,
     "S12": s12_bounds,
     "load": load,

@@ -35,12 +35,12 @@ HALF_TYPES: Final = (torch.bfloat16, torch.float16)
 def v1_landmarks(run: Run) -> Iterator[Case]:
     """Against plain torch, and against reading the scores once."""
     shapes = [(300, 300, 300), (70, 70, 70), (280, 300, 320)]
-    speeds = [10.0, 2.0, 10.0]
+    speeds = [10.0, 3.0, 10.0]
     if run.fast:
         shapes, speeds = [(40, 36, 44)], [2.0]
     for shape, speed in zip(shapes, speeds, strict=True):
         scene = make_scene(shape, 3)
-        once = Limit(4.0 if min(shape) > 100 else None, "cost")
+        once = Limit(2.0 if min(shape) > 100 else None, "cost")
         yield Case(
             f"Field -> Landmarks, {_text(shape)}, C = 3",
             _find(scene),

@@ -30,14 +30,14 @@ from tests.support.skulls import (
     turn,
 )
 
-MEAN_MM: Final = Limit(0.25, "figure")
-P95_MM: Final = Limit(0.55, "figure")
+MEAN_MM: Final = Limit(0.19, "figure")
+P95_MM: Final = Limit(0.45, "figure")
 SCAN_S: Final = Limit(3.0, "figure")
 ORDERS_MM: Final = Limit(0.02, "figure")
 TURNED_MM: Final = Limit(0.15, "figure")
-OUTSIDE_PERCENT: Final = Limit(10.0, "figure")
-INSIDE_PERCENT: Final = Limit(99.0, "figure")
-INVENTED_PERCENT: Final = Limit(5.0, "figure")
+OUTSIDE_PERCENT: Final = Limit(7.0, "figure")
+INSIDE_PERCENT: Final = Limit(97.0, "figure")
+INVENTED_PERCENT: Final = Limit(3.0, "figure")
 LOST_PERCENT: Final = Limit(3.0, "figure")
 
 ABSENT: Final = "real scans are not at hand"
