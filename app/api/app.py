@@ -5,22 +5,33 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from fastapi import FastAPI
 
 from app.api.dependencies import Shared
 from app.api.health import health_router
-from app.api.landmarks import landmarks_router
 from app.api.middleware import RequestTracking
 from app.api.models import models_router
 from app.api.openapi import DESCRIPTION
 from app.api.origin import make_origin_check
 from app.api.problems import install_problem_handlers
+from app.api.scans.heatmaps import heatmaps_router
+from app.api.scans.landmarks import landmarks_router
 from app.api.ui.page import page_router
 from app.api.ui.phantoms import PhantomScans
 from app.api.votes import votes_router
 from app.engine import Engine, Metrics
 from app.settings import Settings
+
+ROUTERS: Final = (
+    landmarks_router,
+    heatmaps_router,
+    models_router,
+    health_router,
+    votes_router,
+    page_router,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +80,7 @@ def create_app(
     app.state.phantoms = PhantomScans()
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
-    for router in (landmarks_router, models_router, health_router, votes_router, page_router):
+    for router in ROUTERS:
         app.include_router(router)
     return app
 

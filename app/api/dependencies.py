@@ -94,15 +94,16 @@ def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
         raise Unauthorized(f"expected {expected} {header}, got another")
 
 
-async def admit(request: Request, shared: SharedDep) -> AsyncIterator[AdmittedRequest]:
+async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterator[AdmittedRequest]:
     """Admit a request until its answer has been sent, or its client has left.
 
     Clients share the service evenly. They are told apart by their API keys, else by their
     addresses; behind a proxy, all of them without keys count as one.
     """
-    key = request.headers.get("authorization") if shared.settings.api_keys else None
-    address = request.client.host if request.client is not None else ""
-    with shared.engine.admission.admit(address if key is None else hash_key(key)) as admitted:
+    client = request.client.host if request.client is not None else ""
+    if shared.settings.api_keys and key is not None:
+        client = hash_key(key.credentials)
+    with shared.engine.admission.admit(client) as admitted:
         yield admitted
 
 

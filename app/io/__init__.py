@@ -50,7 +50,9 @@ from app.io.volume import (
     FLOAT32_MAX,
     HEAD_BYTES,
     MAX_REACH_MM,
+    ONLY,
     SCAN_SUFFIXES,
+    Selection,
     Volume,
     VolumeLimits,
     check_header,
@@ -59,12 +61,12 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "SCAN_SUFFIXES", "SEARCH_BYTES",
+    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "SCAN_SUFFIXES", "SEARCH_BYTES",
     "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content",
     "DeviceInfo", "Format", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
     "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
-    "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
-    "VolumeLimits", "check_header", "check_spacing", "check_start", "declared_frame", "is_dicom",
-    "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
-    "read_volume", "scan_stem", "write_long",
+    "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer", "Triple", "Volume",
+    "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start",
+    "declared_frame", "is_dicom", "is_landmark_file", "landmark_stem", "markups_json",
+    "negotiate_format", "read_landmarks", "read_volume", "scan_stem", "write_long",
 ]  # fmt: skip
