@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.scheduler import Batch, Scheduler
+from app.engine.scheduler import BACKGROUND, Batch, Scheduler
 
 
 def scheduler_of(size: int) -> Scheduler[str]:
@@ -223,3 +223,20 @@ def test_every_tile_runs_exactly_once_and_no_slot_is_wasted(
         assert len(batch.tiles) == min(batch_size, lane_left)
         seen.extend(batch.tiles)
     assert sorted(seen) == [(n, t) for n, (tiles, _) in enumerate(requests) for t in range(tiles)]
+
+
+def test_work_that_nobody_waits_for_gets_a_fifth_beside_a_client() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "job", tiles=200, client=BACKGROUND)
+    alone = [next_of(scheduler).tiles[0][0] for _ in range(20)]
+    assert set(alone) == {"job"}
+    add(scheduler, "waited for", tiles=100, client="a")
+    names = [next_of(scheduler).tiles[0][0] for _ in range(50)]
+    assert abs(names.count("job") - 10) <= 1
+
+
+def test_foreseen_cost_counts_little_of_what_nobody_waits_for() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "job", tiles=200, client=BACKGROUND)
+    assert scheduler.estimate_cost("lane", 8, "a") == pytest.approx(8 + 8 / 4)
+    assert scheduler.estimate_cost("lane", 8, BACKGROUND) == pytest.approx(8 + 8)

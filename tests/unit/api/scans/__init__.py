@@ -1,1 +1,1 @@
-"""tests/unit/api."""
+"""Tests of app.api.scans."""
