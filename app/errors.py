@@ -11,8 +11,10 @@
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
     │   ├── UnknownModel          404 unknown-model
+    │   ├── UnknownJob            404 unknown-job          none of this client's
     │   ├── UnknownFormat         406 unknown-format
     │   ├── SlowUpload            408 slow-upload
+    │   ├── NotFinished           409 not-finished         a scan of a job, not settled yet
     │   ├── TooLarge              413 too-large            bytes or voxels over a limit
     │   ├── UnsupportedMediaType  415 unsupported-media-type
     │   ├── BadGeometry           422 bad-geometry         affine, axes or units
@@ -23,18 +25,22 @@
     │   └── ClientLeft            499 client-left          the client closed its connection
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
+    │   ├── NoJobs                501 no-jobs              the service keeps none
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   └── InsufficientMemory    507 does-not-fit         needs more memory than there is
+    │   ├── InsufficientMemory    507 does-not-fit         needs more memory than there is
+    │   └── NotStored             507 not-stored           the disk took no more
+    ├── GivenUp                   500 given-up             a job's scan that ends the process
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
     └── StartupError              settings or device that cannot work
 
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
-``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden and
-ClientLeft; ``app.server`` HeadTooLarge; ``app.engine`` the ServiceErrors; ``app.inference``
+``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
+ClientLeft, NotFinished and NoJobs; ``app.server`` HeadTooLarge; ``app.jobs`` UnknownJob, TooLarge,
+QueueFull, NotStored and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference``
 NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
 
@@ -107,6 +113,13 @@ class UnknownModel(RequestError):
     code = "unknown-model"
 
 
+class UnknownJob(RequestError):
+    """The client has no such job: it is another's, was removed, or its time to live has passed."""
+
+    status = 404
+    code = "unknown-job"
+
+
 class UnknownFormat(RequestError):
     """The answer cannot be written in the format asked for."""
 
@@ -119,6 +132,13 @@ class SlowUpload(RequestError):
 
     status = 408
     code = "slow-upload"
+
+
+class NotFinished(RequestError):
+    """A scan of a job has no answer yet."""
+
+    status = 409
+    code = "not-finished"
 
 
 class TooLarge(RequestError):
@@ -201,6 +221,13 @@ class QueueFull(ServiceError):
         self.retry_after_s = retry_after_s
 
 
+class NoJobs(ServiceError):
+    """The service keeps no jobs."""
+
+    status = 501
+    code = "no-jobs"
+
+
 class NotReady(ServiceError):
     """The model or the service is not ready to answer."""
 
@@ -225,6 +252,19 @@ class InsufficientMemory(ServiceError):
 
     status = 507
     code = "does-not-fit"
+
+
+class NotStored(ServiceError):
+    """The disk of the jobs took no more."""
+
+    status = 507
+    code = "not-stored"
+
+
+class GivenUp(LandmarkdError):
+    """A scan of a job during which the process has ended, again and again."""
+
+    code = "given-up"
 
 
 class NetworkFailed(LandmarkdError):

@@ -140,6 +140,20 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds allowed for finishing accepted requests at shutdown.",
     )
+    jobs: Path | None = Field(
+        None,
+        description="Folder in which jobs are kept, with their scans until these are answered, for "
+        "this process alone. Unset: no jobs.",
+    )
+    jobs_max_bytes: ByteSize = Field(
+        ByteSize(10 * GIB),
+        ge=1,
+        description="Maximum size of all jobs with their scans and answers; one client leaves a "
+        "quarter of it to others.",
+    )
+    jobs_ttl_s: float = Field(
+        86_400.0, gt=0, le=31_536_000, description="Seconds for which a finished job is kept."
+    )
     api_keys: KeyHashes = Field(
         (),
         description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`. Unset: "

@@ -1,7 +1,7 @@
 """The FastAPI application: routes, uploads, problems, and the page.
 
 app           builds the application; starts and stops its engine
-landmarks     POST /v1/landmarks, /v1/heatmaps
+scans         calls that take a scan: /v1/landmarks, /v1/heatmaps
 votes         POST /v1/votes
 models        /v1/models
 health        /livez, /readyz, /metrics

@@ -5,22 +5,37 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from fastapi import FastAPI
 
 from app.api.dependencies import Shared
 from app.api.health import health_router
-from app.api.landmarks import landmarks_router
 from app.api.middleware import RequestTracking
 from app.api.models import models_router
 from app.api.openapi import DESCRIPTION
 from app.api.origin import make_origin_check
-from app.api.problems import install_problem_handlers
+from app.api.problems import describe_problem, install_problem_handlers
+from app.api.scans.heatmaps import heatmaps_router
+from app.api.scans.jobs import jobs_router
+from app.api.scans.landmarks import landmarks_router
 from app.api.ui.page import page_router
 from app.api.ui.phantoms import PhantomScans
 from app.api.votes import votes_router
-from app.engine import Engine, Metrics
+from app.engine import CLIENT_SHARE, Engine, Metrics
+from app.errors import StartupError
+from app.jobs import JobRunner, JobStore
 from app.settings import Settings
+
+ROUTERS: Final = (
+    landmarks_router,
+    heatmaps_router,
+    jobs_router,
+    models_router,
+    health_router,
+    votes_router,
+    page_router,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +62,15 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine = Engine(chosen, metrics, on_fatal)
         metrics.watch(engine.gauges())
-        app.state.shared = Shared(chosen, metrics, engine)
-        app.state.starting = asyncio.create_task(_start(engine, on_fatal))
-        try:
-            yield
-        finally:
-            await engine.stop()
-            app.state.starting.cancel()
-            await asyncio.gather(app.state.starting, return_exceptions=True)
+        async with _jobs_of(chosen, engine, metrics, on_fatal) as jobs:
+            app.state.starting = asyncio.create_task(_start(engine, on_fatal))
+            app.state.shared = Shared(chosen, metrics, engine, jobs)
+            try:
+                yield
+            finally:
+                await engine.stop()
+                app.state.starting.cancel()
+                await asyncio.gather(app.state.starting, return_exceptions=True)
 
     app = FastAPI(
         title="landmarkd",
@@ -69,9 +85,44 @@ def create_app(
     app.state.phantoms = PhantomScans()
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
-    for router in (landmarks_router, models_router, health_router, votes_router, page_router):
+    for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+@asynccontextmanager
+async def _jobs_of(
+    settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None] | None
+) -> AsyncIterator[JobRunner | None]:
+    """Run the jobs of the settings' folder, if there is one, while the context lasts."""
+    if settings.jobs is None:
+        yield None
+        return
+    limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
+    try:
+        store = await asyncio.to_thread(JobStore, settings.jobs, *limits)
+    except StartupError as error:
+        logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
+        raise
+    runner = JobRunner(store, engine, metrics, describe_problem)
+    running = asyncio.create_task(_run_jobs(runner, on_fatal))
+    try:
+        yield runner
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await runner.close()
+
+
+async def _run_jobs(runner: JobRunner, on_fatal: Callable[[], None] | None) -> None:
+    """Run jobs. Errors are logged here, because nothing awaits this task."""
+    try:
+        await runner.run()
+    except Exception:
+        logger.exception("jobs cannot be run")
+        if on_fatal is not None:
+            on_fatal()
+        raise
 
 
 async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:

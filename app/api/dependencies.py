@@ -14,8 +14,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from app.engine import AdmittedRequest, Engine, Metrics
-from app.errors import BadParameter, Unauthorized
+from app.errors import BadParameter, NoJobs, Unauthorized
 from app.io import TimingAnswer
+from app.jobs import JobRunner
 from app.settings import Settings
 
 bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
@@ -29,11 +30,13 @@ class Shared:
         settings: Its settings.
         metrics: Where requests are counted.
         engine: What computes.
+        jobs: Those that are kept; None if the settings name no folder for them.
     """
 
     settings: Settings
     metrics: Metrics
     engine: Engine
+    jobs: JobRunner | None = None
 
 
 async def get_shared(request: Request) -> Shared:
@@ -42,6 +45,20 @@ async def get_shared(request: Request) -> Shared:
 
 
 SharedDep = Annotated[Shared, Depends(get_shared)]
+
+
+async def get_job_runner(shared: SharedDep) -> JobRunner:
+    """Return the jobs of the application.
+
+    Raises:
+        NoJobs: There are none.
+    """
+    if shared.jobs is None:
+        raise NoJobs("expected a service that keeps jobs, but LANDMARKD_JOBS is not set")
+    return shared.jobs
+
+
+JobsDep = Annotated[JobRunner, Depends(get_job_runner)]
 KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
@@ -94,15 +111,16 @@ def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
         raise Unauthorized(f"expected {expected} {header}, got another")
 
 
-async def admit(request: Request, shared: SharedDep) -> AsyncIterator[AdmittedRequest]:
+async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterator[AdmittedRequest]:
     """Admit a request until its answer has been sent, or its client has left.
 
     Clients share the service evenly. They are told apart by their API keys, else by their
     addresses; behind a proxy, all of them without keys count as one.
     """
-    key = request.headers.get("authorization") if shared.settings.api_keys else None
-    address = request.client.host if request.client is not None else ""
-    with shared.engine.admission.admit(address if key is None else hash_key(key)) as admitted:
+    client = request.client.host if request.client is not None else ""
+    if shared.settings.api_keys and key is not None:
+        client = hash_key(key.credentials)
+    with shared.engine.admission.admit(client) as admitted:
         yield admitted
 
 

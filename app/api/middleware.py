@@ -59,7 +59,7 @@ class RequestTracking:
         try:
             await self._answer(inner, receive, response.send)
         except Exception as error:
-            problem = unexpected_error(error, record)
+            problem = unexpected_error(error, record.request_id)
             record.status, record.code = problem.status, problem.code
             if response.started:
                 # Too late for a problem: the server closes the connection.

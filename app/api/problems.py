@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app.api.request_log import RequestRecord, record_of
+from app.api.request_log import record_of
 from app.compute import HOST, describe_out_of_memory, is_out_of_memory
 from app.errors import BadParameter, InsufficientMemory, LandmarkdError, QueueFull, Unauthorized
 from app.io import Problem
@@ -48,8 +48,10 @@ def problem_response(
     )
 
 
-def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
-    """Turn an error into problem details."""
+def describe_problem(error: BaseException, request_id: str) -> Problem:
+    """Turn an error, expected or not, into problem details."""
+    if not isinstance(error, LandmarkdError):
+        error = unexpected_error(error, request_id)
     return Problem(
         type=TYPE_PREFIX + error.code,
         title=error.title,
@@ -60,17 +62,17 @@ def describe_problem(error: LandmarkdError, request_id: str) -> Problem:
     )
 
 
-def unexpected_error(error: BaseException, record: RequestRecord) -> LandmarkdError:
+def unexpected_error(error: BaseException, request_id: str) -> LandmarkdError:
     """Log an error that nobody has named, and return what its client is told.
 
     It is a defect of the service, unless memory ran out, which may happen anywhere.
     """
     if is_out_of_memory(error):
-        logger.warning("out of memory", extra={"request_id": record.request_id})
+        logger.warning("out of memory", extra={"request_id": request_id})
         shortage = describe_out_of_memory(error, HOST.device)
         return InsufficientMemory(f"expected a request that fits the memory: {shortage}")
-    logger.error("unexpected error", exc_info=error, extra={"request_id": record.request_id})
-    return LandmarkdError(f"unexpected; the log has it under request id {record.request_id}")
+    logger.error("unexpected error", exc_info=error, extra={"request_id": request_id})
+    return LandmarkdError(f"unexpected; the log has it under request id {request_id}")
 
 
 def install_problem_handlers(app: FastAPI) -> None:

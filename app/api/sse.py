@@ -14,11 +14,11 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.problems import describe_problem, unexpected_error
+from app.api.problems import describe_problem
 from app.api.request_log import RequestRecord, record_of
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import Progress
-from app.errors import ClientLeft, LandmarkdError
+from app.errors import ClientLeft
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -77,10 +77,8 @@ def _last_event(working: "asyncio.Task[bytes]", record: RequestRecord) -> bytes:
     error = working.exception()
     if error is None:
         return _event("answer", working.result())
-    if not isinstance(error, LandmarkdError):
-        error = unexpected_error(error, record)
-    record.code = error.code
     problem = describe_problem(error, record.request_id)
+    record.code = problem.code
     return _event("problem", problem.model_dump_json().encode())
 
 

@@ -9,7 +9,7 @@ import torch
 from app.compute import choose_devices
 from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
-from app.io import LandmarksAnswer, VolumeLimits, read_volume
+from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
 from app.model import LoadedModel, scan_models
 from app.settings import Settings
 
@@ -81,7 +81,7 @@ class LocalDetector:
             LandmarkdError: As the service would refuse the scan.
         """
         start = time.perf_counter()
-        volume = read_volume(content, self._limits, series=series)
+        volume = read_volume(content, self._limits, Selection(series=series))
         decode_s = time.perf_counter() - start
         detection = Detector(self._model).detect(volume, decode_s=decode_s)
         total_ms = 1e3 * (time.perf_counter() - start)

@@ -43,13 +43,14 @@ metrics        Prometheus metrics
 fair_budget    memory and other things that clients share evenly
 """
 
-from app.engine.admission import AdmittedRequest
+from app.engine.admission import CLIENT_SHARE, AdmittedRequest
 from app.engine.device_loop import DeviceLoop
 from app.engine.engine import DECODE_SLOTS, Engine
 from app.engine.jobs import Progress
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
+from app.engine.scheduler import BACKGROUND
 
 __all__ = [
-    "DECODE_SLOTS", "METRICS_MEDIA_TYPE", "AdmittedRequest", "DeviceLoop", "Engine", "Metrics",
-    "Progress",
+    "BACKGROUND", "CLIENT_SHARE", "DECODE_SLOTS", "METRICS_MEDIA_TYPE", "AdmittedRequest",
+    "DeviceLoop", "Engine", "Metrics", "Progress",
 ]  # fmt: skip

@@ -24,7 +24,17 @@ from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Gauges, Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
-from app.io import SEARCH_BYTES, Content, Volume, VolumeLimits, check_start, is_dicom, read_volume
+from app.io import (
+    ONLY,
+    SEARCH_BYTES,
+    Content,
+    Selection,
+    Volume,
+    VolumeLimits,
+    check_start,
+    is_dicom,
+    read_volume,
+)
 from app.model import LoadedModel, Registry
 from app.settings import Settings
 
@@ -202,13 +212,12 @@ class Engine:
         self._decode_pool.close()
         self._compute_pool.close()
 
-    def precheck(  # noqa: PLR0913 - all but two are given by name
+    def precheck(
         self,
         head: Content,
         model: LoadedModel,
         *,
-        frame: int | None,
-        series: int | None = None,
+        selection: Selection = ONLY,
         timeout_s: float,
         client: str = "",
         heatmaps: int = 0,
@@ -218,8 +227,7 @@ class Engine:
         Args:
             head: The file's first ``HEAD_BYTES``, or all of it.
             model: The model to use.
-            frame: As for ``detect``.
-            series: As for ``detect``.
+            selection: As for ``detect``.
             timeout_s: As for ``detect``.
             client: As for ``detect``.
             heatmaps: How many heatmaps of the scan's size the answer holds.
@@ -232,7 +240,7 @@ class Engine:
         if is_dicom(head):
             check_start(head)
             return
-        needs = self._forecast(head, model, frame, series)
+        needs = self._forecast(head, model, selection)
         self._check_memory(heatmaps * needs.heatmap_bytes, f"{heatmaps} heatmaps that take")
         self._check_in_time(needs, timeout_s, client)
 
@@ -249,8 +257,7 @@ class Engine:
         content: Content,
         model: LoadedModel,
         *,
-        frame: int | None,
-        series: int | None = None,
+        selection: Selection = ONLY,
         timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] = lambda _: None,
@@ -261,8 +268,7 @@ class Engine:
         Args:
             content: The file.
             model: Of ``registry``; it is used even if it is swapped meanwhile.
-            frame: Which frame of a 4D file.
-            series: Which series of a DICOM archive.
+            selection: Which scan of a file that holds several.
             timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
@@ -274,21 +280,22 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        look = partial(self._forecast, content, model, frame, series)
+        look = partial(self._forecast, content, model, selection)
         needs = await self._look(look, client, deadline) if is_dicom(content) else look()
         async with (
             self.memory.hold(needs.memory, client, deadline),
             self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
         ):
-            volume, decode_ms = await self._decode(content, frame, series, deadline)
+            volume, decode_ms = await self._decode(content, selection, deadline)
 
             def note_progress(progress: Progress) -> None:
                 if progress.tiles:  # It is prepared.
                     self._decode_slots.release(slot)
                 on_progress(progress)
 
+            frame = selection.frame or 0
             request = DetectRequest(
-                model, volume, deadline, frame or 0, note_progress, client, keeps_votes
+                model, volume, deadline, frame, note_progress, client, keeps_votes
             )
             detection = await self.devices.choose(request.key).run(request)
         self._observe(times := replace(detection.timing, decode=decode_ms))
@@ -348,11 +355,11 @@ class Engine:
         return needs
 
     async def _decode(
-        self, content: Content, frame: int | None, series: int | None, deadline: float
+        self, content: Content, selection: Selection, deadline: float
     ) -> tuple[Volume, float]:
         """Read a scan; gives also how long that took, in ms."""
         start = time.perf_counter()
-        read = partial(read_volume, content, self.limits, frame, series=series)
+        read = partial(read_volume, content, self.limits, selection)
         volume = await self._decode_pool.run(read, deadline)
         self._metrics.observe_volume(volume.voxels.size)
         return volume, 1e3 * (time.perf_counter() - start)
@@ -361,12 +368,11 @@ class Engine:
         self,
         head: Content,
         model: LoadedModel,
-        frame: int | None,
-        series: int | None,
+        selection: Selection,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""
-        needs = forecast(head, self.limits, frame, model, series, check_cancelled)
+        needs = forecast(head, self.limits, model, selection, check_cancelled)
         self._check_memory(needs.memory)
         return needs
 

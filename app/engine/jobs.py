@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from app.engine.scheduler import BACKGROUND
 from app.inference import Detection, Detector, ScanState
 from app.io import Volume
 from app.model import LoadedModel
@@ -61,7 +62,8 @@ class DetectRequest:
     @property
     def key(self) -> Hashable:
         """Equal for requests that one computation answers, on whatever device."""
-        return self.model.digest, self.volume.digest, self.frame, self.keeps_votes
+        background = self.client == BACKGROUND  # Who waits does not join what is in no hurry.
+        return self.model.digest, self.volume.digest, self.frame, self.keeps_votes, background
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Metrics:
         self._saved = self._counter("saved_seconds", "Device time saved by tiles not run.")
         self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
         self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
+        self._job_scans = self._counter("job_scans", "Scans of jobs by outcome.", "code")
         self._ready = Gauge(
             "landmarkd_ready", "1 if new requests are accepted.", registry=self.registry
         )
@@ -148,6 +149,23 @@ class Metrics:
     def count_faults(self, kind: Fault, number: int) -> None:
         """Count faults that the engine survived."""
         self._faults.labels(kind).inc(number)
+
+    def count_job_scan(self, code: str) -> None:
+        """Count a scan of a job that is settled: ``ok``, or its problem's code."""
+        self._job_scans.labels(code).inc()
+
+    def watch_jobs(self, queued: Callable[[], float], kept_bytes: Callable[[], float]) -> None:
+        """Add the gauges of jobs, for a service that keeps any.
+
+        Args:
+            queued: Returns the number of scans that wait.
+            kept_bytes: Returns what jobs and their scans take.
+        """
+        for name, text, read in (
+            ("job_scans_queued", "Scans of jobs that wait.", queued),
+            ("job_bytes", "Kept of jobs and their scans.", kept_bytes),
+        ):
+            Gauge(f"landmarkd_{name}", text, registry=self.registry).set_function(read)
 
     def watch(self, gauges: Gauges) -> None:
         """Set the functions that the gauges are read from."""

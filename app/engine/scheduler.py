@@ -13,8 +13,12 @@ policy is start-time fair queueing (Goyal et al. 1996) on three levels:
    one batch per competitor; once each has, the one with the earliest deadline contributes more,
    else the oldest.
 
-A pass on a CPU that takes long is interrupted for scans that take much less, in the same order:
+A pass on a CPU that takes long is interrupted for scans that count much less, in the same order:
 preemption at the layers of its network, for at most as long as it takes itself.
+
+Work that nobody waits for at a connection is that of one more client, ``BACKGROUND``, whose tiles
+count several times: it gets a small share while others want the device, and all of it otherwise.
+The share is not 0, because such work holds memory until it is done.
 
 There is no delay timer: a batch is never held back to be filled, and no slot stays empty while a
 tile waits.
@@ -27,6 +31,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+BACKGROUND: Final = "background"
+"""The client of all work that nobody waits for; no key's hash and no address reads so."""
+
+BACKGROUND_PRICE: Final = 4
+"""What a tile of that client counts; beside one other client it gets a fifth of the device."""
 
 Request = TypeVar("Request", bound=Hashable)
 
@@ -100,6 +110,10 @@ class _FairShares:
         self._times[party] = time = self._times.pop(party)
         self._now = max(self._now, time)
         self._idle_times = {one: idle for one, idle in self._idle_times.items() if idle > self._now}
+
+
+def _price(client: Hashable) -> int:
+    return BACKGROUND_PRICE if client == BACKGROUND else 1
 
 
 def _unit_cost(lane: Hashable) -> float:
@@ -219,7 +233,8 @@ class Scheduler(Generic[Request]):
                 own += min(entry.waiting, tiles) * cost
             else:
                 others[entry.client] = others.get(entry.client, 0.0) + entry.waiting * cost
-        return own + sum(min(cost, own) for cost in others.values())
+        shares = {other: own * _price(client) / _price(other) for other in others}
+        return own + sum(min(cost, shares[other]) for other, cost in others.items())
 
     def next_batch(self, now: float) -> Batch[Request] | None:
         """Take the tiles to run now.
@@ -247,15 +262,17 @@ class Scheduler(Generic[Request]):
             Tiles of requests that cost much less than what is left of the smallest in the running
             batch; None if there are none.
         """
-        left = Counter(request for request, _ in running.tiles)
+        left = Counter[Request](request for request, _ in running.tiles)
         for request in left.keys() & self._entries.keys():
-            left[request] += self._entries[request].waiting
+            entry = self._entries[request]
+            left[request] = _price(entry.client) * (left[request] + entry.waiting)
         most = min(spare, min(left.values()) * self._cost(running.lane) / SMALLER)
         return self._take_batch(
             {
                 request: entry
                 for request, entry in self._ready(now).items()
-                if request not in left and entry.waiting * self._cost(entry.lane) <= most
+                if request not in left
+                and _price(entry.client) * entry.waiting * self._cost(entry.lane) <= most
             }
         )
 
@@ -286,7 +303,7 @@ class Scheduler(Generic[Request]):
             client = self._client_shares.smallest({entry.client for entry in active.values()})
             request = self._choose(client, active, served)
             tiles.append((request, active[request].take()))
-            self._client_shares.advance(client, cost)
+            self._client_shares.advance(client, cost * _price(client))
             if request not in served:
                 # Served requests go behind the others, so turns rotate from batch to batch.
                 waiting.move_to_end(request)

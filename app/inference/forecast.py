@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadGeometry, TooLarge
-from app.io import Content, VolumeLimits, check_header
+from app.io import ONLY, Content, Selection, VolumeLimits, check_header
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import count_tiles, grid_shape
 
@@ -63,9 +63,8 @@ class Forecast:
 def forecast(
     head: Content,
     limits: VolumeLimits,
-    frame: int | None,
     model: LoadedModel,
-    series: int | None = None,
+    selection: Selection = ONLY,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Forecast:
     """Read the header of a file, and say what its scan will take; nothing is allocated.
@@ -73,9 +72,8 @@ def forecast(
     Args:
         head: The file's first ``HEAD_BYTES``, or all of it; all of it where ``is_dicom``.
         limits: Of the scan.
-        frame: Which frame of a 4D file.
         model: The model to use.
-        series: Which series of a DICOM archive.
+        selection: Which scan of a file that holds several.
         check_cancelled: As for ``read_volume``.
 
     Returns:
@@ -86,7 +84,7 @@ def forecast(
         TooLarge: The grid is larger than the model allows, or than one tile if it takes no more.
         BadGeometry: The voxels of the scan are far too coarse for the model.
     """
-    header = check_header(head, limits, frame, series, check_cancelled)
+    header = check_header(head, limits, selection, check_cancelled)
     spec, stride = model.manifest.input, model.manifest.network.output_stride
     shape = grid_shape(header.shape, header.affine, spec)
     voxels, grid = math.prod(header.shape), math.prod(shape)

@@ -6,6 +6,7 @@ nifti_header      what a NIfTI file declares, checked
 nrrd_header       what an NRRD file declares, checked
 metaimage_header  what a MetaImage file declares, checked
 dicom             DICOM files, alone or in a ZIP archive -> one series: header and voxels
+scan_archive      a ZIP archive of scans -> its scans, one by one
 volume            the file of a scan -> Volume: voxels and affine
 schemas           pydantic models of everything that crosses the wire
 slicer            landmark files of 3D Slicer and spreadsheets, written and read
@@ -17,11 +18,16 @@ from app.io.formats import FORMATS, AnswerFormat, Format, negotiate_format
 from app.io.gzip_stream import Content
 from app.io.header import check_spacing
 from app.io.nifti_header import UNIT_WARNINGS
+from app.io.scan_archive import count_scans, extract_scan
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
     CandidateAnswer,
     DeviceInfo,
+    JobAnswer,
+    JobsAnswer,
+    JobScanAnswer,
+    JobSummary,
     LandmarkAnswer,
     LandmarkInfo,
     LandmarksAnswer,
@@ -50,7 +56,9 @@ from app.io.volume import (
     FLOAT32_MAX,
     HEAD_BYTES,
     MAX_REACH_MM,
+    ONLY,
     SCAN_SUFFIXES,
+    Selection,
     Volume,
     VolumeLimits,
     check_header,
@@ -59,12 +67,13 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "SCAN_SUFFIXES", "SEARCH_BYTES",
+    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "SCAN_SUFFIXES", "SEARCH_BYTES",
     "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content",
-    "DeviceInfo", "Format", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
-    "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
-    "RasPoint", "ReadinessAnswer", "Row", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
-    "VolumeLimits", "check_header", "check_spacing", "check_start", "declared_frame", "is_dicom",
+    "DeviceInfo", "Format", "JobAnswer", "JobScanAnswer", "JobSummary", "JobsAnswer",
+    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo",
+    "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row",
+    "Selection", "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
+    "check_spacing", "check_start", "count_scans", "declared_frame", "extract_scan", "is_dicom",
     "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
     "read_volume", "scan_stem", "write_long",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 Numbers are finite or null, and every coordinate names its frame.
 """
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -228,3 +229,41 @@ class Problem(_WireModel):
     detail: str = Field(description="What was expected and what was received.")
     code: str = Field(description="Stable, for programs; see docs/http.md.")
     request_id: str
+
+
+class JobScanAnswer(_WireModel):
+    """One scan of a job."""
+
+    number: int = Field(description="Its place in the archive, from 0, without empty files.")
+    state: Literal["queued", "running", "done", "failed"]
+    tile: int = Field(0, description="Tiles that have run, while it is running.")
+    tiles: int = Field(0, description="Tiles there are, as far as is known.")
+    result: str | None = Field(None, description="Path of its landmarks, once it is done.")
+    problem: Problem | None = Field(None, description="Why it has failed.")
+
+
+class JobSummary(_WireModel):
+    """A job, as in a list."""
+
+    id: str
+    state: Literal["queued", "running", "finished"] = Field(
+        description="`finished`: each of its scans is done or has failed."
+    )
+    model: str
+    created: datetime
+    expires: datetime | None = Field(description="When it is removed; null until it is finished.")
+    total: int = Field(description="Number of its scans,")
+    done: int = Field(description="of which these have landmarks,")
+    failed: int = Field(description="and these a problem.")
+
+
+class JobAnswer(JobSummary):
+    """The answer of ``GET /v1/jobs/{id}``, and of calls that make a job."""
+
+    scans: list[JobScanAnswer]
+
+
+class JobsAnswer(_WireModel):
+    """The answer of ``GET /v1/jobs``."""
+
+    jobs: list[JobSummary] = Field(description="The newest first, up to a thousand.")

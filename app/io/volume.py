@@ -79,21 +79,36 @@ class VolumeLimits:
         return cls(settings.max_inflated_bytes, settings.max_voxels, settings.max_axis)
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which scan of a file that holds several.
+
+    Attributes:
+        frame: Which 3D volume of a 4D file, from 0; the 4th axis varies fastest.
+        series: Which series of a DICOM archive, from 0, those of most images first.
+    """
+
+    frame: int | None = None
+    series: int | None = None
+
+
+ONLY: Final = Selection()
+"""The only scan of a file."""
+
+
 def read_volume(
     content: Content,
     limits: VolumeLimits | None = None,
-    frame: int | None = None,
+    selection: Selection = ONLY,
     check_cancelled: Callable[[], None] = lambda: None,
-    series: int | None = None,
 ) -> Volume:
     """Read an uploaded scan.
 
     Args:
         content: The whole file.
         limits: Limits on its size; the defaults if None.
-        frame: Which 3D volume of a file that holds several, from 0; the 4th axis varies fastest.
+        selection: Which scan of a file that holds several.
         check_cancelled: Called for every MiB; raises once nobody waits for the scan any more.
-        series: Which series of a DICOM archive that holds several, from 0.
 
     Returns:
         The scan, in its own memory.
@@ -108,14 +123,14 @@ def read_volume(
     """
     limits = limits or VolumeLimits()
     if is_dicom(content):
-        scan = find_series(content, limits.inflated_bytes, series, check_cancelled)
-        _check_limits(scan.header, limits, frame)
+        scan = find_series(content, limits.inflated_bytes, selection.series, check_cancelled)
+        _check_limits(scan.header, limits, selection.frame)
         stored, digest = scan.read_voxels(check_cancelled)
         return _make_volume(scan.header, stored, digest, [])
-    check_series(series, 1)
+    check_series(selection.series, 1)
     stream = FileStream(content, check_cancelled)
     header = _read_header(stream)
-    index = _check_limits(header, limits, frame)
+    index = _check_limits(header, limits, selection.frame)
     stored, warnings = _read_frame(stream, header, index)
     return _make_volume(header, stored, stream.hexdigest(), warnings)
 
@@ -151,8 +166,7 @@ def scan_stem(name: str) -> str:
 def check_header(
     content: Content,
     limits: VolumeLimits | None = None,
-    frame: int | None = None,
-    series: int | None = None,
+    selection: Selection = ONLY,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Header:
     """Check the header only, to refuse a file before the rest of it is received.
@@ -160,8 +174,7 @@ def check_header(
     Args:
         content: The file, or at least its first ``HEAD_BYTES``; all of it where ``is_dicom``.
         limits: As for ``read_volume``.
-        frame: As for ``read_volume``.
-        series: As for ``read_volume``.
+        selection: As for ``read_volume``.
         check_cancelled: As for ``read_volume``.
 
     Returns:
@@ -172,13 +185,14 @@ def check_header(
     """
     limits = limits or VolumeLimits()
     if is_dicom(content):
-        header = find_series(content, limits.inflated_bytes, series, check_cancelled).header
-        _check_limits(header, limits, frame)
+        found = find_series(content, limits.inflated_bytes, selection.series, check_cancelled)
+        header = found.header
+        _check_limits(header, limits, selection.frame)
     else:
-        check_series(series, 1)
+        check_series(selection.series, 1)
         stream = FileStream(content)
         header = _read_header(stream)
-        _check_limits(header, limits, frame)
+        _check_limits(header, limits, selection.frame)
         if len(content) < HEAD_BYTES:  # It is the whole file.
             _check_length(stream, header)
     return header

@@ -14,7 +14,7 @@ from app.errors import (
     LandmarkdError,
     NotAVolume,
 )
-from app.io.volume import read_volume
+from app.io.volume import Selection, read_volume
 from tests.support.nifti_files import LARGE_ENOUGH, assert_fit_for_use, by_nibabel
 
 NO_UNIT = "the file does not name its unit of length; millimetres were assumed"
@@ -77,7 +77,7 @@ def test_every_upload_is_listed(data_dir: Path) -> None:
 def test_valid_upload_is_read_as_by_nibabel(data_dir: Path, name: str) -> None:
     content, upload = (data_dir / "uploads" / name).read_bytes(), UPLOADS[name]
     last = upload.frames - 1
-    volume = read_volume(content, LARGE_ENOUGH, frame=last or None)
+    volume = read_volume(content, LARGE_ENOUGH, selection=Selection(frame=last or None))
     voxels, affine = by_nibabel(content)
     frames = voxels.reshape((*upload.shape, upload.frames), order="F")
     assert volume.voxels.shape == upload.shape
@@ -97,7 +97,7 @@ def test_upload_of_several_frames_says_how_to_choose_one(data_dir: Path, name: s
     with pytest.raises(BadGeometry, match=f"got {frames} frames .*choose one with frame="):
         read_volume(content)
     with pytest.raises(BadParameter, match=f"expected frame from 0 to {frames - 1}, got {frames}"):
-        read_volume(content, frame=frames)
+        read_volume(content, selection=Selection(frame=frames))
 
 
 @pytest.mark.parametrize("name", [name for name in UPLOADS if name not in SOUND])

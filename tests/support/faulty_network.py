@@ -5,6 +5,8 @@ brightest voxels. Commands are uploaded like any scan: nothing of the service is
 """
 
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +36,8 @@ BREAK_AND_DIE: Final = 7000.0
 """Ends the device's thread, and every thread that tries again."""
 HOLD: Final = 8000.0
 """Waits until a test opens the gate: a named pipe, so nobody polls."""
+KILL: Final = 9000.0
+"""Kills the process."""
 
 FITS: Final = 2
 IMPOSSIBLE_BYTES: Final = 1 << 50
@@ -66,6 +70,8 @@ class FaultyNetwork(nn.Module):
         if HOLD in commands:
             # Opening a pipe waits for somebody who opens its other end.
             self.gate.read_bytes()
+        if KILL in commands:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.deadly |= BREAK_AND_DIE in commands
         if self.deadly or DIE in commands:
             sys.exit("device thread told to end")

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from app.api.app import create_app
-from app.api.landmarks import HeatmapsQuery, LandmarksQuery
+from app.api.scans.heatmaps import HeatmapsQuery
+from app.api.scans.landmarks import LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
 from app.errors import LandmarkdError, ServiceError, StartupError

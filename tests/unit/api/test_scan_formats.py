@@ -111,7 +111,7 @@ def test_a_series_that_is_packed_otherwise_is_the_same_scan(models: Path) -> Non
         model = engine.registry.get()
         answers = await asyncio.gather(
             *(
-                engine.detect(content, model, frame=None, timeout_s=30)
+                engine.detect(content, model, timeout_s=30)
                 for content in (SERIES, other.getvalue(), SERIES)
             )
         )

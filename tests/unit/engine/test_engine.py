@@ -93,7 +93,7 @@ def test_scans_are_answered_while_a_model_is_read_and_built(tmp_path: Path, gate
         await engine.start()
         reload = await gate.hold(engine)
         old = engine.registry.get()
-        answer = await engine.detect(toy_scan(), old, frame=None, timeout_s=30)
+        answer = await engine.detect(toy_scan(), old, timeout_s=30)
         assert len(answer.landmarks) == len(old.manifest.landmarks)
         assert not reload.done()
         gate.open.set()
@@ -167,7 +167,7 @@ def test_a_device_is_checked_without_the_folders_of_the_models(tmp_path: Path) -
         await until(lambda: loop.unhealthy_reason is not None)
         await until(lambda: loop.lost or loop.unhealthy_reason is None)
         assert not loop.lost
-        answer = await engine.detect(toy_scan(), engine.registry.get(), frame=None, timeout_s=30)
+        answer = await engine.detect(toy_scan(), engine.registry.get(), timeout_s=30)
         assert answer.landmarks
         await engine.stop()
 

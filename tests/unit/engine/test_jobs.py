@@ -1,11 +1,14 @@
 """Single flight: equal requests at the same time are computed once."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
 
 from app.engine.device_loop import DeviceLoop
+from app.engine.jobs import DetectRequest
+from app.engine.scheduler import BACKGROUND
 from app.errors import DeadlineExceeded, NetworkFailed
 from app.inference.detector import Detection, Detector
 from app.model.registry import LoadedModel
@@ -76,6 +79,14 @@ def test_other_frames_and_other_models_are_other_jobs(model: LoadedModel, faulty
 
     asyncio.run(scenario())
     assert sum(faulty.batches) == 1 + 3 * tiles_of(model)
+
+
+def test_request_for_the_scan_of_a_job_does_not_wait_for_it(model: LoadedModel) -> None:
+    asked, ordered = (
+        DetectRequest(model, scan(1), math.inf, client=client).key for client in ("a", BACKGROUND)
+    )
+    assert asked != ordered
+    assert asked == DetectRequest(model, scan(1), math.inf, client="b").key
 
 
 def test_cancelled_waiter_does_not_cancel_the_others(model: LoadedModel, faulty: Faulty) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.scheduler import Batch, Scheduler
+from app.engine.scheduler import BACKGROUND, Batch, Scheduler
 
 
 def scheduler_of(size: int) -> Scheduler[str]:
@@ -284,3 +284,31 @@ def test_clients_interrupt_in_their_order() -> None:
         add(scheduler, f"b{number}", "fast", client="b")
     add(scheduler, "c", "fast", client="c")
     assert sorted(interrupting(scheduler, running)) == ["b0", "c"]
+
+
+def test_who_waits_interrupts_a_batch_that_nobody_waits_for_sooner_than_the_reverse() -> None:
+    scheduler = scheduler_of_costs(one=4.0, same=4.0)
+    for client, other in ((BACKGROUND, "a"), ("a", BACKGROUND)):
+        add(scheduler, client, "one", client=client)
+        running = next_of(scheduler)
+        add(scheduler, other, "same", client=other)
+        assert interrupting(scheduler, running) == ([other] if client == BACKGROUND else [])
+        scheduler.remove(client)
+        scheduler.remove(other)
+
+
+def test_work_that_nobody_waits_for_gets_a_fifth_beside_a_client() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "job", tiles=200, client=BACKGROUND)
+    alone = [next_of(scheduler).tiles[0][0] for _ in range(20)]
+    assert set(alone) == {"job"}
+    add(scheduler, "waited for", tiles=100, client="a")
+    names = [next_of(scheduler).tiles[0][0] for _ in range(50)]
+    assert abs(names.count("job") - 10) <= 1
+
+
+def test_foreseen_cost_counts_little_of_what_nobody_waits_for() -> None:
+    scheduler = scheduler_of(1)
+    add(scheduler, "job", tiles=200, client=BACKGROUND)
+    assert scheduler.estimate_cost("lane", 8, "a") == pytest.approx(8 + 8 / 4)
+    assert scheduler.estimate_cost("lane", 8, BACKGROUND) == pytest.approx(8 + 8)

@@ -35,7 +35,7 @@ def test_forecast_tiles_are_those_of_the_plan(
     model: LoadedModel, shape: tuple[int, int, int]
 ) -> None:
     content = file_of(shape)
-    needs = forecast(content, LIMITS, None, model)
+    needs = forecast(content, LIMITS, model)
     detector = Detector(model)
     state = detector.prepare(read_volume(content))
     assert needs.tiles == len(state.plan)
@@ -45,7 +45,7 @@ def test_forecast_tiles_are_those_of_the_plan(
 
 def test_memory_grows_with_the_scan_and_with_the_grid(model: LoadedModel) -> None:
     small, fine, wide = (
-        forecast(content, LIMITS, None, model).memory
+        forecast(content, LIMITS, model).memory
         for content in (file_of((20, 20, 20)), file_of((40, 40, 40), 0.5), file_of((40, 40, 40)))
     )
     assert small < fine < wide
@@ -53,14 +53,14 @@ def test_memory_grows_with_the_scan_and_with_the_grid(model: LoadedModel) -> Non
 
 def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:
     with pytest.raises(BadGeometry, match=r"8 times as wide as the model's .* spacing right"):
-        forecast(file_of((3, 3, 3), 800.0), LIMITS, None, model)
+        forecast(file_of((3, 3, 3), 800.0), LIMITS, model)
 
 
 def test_tiles_are_counted_without_being_listed(model: LoadedModel) -> None:
-    needs = forecast(file_of((300, 300, 300), 8.0), LIMITS, None, model)
+    needs = forecast(file_of((300, 300, 300), 8.0), LIMITS, model)
     assert needs.tiles > 100_000
 
 
 def test_what_the_header_rules_out_is_refused(model: LoadedModel) -> None:
     with pytest.raises(TooLarge):
-        forecast(file_of((20, 20, 20)), VolumeLimits(axis=10), None, model)
+        forecast(file_of((20, 20, 20)), VolumeLimits(axis=10), model)

@@ -126,7 +126,7 @@ def test_coordinate_network_takes_one_tile_only(tmp_path: Path) -> None:
     model = load(coordinate_folder(tmp_path))
     content = nifti(np.zeros((90, 60, 60), dtype=np.float32))
     with pytest.raises(TooLarge, match=r"fits one tile of \[80, 72, 80\] voxels .* got one of"):
-        forecast(content, VolumeLimits(), None, model)
+        forecast(content, VolumeLimits(), model)
     with pytest.raises(TooLarge, match="answers coordinates"):
         Detector(model).prepare(read_volume(content))
 

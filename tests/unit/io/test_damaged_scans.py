@@ -10,7 +10,7 @@ import pytest
 from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
 from app.errors import RequestError
-from app.io.volume import check_header, read_volume
+from app.io.volume import Selection, check_header, read_volume
 from tests.benchmarks.mutations import mutate
 from tests.support.dicom_files import (
     as_dicom,
@@ -75,7 +75,7 @@ FORMATS: dict[str, Callable[[int], bytes]] = {
 def check_damaged(content: bytes, seed: int) -> None:
     try:
         check_header(content, LARGE_ENOUGH)
-        volume = read_volume(content, LARGE_ENOUGH, frame=seed % 2 or None)
+        volume = read_volume(content, LARGE_ENOUGH, selection=Selection(frame=seed % 2 or None))
     except RequestError as error:
         said = str(error)
     else:

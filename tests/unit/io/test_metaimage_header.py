@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, LandmarkdError, NotAVolume, TooLarge
-from app.io.volume import HEAD_BYTES, VolumeLimits, check_header, read_volume
+from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, read_volume
 from tests.support.nifti_files import AFFINE, SHAPE, ByteOrder, assert_fit_for_use, counting
 from tests.support.scan_files import MET_TYPES, as_metaimage
 
@@ -34,7 +34,9 @@ def test_the_fourth_axis_counts_frames(frame: int, zipped: bool) -> None:
     content = as_metaimage(
         np.stack([counting() + 100 * n for n in range(3)], axis=3), zipped=zipped
     )
-    assert_array_equal(read_volume(content, frame=frame).voxels, counting() + 100 * frame)
+    assert_array_equal(
+        read_volume(content, selection=Selection(frame=frame)).voxels, counting() + 100 * frame
+    )
     with pytest.raises(BadGeometry, match="got 3 frames"):
         check_header(content)
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, LandmarkdError, NotAVolume, TooLarge
-from app.io.volume import HEAD_BYTES, VolumeLimits, check_header, read_volume
+from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, read_volume
 from tests.support.nifti_files import AFFINE, SHAPE, assert_fit_for_use, counting
 from tests.support.scan_files import WORLDS, as_nrrd
 
@@ -74,7 +74,9 @@ def test_frames_lie_before_or_behind_the_axes_in_space(
         "space directions": np.concatenate([none, directions.T] if first else [directions.T, none]),
     }
     content = as_nrrd(frames, encoding=encoding, **fields)
-    assert_array_equal(read_volume(content, frame=frame).voxels, counting() + 100 * frame)
+    assert_array_equal(
+        read_volume(content, selection=Selection(frame=frame)).voxels, counting() + 100 * frame
+    )
     with pytest.raises(BadGeometry, match=r"got 3 frames .* choose one with frame="):
         check_header(content)
 

@@ -17,7 +17,7 @@ from app.errors import (
     BadVoxels,
     TooLarge,
 )
-from app.io.volume import HEAD_BYTES, VolumeLimits, check_header, read_volume
+from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, read_volume
 from tests.support.nifti_files import (
     SHAPE,
     ByteOrder,
@@ -122,22 +122,22 @@ def test_constant_volume_is_read_with_a_warning(hole: float) -> None:
 def test_frames_are_counted_with_the_fourth_axis_fastest(frame: int, zipped: bool) -> None:
     array = np.arange(np.prod(SHAPE) * 6).reshape((*SHAPE, 3, 1, 2)).astype(np.int32)
     content = nifti(array, zipped=zipped)
-    volume = read_volume(content, frame=frame)
+    volume = read_volume(content, selection=Selection(frame=frame))
     assert_array_equal(volume.voxels, array[..., frame % 3, 0, frame // 3])
-    assert volume.digest == read_volume(content, frame=0).digest
+    assert volume.digest == read_volume(content, selection=Selection(frame=0)).digest
 
 
 @pytest.mark.parametrize("extra", [(), (1,), (1, 1), (1, 1, 1, 1)])
 def test_trailing_axes_of_one_are_dropped(extra: tuple[int, ...]) -> None:
     content = nifti(counting((*SHAPE, *extra)))
     assert_array_equal(read_volume(content).voxels, counting())
-    assert_array_equal(read_volume(content, frame=0).voxels, counting())
+    assert_array_equal(read_volume(content, selection=Selection(frame=0)).voxels, counting())
 
 
 @pytest.mark.parametrize("frame", [-1, 1])
 def test_frame_that_a_3d_volume_lacks_is_refused(frame: int) -> None:
     with pytest.raises(BadParameter, match=f"expected frame from 0 to 0, got {frame}"):
-        read_volume(nifti(), frame=frame)
+        read_volume(nifti(), selection=Selection(frame=frame))
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_digest_is_that_of_the_uncompressed_file() -> None:
 def test_first_bytes_of_a_body_are_enough_to_check_its_header() -> None:
     array = np.random.default_rng(3).integers(0, 30_000, (60, 50, 40, 2)).astype("int16")
     head = nifti(array, zipped=True)[:HEAD_BYTES]
-    header = check_header(head, frame=1)
+    header = check_header(head, selection=Selection(frame=1))
     assert header.shape == (60, 50, 40)
     assert header.file_bytes == len(nifti(array))
     with pytest.raises(BadGeometry, match="got 2 frames"):
         check_header(head)
     with pytest.raises(TooLarge, match="limit axis"):
-        check_header(head, VolumeLimits(axis=59), frame=1)
+        check_header(head, VolumeLimits(axis=59), selection=Selection(frame=1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])

@@ -16,7 +16,7 @@ from app.errors import (
     LandmarkdError,
     NotAVolume,
 )
-from app.io.volume import HEAD_BYTES, MAX_TRAILING_BYTES, check_header, read_volume
+from app.io.volume import HEAD_BYTES, MAX_TRAILING_BYTES, Selection, check_header, read_volume
 from tests.support.nifti_files import LARGE_ENOUGH, SHAPE, assert_fit_for_use, counting, nifti
 
 
@@ -119,7 +119,7 @@ def test_random_damage_gives_a_valid_volume_or_a_named_error(
     content: bytes, frame: int | None
 ) -> None:
     try:
-        volume = read_volume(content, LARGE_ENOUGH, frame)
+        volume = read_volume(content, LARGE_ENOUGH, Selection(frame))
     except LandmarkdError as error:
         said = str(error)
     else:

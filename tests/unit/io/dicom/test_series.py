@@ -19,7 +19,7 @@ from app.errors import (
     RequestError,
     TooLarge,
 )
-from app.io.volume import VolumeLimits, check_header, read_volume
+from app.io.volume import Selection, VolumeLimits, check_header, read_volume
 from tests.support.dicom_files import PATIENT, PLACE, as_dicom, as_enhanced, changed, write, zipped
 from tests.support.nifti_files import SHAPE, assert_fit_for_use, counting, nifti
 
@@ -148,13 +148,16 @@ def test_several_series_are_listed_and_one_can_be_chosen() -> None:
     )
     with pytest.raises(BadGeometry, match=said):
         check_header(content)
-    assert_array_equal(read_volume(content, series=0).voxels, counting())
-    assert read_volume(content, series=1).voxels.shape == (3, 4, 2)
-    assert read_volume(content, series=0).digest != read_volume(content, series=1).digest
+    assert_array_equal(read_volume(content, selection=Selection(series=0)).voxels, counting())
+    assert read_volume(content, selection=Selection(series=1)).voxels.shape == (3, 4, 2)
+    assert (
+        read_volume(content, selection=Selection(series=0)).digest
+        != read_volume(content, selection=Selection(series=1)).digest
+    )
     with pytest.raises(BadParameter, match="expected series from 0 to 1, got 2"):
-        read_volume(content, series=2)
+        read_volume(content, selection=Selection(series=2))
     with pytest.raises(BadParameter, match="expected series from 0 to 0, got 1"):
-        read_volume(nifti(), series=1)
+        read_volume(nifti(), selection=Selection(series=1))
 
 
 def test_a_localiser_of_another_orientation_is_another_series() -> None:
@@ -172,7 +175,7 @@ def test_series_of_one_file_have_digests_of_their_own() -> None:
     content = write(dataset, ExplicitVRLittleEndian)
     with pytest.raises(BadGeometry, match="got 2"):
         check_header(content)
-    first, second = (read_volume(content, series=series) for series in (0, 1))
+    first, second = (read_volume(content, selection=Selection(series=series)) for series in (0, 1))
     assert first.voxels.shape == second.voxels.shape == (7, 5, 2)
     assert first.digest != second.digest
 
@@ -242,7 +245,7 @@ def test_limits_are_checked_before_pixels_are_read() -> None:
     with pytest.raises(TooLarge, match="limit axis"):
         read_volume(zipped(as_dicom()), VolumeLimits(axis=6))
     with pytest.raises(BadParameter, match="expected frame from 0 to 0, got 1"):
-        read_volume(zipped(as_dicom()), frame=1)
+        read_volume(zipped(as_dicom()), selection=Selection(frame=1))
 
 
 def test_nothing_that_is_said_names_the_patient() -> None:

@@ -19,7 +19,7 @@ from tests.support.services import RAW, running, shared_of, toy_scan, toy_settin
 from tests.support.synthetic import make_blob
 
 URL = "/v1/heatmaps"
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[4] / "models"
 MIB = 1 << 20
 SHAPE, IJK = (30, 34, 22), (13.3, 18.1, 10.6)
 TILE = (80, 72, 80)

@@ -1,0 +1,7 @@
+"""Calls that take a scan: one way to receive it, and what is made of it.
+
+reception  checks the head of a request, and receives its scan within the engine's bounds
+landmarks  POST /v1/landmarks
+heatmaps   POST /v1/heatmaps
+jobs       /v1/jobs: the landmarks of scans, later
+"""

@@ -1,0 +1,108 @@
+"""``POST /v1/heatmaps``: a scan in, heatmaps of its landmarks out."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+
+from app.api.dependencies import (
+    AdmittedDep,
+    SharedDep,
+    request_timeout_s,
+    require_api_key,
+    server_timing,
+)
+from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
+from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, TimeLimit, receive_scan
+from app.api.upload.receive import cancel_on_disconnect
+from app.engine import AdmittedRequest
+from app.errors import BadParameter
+from app.inference import heatmap_bytes, write_scan_heatmaps
+from app.io import TimingAnswer
+from app.model import LoadedModel
+
+heatmaps_router: Final = APIRouter()
+
+
+class HeatmapsQuery(ScanQuery):
+    """Query of ``POST /v1/heatmaps``."""
+
+    landmark: str | None = Field(None, description="Name of a landmark. Unset: all of them.")
+    timeout_s: TimeLimit = None
+
+
+@heatmaps_router.post(
+    "/v1/heatmaps",
+    summary="Get heatmaps of a scan's landmarks",
+    tags=["landmarks"],
+    dependencies=[Depends(require_api_key)],
+    response_class=Response,
+    responses={
+        200: {"description": "The heatmaps", "content": HEATMAPS_CONTENT},
+        **SCAN_PROBLEMS,
+    },
+    openapi_extra=UPLOAD_BODY,
+)
+async def make_heatmaps(
+    request: Request,
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    query: Annotated[HeatmapsQuery, Query()],
+) -> Response:
+    """Upload a volume and get heatmaps on its own grid, as gzip NIfTI-1 of float32.
+
+    A value is near the network's probability where its votes agree, and 0 where there are none. One
+    landmark is an array of three axes; all of them are the fourth, in the order of the model's.
+    """
+    scan = await receive_scan(
+        request,
+        shared,
+        admitted,
+        query,
+        timeout_s=request_timeout_s(query.timeout_s, shared.settings),
+        count_heatmaps=lambda model: _count(_choose(query.landmark, model)),
+    )
+    chosen = _choose(query.landmark, scan.model)
+    file, timing = await cancel_on_disconnect(request.receive, _draw(scan, chosen, admitted))
+    headers = {"Server-Timing": server_timing(timing)}
+    return Response(file, headers=headers, media_type="application/gzip")
+
+
+def _choose(landmark: str | None, model: LoadedModel) -> Sequence[int] | int:
+    """Number the landmarks whose heatmaps are wanted, or the one."""
+    names = [landmark.name for landmark in model.manifest.landmarks]
+    if landmark is None:
+        return range(len(names))
+    if landmark not in names:
+        raise BadParameter(
+            f"query.landmark: expected a landmark of {model.manifest.name}, which "
+            f"GET /v1/models/{model.manifest.name} lists, got {landmark!r}"
+        )
+    return names.index(landmark)
+
+
+def _count(chosen: Sequence[int] | int) -> int:
+    return 1 if isinstance(chosen, int) else len(chosen)
+
+
+async def _draw(
+    scan: ReceivedScan, chosen: Sequence[int] | int, admitted: AdmittedRequest
+) -> tuple[bytes, TimingAnswer]:
+    """Find the landmarks' votes, and make heatmaps of them in the time that is left."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + scan.timeout_s
+    detection = await scan.detect(keeps_votes=True)
+    volume, votes = detection.volume, detection.votes
+    if votes is None:
+        raise ValueError("expected a detection with votes, as was asked for, got none")
+    file = await scan.engine.compute(
+        partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine),
+        admitted=admitted,
+        memory=heatmap_bytes(votes, _count(chosen), volume.shape),
+        result_bytes=len,
+        timeout_s=max(deadline - loop.time(), 0.0),
+    )
+    return file, scan.timing(detection)

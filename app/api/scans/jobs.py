@@ -1,0 +1,199 @@
+"""``/v1/jobs``: scans in, and their landmarks later, whether the client stays or not."""
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.dependencies import AdmittedDep, JobsDep, SharedDep, require_api_key
+from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.api.problems import PROBLEM_MEDIA_TYPE
+from app.api.request_log import record_of
+from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
+from app.errors import NotFinished
+from app.io import (
+    FORMATS,
+    AnswerFormat,
+    JobAnswer,
+    JobsAnswer,
+    JobScanAnswer,
+    JobSummary,
+    LandmarksAnswer,
+    Problem,
+    count_scans,
+    negotiate_format,
+)
+from app.jobs import NO_HURRY_S, JobRunner, KeptJob, KeptScan, Order
+
+jobs_router: Final = APIRouter(tags=["jobs"], dependencies=[Depends(require_api_key)])
+
+
+class JobQuery(ScanQuery):
+    """Query of ``POST /v1/jobs``."""
+
+    format: str | None = Field(
+        None,
+        description="In which landmarks are written: json, mrk.json, csv, tsv, fcsv, long or "
+        "measurements.",
+    )
+    candidates: bool = Field(False, description="List all modes of each landmark.")
+
+
+class ResultQuery(BaseModel):
+    """Query of ``GET /v1/jobs/{id}/scans/{number}``; unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: str | None = Field(None, description="Unset: the one that the job was sent with.")
+
+
+@jobs_router.post(
+    "/v1/jobs",
+    summary="Find the landmarks of scans later",
+    status_code=202,
+    response_model=JobAnswer,
+    responses={**SCAN_PROBLEMS, **problems(406, 501)},
+    openapi_extra=UPLOAD_BODY,
+)
+async def post_job(
+    request: Request,
+    shared: SharedDep,
+    jobs: JobsDep,
+    admitted: AdmittedDep,
+    query: Annotated[JobQuery, Query()],
+) -> Response:
+    """Upload a scan, or many in a ZIP archive; what is accepted here is finished.
+
+    An archive with DICOM files in it is one scan; of several series, make an archive of archives.
+    """
+    form = negotiate_format(FORMATS, query.format or "json", None)
+    scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
+    return await accept_job(jobs, scan, form, candidates=query.candidates, splits=True)
+
+
+@jobs_router.get("/v1/jobs", summary="List your jobs", responses=problems(401, 429, 501, 503))
+async def get_jobs(jobs: JobsDep, admitted: AdmittedDep) -> JobsAnswer:
+    """List the jobs of the caller's key; without keys, of the caller's address."""
+    found = await jobs.call(partial(jobs.store.list_jobs, admitted.client))
+    return JobsAnswer(jobs=[JobSummary(**_summary(jobs, job)) for job in found])
+
+
+@jobs_router.get(
+    "/v1/jobs/{job}", summary="How far is a job?", responses=problems(401, 404, 429, 501, 503)
+)
+async def get_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> JobAnswer:
+    """Tell what has become of each scan of a job, or how far it is."""
+    return _describe(jobs, await jobs.call(partial(jobs.store.find, admitted.client, job)))
+
+
+@jobs_router.get(
+    "/v1/jobs/{job}/scans/{number}",
+    summary="Get the landmarks of one scan of a job",
+    response_model=LandmarksAnswer,
+    responses={
+        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
+        **SCAN_PROBLEMS,
+        **problems(406, 409, 501),
+    },
+)
+async def get_result(
+    request: Request,
+    job: str,
+    number: int,
+    jobs: JobsDep,
+    admitted: AdmittedDep,
+    query: Annotated[ResultQuery, Query()],
+) -> Response:
+    """Answer what `POST /v1/landmarks` would have answered, landmarks or problem."""
+    find = partial(jobs.store.outcome, admitted.client, job, number)
+    state, wanted, outcome = await jobs.call(find)
+    if outcome is None:
+        raise NotFinished(f"expected a scan that is done or has failed, got one that is {state}")
+    if state == "failed":
+        problem = Problem.model_validate_json(outcome)
+        record_of(request.scope).code = problem.code
+        return Response(outcome, problem.status, media_type=PROBLEM_MEDIA_TYPE)
+    form = negotiate_format(FORMATS, query.format or wanted, None)
+    answer = LandmarksAnswer.model_validate_json(outcome)
+    return Response(form.write(answer), media_type=form.media_type)
+
+
+@jobs_router.delete(
+    "/v1/jobs/{job}",
+    summary="Cancel and remove a job",
+    status_code=204,
+    responses=problems(401, 404, 429, 501, 503),
+)
+async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:
+    """Remove a job with its scans and answers, whether it is finished or not."""
+    await jobs.call(partial(jobs.store.remove, admitted.client, job))
+    jobs.cancel(job)
+
+
+async def accept_job(
+    jobs: JobRunner, scan: ReceivedScan, form: AnswerFormat, *, candidates: bool, splits: bool
+) -> Response:
+    """Keep a scan that has arrived as a job.
+
+    Args:
+        jobs: Where it is kept.
+        scan: The scan.
+        form: In which its landmarks are to be written.
+        candidates: Whether they list all modes.
+        splits: Whether it may be an archive of scans.
+
+    Returns:
+        202 with the job, and its path in ``Location``.
+
+    Raises:
+        LandmarkdError: As ``JobStore.accept`` and ``count_scans``.
+    """
+    model, client = scan.model.manifest.name, scan.client
+    request_id, content = scan.record.request_id, scan.upload.content
+    order = Order(client, request_id, model, form.name, candidates, scan.selection)
+
+    def keep() -> KeptJob:
+        limit = scan.engine.limits.inflated_bytes
+        scans = count_scans(content, limit) if splits else None
+        return jobs.store.find(client, jobs.store.accept(order, content, scans))
+
+    job = await jobs.call(keep)
+    jobs.notice()
+    headers = {"Location": f"/v1/jobs/{job.id}"}
+    body = _describe(jobs, job).model_dump_json()
+    return Response(body, 202, headers=headers, media_type="application/json")
+
+
+def _describe(jobs: JobRunner, job: KeptJob) -> JobAnswer:
+    scans = [_describe_scan(jobs, job.id, scan) for scan in job.scans]
+    return JobAnswer(**_summary(jobs, job), scans=scans)
+
+
+def _summary(jobs: JobRunner, job: KeptJob) -> dict[str, Any]:
+    waiting = job.counts.get("queued", 0)
+    total = sum(job.counts.values())
+    return {
+        "id": job.id,
+        "state": "finished" if job.finished_s else "queued" if waiting == total else "running",
+        "model": job.model,
+        "created": datetime.fromtimestamp(job.created_s, UTC),
+        "expires": job.finished_s
+        and datetime.fromtimestamp(job.finished_s + jobs.store.ttl_s, UTC),
+        "total": total,
+        "done": job.counts.get("done", 0),
+        "failed": job.counts.get("failed", 0),
+    }
+
+
+def _describe_scan(jobs: JobRunner, job: str, scan: KeptScan) -> JobScanAnswer:
+    progress = jobs.progress(scan.id)
+    return JobScanAnswer(
+        number=scan.number,
+        state=scan.state,
+        tile=progress.tile if progress else 0,
+        tiles=progress.tiles if progress else 0,
+        result=f"/v1/jobs/{job}/scans/{scan.number}" if scan.state == "done" else None,
+        problem=scan.problem and Problem.model_validate_json(scan.problem),
+    )

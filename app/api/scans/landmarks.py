@@ -1,0 +1,121 @@
+"""``POST /v1/landmarks``: a scan in, its landmarks out."""
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+from starlette.datastructures import Headers
+
+from app.api.dependencies import (
+    AdmittedDep,
+    SharedDep,
+    request_timeout_s,
+    require_api_key,
+    server_timing,
+)
+from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.api.scans.jobs import accept_job
+from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, TimeLimit, receive_scan
+from app.api.sse import EventStream, wants_events
+from app.api.upload.receive import cancel_on_disconnect
+from app.engine import Progress
+from app.inference import build_answer, model_ref
+from app.io import FORMATS, AnswerFormat, JobAnswer, LandmarksAnswer, negotiate_format
+from app.jobs import NO_HURRY_S
+
+landmarks_router: Final = APIRouter()
+
+RESPOND_ASYNC: Final = "respond-async"
+
+
+class LandmarksQuery(ScanQuery):
+    """Query of ``POST /v1/landmarks``."""
+
+    format: str | None = Field(
+        None,
+        description="json, mrk.json, csv, tsv, fcsv, long or measurements. Takes precedence over "
+        "Accept.",
+    )
+    candidates: bool = Field(False, description="List all modes of each landmark.")
+    timeout_s: TimeLimit = None
+
+
+@landmarks_router.post(
+    "/v1/landmarks",
+    summary="Find the landmarks of a scan",
+    tags=["landmarks"],
+    dependencies=[Depends(require_api_key)],
+    response_model=LandmarksAnswer,
+    responses={
+        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
+        202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
+        **SCAN_PROBLEMS,
+        **problems(406),
+    },
+    openapi_extra=UPLOAD_BODY,
+)
+async def find_landmarks(
+    request: Request,
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    query: Annotated[LandmarksQuery, Query()],
+) -> Response:
+    """Upload a scan (NIfTI, NRRD, MetaImage, or DICOM in a ZIP archive) and get its landmarks.
+
+    Whatever the request's headers or the file's header rule out is refused before the rest of the
+    body is read. The work is cancelled when the client disconnects; with `Prefer: respond-async`
+    the answer is 202 and a job, if the service keeps jobs.
+    """
+    accept = request.headers.get("accept")
+    streams = wants_events(accept)
+    form = negotiate_format(FORMATS, query.format or ("json" if streams else None), accept)
+    timeout_s = request_timeout_s(query.timeout_s, shared.settings)
+    if shared.jobs and not streams and _prefers_async(request.headers):
+        scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
+        kept = await accept_job(shared.jobs, scan, form, candidates=query.candidates, splits=False)
+        kept.headers["Preference-Applied"] = RESPOND_ASYNC
+        return kept
+    scan = await receive_scan(request, shared, admitted, query, timeout_s=timeout_s)
+    find = partial(_find, scan, candidates=query.candidates)
+    if streams:
+        return EventStream(partial(_write_event, find, form))
+    answer = await cancel_on_disconnect(request.receive, find())
+    headers = {"Server-Timing": server_timing(answer.timing_ms)}
+    return Response(form.write(answer), headers=headers, media_type=form.media_type)
+
+
+def _prefers_async(headers: Headers) -> bool:
+    """Say whether the client would rather have a job (RFC 7240)."""
+    preferences = ",".join(headers.getlist("prefer")).split(",")
+    return RESPOND_ASYNC in {one.partition(";")[0].strip().lower() for one in preferences}
+
+
+async def _find(
+    scan: ReceivedScan,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    *,
+    candidates: bool,
+) -> LandmarksAnswer:
+    """Find the landmarks of a scan."""
+    detection = await scan.detect(on_progress)
+    return build_answer(
+        detection,
+        model=model_ref(scan.model),
+        request_id=scan.record.request_id,
+        timing=scan.timing(detection),
+        measurements=scan.model.manifest.measurements,
+        candidates=candidates,
+    )
+
+
+async def _write_event(
+    find: Callable[[Callable[[Progress], None]], Awaitable[LandmarksAnswer]],
+    form: AnswerFormat,
+    on_progress: Callable[[Progress], None],
+) -> bytes:
+    """Write the data of an ``answer`` event: JSON as it is, other formats as a JSON string."""
+    content = form.write(await find(on_progress))
+    return content if form.name == "json" else json.dumps(content.decode()).encode()

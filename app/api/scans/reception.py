@@ -1,0 +1,143 @@
+"""A request with a scan -> ReceivedScan, unless its head or that of the file rules it out."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.dependencies import Shared
+from app.api.openapi import problems
+from app.api.request_log import RequestRecord, record_of
+from app.api.upload.plan import plan_upload
+from app.api.upload.receive import Upload, read_upload
+from app.engine import AdmittedRequest, Engine, Progress
+from app.errors import NotReady
+from app.inference import Detection, timing_of
+from app.io import Selection, TimingAnswer
+from app.model import LoadedModel
+
+SCAN_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = problems(
+    400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504, 507
+)
+"""What any call that takes a scan may answer."""
+
+TimeLimit = Annotated[
+    float | None,
+    Field(gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."),
+]
+
+
+class ScanQuery(BaseModel):
+    """Query of any call that takes a scan; unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(
+        None, description="Name of the model. Unset: the service's default model."
+    )
+    frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
+    series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")
+
+    @property
+    def selection(self) -> Selection:
+        """Which scan of the file is meant."""
+        return Selection(self.frame, self.series)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedScan:
+    """A scan that has arrived whole, and what is to be done with it.
+
+    Attributes:
+        upload: The file.
+        model: The model to use.
+        selection: Which scan of the file.
+        timeout_s: From now to the answer.
+        client: Who waits.
+        start_s: When its reception began, by ``time.perf_counter()``.
+        record: For the log line of the request.
+        engine: What finds the landmarks.
+    """
+
+    upload: Upload
+    model: LoadedModel
+    selection: Selection
+    timeout_s: float
+    client: str
+    start_s: float
+    record: RequestRecord
+    engine: Engine
+
+    async def detect(
+        self, on_progress: Callable[[Progress], None] = lambda _: None, *, keeps_votes: bool = False
+    ) -> Detection:
+        """Find the landmarks; see ``Engine.detect``."""
+        detection = await self.engine.detect(
+            self.upload.content,
+            self.model,
+            selection=self.selection,
+            timeout_s=self.timeout_s,
+            client=self.client,
+            on_progress=on_progress,
+            keeps_votes=keeps_votes,
+        )
+        self.record.shape = detection.volume.shape
+        return detection
+
+    def timing(self, detection: Detection) -> TimingAnswer:
+        """Say how long each stage took, until now."""
+        total_ms = 1e3 * (time.perf_counter() - self.start_s)
+        return timing_of(detection, receive_ms=self.upload.receive_ms, total_ms=total_ms)
+
+
+async def receive_scan(
+    request: Request,
+    shared: Shared,
+    admitted: AdmittedRequest,
+    query: ScanQuery,
+    *,
+    timeout_s: float,
+    count_heatmaps: Callable[[LoadedModel], int] = lambda _: 0,
+) -> ReceivedScan:
+    """Receive the scan of a request.
+
+    Args:
+        request: Its body has not been read.
+        shared: State of the application.
+        admitted: The same request.
+        query: Of the request.
+        timeout_s: From the end of the upload to the answer.
+        count_heatmaps: Says how many heatmaps of the scan's size the answer holds.
+
+    Returns:
+        The scan.
+
+    Raises:
+        LandmarkdError: As ``plan_upload``, ``Engine.precheck`` and ``read_upload``; or the service
+            is not ready, or there is no such model.
+    """
+    start_s = time.perf_counter()
+    record, engine = record_of(request.scope), shared.engine
+    plan = plan_upload(request.headers, engine.max_body_bytes)
+    state = engine.readiness()
+    if not state.ready:
+        raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
+    model = engine.registry.get(query.model)
+    record.model = model.manifest.name
+    check_head = partial(
+        engine.precheck,
+        model=model,
+        selection=query.selection,
+        timeout_s=timeout_s,
+        client=admitted.client,
+        heatmaps=count_heatmaps(model),
+    )
+    upload = await read_upload(request, plan, shared.settings, admitted, check_head)
+    record.bytes = len(upload.content)
+    shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+    client = admitted.client
+    return ReceivedScan(upload, model, query.selection, timeout_s, client, start_s, record, engine)

@@ -1,0 +1,71 @@
+"""A ZIP archive of scans -> its scans, one by one; anything else is one scan.
+
+A ZIP archive with a DICOM file in it is one scan, too: the files of a series. Names in an archive
+are not used: its scans are numbered in the order of its directory, without folders and empty files.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from app.errors import TooLarge
+from app.io.dicom import StoredFile, is_dicom, list_files
+from app.io.gzip_stream import CHUNK_BYTES, MAX_INFLATION, Content
+
+START_BYTES: Final = 256
+"""Of a file, which tell whether it is DICOM."""
+
+MAX_SCANS: Final = 1000
+"""In an archive."""
+
+
+def count_scans(content: Content, max_bytes: int) -> int | None:
+    """Count the files of an archive of scans, whether they can be read or not.
+
+    Args:
+        content: Of a file.
+        max_bytes: Bytes of all files together, once inflated.
+
+    Returns:
+        Their number; None if the file is one scan.
+
+    Raises:
+        NotAVolume, BrokenVolume, TooLarge: As ``read_volume``, of archives; or there are more than
+            ``MAX_SCANS``.
+    """
+    if not is_dicom(content):
+        return None
+    files = list_files(content, max_bytes)
+    if not files or any(_is_image(file) for file in files[: MAX_SCANS + 1]):
+        return None
+    if len(files) > MAX_SCANS:
+        raise TooLarge(f"expected at most {MAX_SCANS:,} scans in an archive, got {len(files):,}")
+    return len(files)
+
+
+def extract_scan(
+    content: Content, number: int, max_bytes: int, write: Callable[[bytes], object]
+) -> None:
+    """Inflate one scan of an archive.
+
+    Args:
+        content: Of the archive.
+        number: Of the scan, from 0.
+        max_bytes: Of the scan, once it is out of the archive.
+        write: Called with the pieces of its file.
+
+    Raises:
+        TooLarge: It is larger than allowed.
+        BrokenVolume: The archive is corrupt there.
+    """
+    file = list_files(content, len(content) * MAX_INFLATION)[number]
+    if file.size > max_bytes:
+        raise TooLarge(f"expected a scan of at most {max_bytes} bytes, got {file.size}")
+    stream = file.open(lambda: None)
+    while piece := stream.read(CHUNK_BYTES):
+        write(piece)
+
+
+def _is_image(file: StoredFile) -> bool:
+    """Say whether a file is a DICOM file, and no archive itself."""
+    start = file.open(lambda: None).peek(START_BYTES)
+    return is_dicom(start) and not start.startswith(b"PK")

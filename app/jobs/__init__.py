@@ -1,0 +1,13 @@
+"""Work that nobody waits for at a connection: kept in a folder until it is fetched.
+
+records  what is kept of jobs, as values
+files    their scans, as files in a folder that one process locks
+store    jobs and their outcomes in SQLite, beside these files; survives the end of the process
+runner   finds the landmarks of what is queued, as one more client of the engine, in no hurry
+"""
+
+from app.jobs.records import KeptJob, KeptScan, Order
+from app.jobs.runner import NO_HURRY_S, JobRunner
+from app.jobs.store import JobStore
+
+__all__ = ["NO_HURRY_S", "JobRunner", "JobStore", "KeptJob", "KeptScan", "Order"]

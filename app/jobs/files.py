@@ -1,0 +1,95 @@
+"""The files of a folder of jobs: one per job, named by its id, and the lock of the folder."""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Container
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from app.errors import StartupError
+from app.io import Content, extract_scan
+
+
+class ScanFiles:
+    """The scans of jobs.
+
+    Args:
+        folder: Made if it is not there; no other user of the machine may read it then. It is this
+            process's until ``close``, at the latest until the process ends.
+
+    Raises:
+        StartupError: Another process uses the folder.
+        OSError: It cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder / "scans"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._lock = _lock(folder / "lock")
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        os.close(self._lock)
+
+    def write(self, job: str, content: Content) -> None:
+        """Write the file of a job; afterwards it survives a power failure."""
+        with (self._folder / job).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def open(self, job: str, entry: int | None, max_bytes: int) -> memoryview:
+        """Open a scan; it is mapped, so that it takes no memory that cannot be given back.
+
+        Args:
+            job: Of the scan.
+            entry: Its number in the job's archive; None if the job's file is the scan.
+            max_bytes: Of a scan in an archive.
+
+        Raises:
+            TooLarge, BrokenVolume: As ``extract_scan``.
+            OSError: The file is gone, or the disk is full.
+        """
+        with (self._folder / job).open("rb") as file:
+            content = _map(file)
+        if entry is None:
+            return content
+        with TemporaryFile(dir=self._folder) as file:
+            extract_scan(content, entry, max_bytes, file.write)
+            file.flush()
+            return _map(file)
+
+    def remove(self, job: str) -> None:
+        """Remove the file of a job, if it is there."""
+        (self._folder / job).unlink(missing_ok=True)
+
+    def keep_only(self, jobs: Container[str]) -> None:
+        """Remove the files of all other jobs."""
+        for path in self._folder.iterdir():
+            if path.name not in jobs:
+                path.unlink()
+
+
+def _map(file: IO[bytes]) -> memoryview:
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _lock(path: Path) -> int:
+    """Lock a file; the descriptor holds the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StartupError(
+            f"expected a folder of jobs for this process alone, but another uses {path.parent}"
+        ) from error
+    return descriptor

@@ -1,0 +1,226 @@
+"""Runs queued scans: as the engine's client that is in no hurry, a few at a time.
+
+A scan counts as running from before its file is opened until its outcome is kept. So a process that
+is killed meanwhile leaves it behind as such, and the next one runs it again: alone, because it may
+be what killed the process, and no more than ``MAX_ATTEMPTS`` times.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from app.engine import BACKGROUND, Engine, Metrics, Progress
+from app.errors import GivenUp, NotReady, NotStored
+from app.inference import build_answer, model_ref, timing_of
+from app.io import HEAD_BYTES, LandmarksAnswer, Problem
+from app.jobs.records import Claim
+from app.jobs.store import JobStore
+
+logger = logging.getLogger(__name__)
+
+CONCURRENCY: Final = 2
+"""While one scan is decoded or finished, another keeps the device busy."""
+
+MAX_ATTEMPTS: Final = 3
+
+NO_HURRY_S: Final = 365 * 86_400.0
+"""Time limit of a scan. It waits for interactive requests, however many there are."""
+
+RETRY_S: Final = 1.0
+"""Between attempts while no device works, or the disk takes nothing."""
+
+THREADS: Final = 2
+
+T = TypeVar("T")
+Describe = Callable[[BaseException, str], Problem]
+"""Makes a problem of an error, and the id of the request that it belongs to."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A scan that is being run: of which job, by what, and how far it is."""
+
+    job: str
+    task: "asyncio.Task[LandmarksAnswer]"
+    progress: Progress | None = None
+
+
+class JobRunner:
+    """The jobs of a service, and what runs them; for one event loop.
+
+    Args:
+        store: Where they are kept.
+        engine: What finds landmarks.
+        metrics: To count in.
+        describe: Makes problems of errors.
+
+    Attributes:
+        store: As given; its methods are called by ``call``.
+    """
+
+    def __init__(
+        self, store: JobStore, engine: Engine, metrics: Metrics, describe: Describe
+    ) -> None:
+        self.store = store
+        self._engine = engine
+        self._metrics = metrics
+        self._describe = describe
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jobs")
+        self._runs: dict[int, _Run] = {}
+        self._changed = asyncio.Event()
+        self._last_owner = ""
+        metrics.watch_jobs(lambda: store.usage.queued, lambda: store.usage.bytes)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function that blocks, such as a method of the store."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def notice(self) -> None:
+        """Look again for scans to run: a job was accepted."""
+        self._changed.set()
+
+    def cancel(self, job: str) -> None:
+        """End the runs of a job that was removed."""
+        for run in self._runs.values():
+            if run.job == job:
+                run.task.cancel()
+
+    def progress(self, scan: int) -> Progress | None:
+        """Return how far a scan is, if that is known."""
+        run = self._runs.get(scan)
+        return run.progress if run else None
+
+    async def run(self) -> None:
+        """Run what is queued until this is cancelled; then what is running is queued again."""
+        while (claim := await self._claim(suspect=True)) is not None:
+            await self._run(claim)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep())
+            for _ in range(CONCURRENCY):
+                group.create_task(self._work())
+
+    async def close(self) -> None:
+        """Give the folder back, once ``run`` has ended."""
+        await asyncio.to_thread(self._pool.shutdown)  # Outcomes that are being kept come first.
+        await asyncio.to_thread(self.store.close)
+
+    async def _work(self) -> None:
+        while True:
+            self._changed.clear()
+            claim = await self._claim()
+            if claim is None:
+                await self._changed.wait()
+            else:
+                self._changed.set()  # There may be more, for others that wait.
+                await self._run(claim)
+
+    async def _sweep(self) -> None:
+        """Remove jobs when their time has passed."""
+        while True:
+            wait_s = await self._insist(self.store.sweep)
+            # A job that finishes while this waits has the same time to live, so it is not before.
+            await asyncio.sleep(self.store.ttl_s if wait_s is None else max(wait_s, RETRY_S))
+
+    async def _claim(self, *, suspect: bool = False) -> Claim | None:
+        if not self.store.usage.queued:
+            return None
+        await self._wait_until_ready()
+        claim = await self._insist(partial(self.store.claim, self._last_owner, suspect=suspect))
+        self._last_owner = claim.order.owner if claim else ""
+        return claim
+
+    async def _wait_until_ready(self) -> None:
+        while True:
+            if self._engine.readiness().ready:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _run(self, claim: Claim) -> None:
+        """Run a scan, and keep what became of it."""
+        task = asyncio.create_task(self._find(claim))
+        self._runs[claim.id] = _Run(claim.job, task)
+        try:
+            await asyncio.wait((task,))
+            keep = self._outcome(claim, task)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._insist(partial(self.store.release, claim, counted=False))
+            raise
+        finally:
+            del self._runs[claim.id]
+        await self._insist(keep)
+
+    def _outcome(self, claim: Claim, task: "asyncio.Task[LandmarksAnswer]") -> Callable[[], object]:
+        """Say what to do in the store about a run that has ended."""
+        stopping = not self._engine.admission.open
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or (error is not None and stopping):
+            # The job was removed, or the service is; whatever failed then is tried again.
+            return partial(self.store.release, claim, counted=False)
+        if error is None:
+            self._count("ok", claim)
+            return partial(self.store.settle, claim, "done", task.result().model_dump_json())
+        if isinstance(error, NotReady):
+            return partial(self.store.release, claim, counted=True)
+        problem = self._describe(error, claim.order.request_id)
+        self._count(problem.code, claim)
+        return partial(self.store.settle, claim, "failed", problem.model_dump_json())
+
+    def _count(self, code: str, claim: Claim) -> None:
+        self._metrics.count_job_scan(code)
+        fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
+        logger.info("scan of a job", extra=fields)
+
+    async def _insist(self, function: Callable[[], T]) -> T:
+        """Call a method of the store, again and again until the disk takes what it writes."""
+        while True:
+            try:
+                return await self.call(function)
+            except NotStored:
+                logger.exception("the folder of jobs takes nothing; trying again")
+                await asyncio.sleep(RETRY_S)
+
+    async def _find(self, claim: Claim) -> LandmarksAnswer:
+        """Find the landmarks of a scan."""
+        if claim.attempts > MAX_ATTEMPTS:
+            raise GivenUp(
+                f"expected a scan that the service survives, got one that was in work each of "
+                f"{MAX_ATTEMPTS} times that it ended or lost its devices; it is not tried again"
+            )
+        start_s = time.perf_counter()
+        model = self._engine.registry.get(claim.order.model)
+        content = await self._insist(partial(self._open, claim))
+        read_ms = 1e3 * (time.perf_counter() - start_s)
+        detection = await self._engine.detect(
+            content,
+            model,
+            selection=claim.order.selection,
+            timeout_s=NO_HURRY_S,
+            client=BACKGROUND,
+            on_progress=partial(self._note_progress, claim),
+        )
+        total_ms = 1e3 * (time.perf_counter() - start_s)
+        return build_answer(
+            detection,
+            model=model_ref(model),
+            request_id=claim.order.request_id,
+            timing=timing_of(detection, receive_ms=read_ms, total_ms=total_ms),
+            measurements=model.manifest.measurements,
+            candidates=claim.order.candidates,
+        )
+
+    def _open(self, claim: Claim) -> memoryview:
+        content = self.store.open_scan(claim, self._engine.max_body_bytes)
+        bytes(content[:HEAD_BYTES])  # Read from the disk here; the event loop looks at it.
+        return content
+
+    def _note_progress(self, claim: Claim, progress: Progress) -> None:
+        with contextlib.suppress(KeyError):
+            self._runs[claim.id].progress = progress

@@ -1,0 +1,355 @@
+"""Jobs and what became of them: SQLite in a folder, and their scans as files beside it.
+
+A job is kept from its acceptance until its time to live has passed; its scans until the last of
+them is settled. Whatever moment the process ends at: an accepted job is there, once, and each of
+its scans is settled once. A process locks its folder, so that no scan is found by two.
+
+All methods block; they may be called from any thread.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from app.errors import NotStored, QueueFull, StartupError, TooLarge, UnknownJob
+from app.io import Content, Selection
+from app.jobs.files import ScanFiles
+from app.jobs.records import Claim, KeptJob, KeptScan, Order, State, Usage
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS job(
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, request_id TEXT NOT NULL, model TEXT NOT NULL,
+    format TEXT NOT NULL, candidates INTEGER NOT NULL, frame INTEGER, series INTEGER,
+    created_s REAL NOT NULL, finished_s REAL, file_bytes INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    accepted INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS scan(
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job ON DELETE CASCADE,
+    owner TEXT NOT NULL, number INTEGER NOT NULL, entry INTEGER, state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, outcome TEXT);
+CREATE INDEX IF NOT EXISTS scan_turn ON scan(state, owner, id);
+CREATE INDEX IF NOT EXISTS scan_of_job ON scan(job, number);
+CREATE INDEX IF NOT EXISTS job_of_owner ON job(owner, created_s);
+"""
+
+NEXT_SCAN: Final = """
+SELECT * FROM scan WHERE state = 'queued' AND owner > ? AND attempts >= ? ORDER BY owner, id LIMIT 1
+"""
+
+JOBS: Final = """
+SELECT id, model, created_s, finished_s, (
+    SELECT json_group_object(state, number) FROM (
+        SELECT state, count(*) AS number FROM scan WHERE job = job.id GROUP BY state)) AS counts
+FROM job WHERE owner = ? AND accepted AND (? IS NULL OR id = ?) ORDER BY created_s DESC LIMIT 1000
+"""
+
+SCAN_BYTES: Final = 64 << 10
+"""Counted for each scan besides its file: what it and its answer take in the database, or more."""
+
+RETRY_S: Final = 60
+"""After which a client whose job finds no room may try again."""
+
+
+class JobStore:
+    """The jobs of a folder.
+
+    Args:
+        folder: Made if it is not there; nobody else on the machine may read it.
+        max_bytes: Of all jobs together.
+        ttl_s: Seconds that a finished job is kept.
+        max_share: The part of ``max_bytes`` that one owner may take.
+
+    Attributes:
+        usage: What is kept, as of the last change.
+        ttl_s: As given.
+
+    Raises:
+        StartupError: The folder cannot be used, or another process uses it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, ttl_s: float, max_share: float = 1.0) -> None:
+        self.usage = Usage()
+        self.ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._share = int(max_bytes * max_share)
+        self._mutex = threading.Lock()
+        try:
+            self._files = ScanFiles(folder)
+            database = folder / "jobs.sqlite"
+            database.touch(mode=0o600)
+            self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+            self._db.row_factory = sqlite3.Row
+            for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
+                self._db.execute(f"PRAGMA {pragma}")
+            self._db.executescript(SCHEMA)
+            self._recover()
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"expected a folder for jobs, but {folder}: {error}") from error
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        with self._mutex:
+            self._db.close()
+            self._files.close()
+
+    def accept(self, order: Order, content: Content, scans: int | None) -> str:
+        """Keep a new job; once this returns, it will be run, whatever happens.
+
+        Args:
+            order: What is to be found.
+            content: The file of its scan, or of its scans.
+            scans: How many the archive holds; None if the file is a scan.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            TooLarge: It would never fit.
+            QueueFull: It does not fit beside other jobs.
+            NotStored: The disk took no more.
+        """
+        job, entries = uuid.uuid4().hex, [None] if scans is None else range(scans)
+        size, file_bytes = len(content) + SCAN_BYTES * len(entries), len(content)
+        with self._transaction() as db:
+            self._require_room(order.owner, size)
+            db.execute(
+                "INSERT INTO job(id, owner, request_id, model, format, candidates, frame, series,"
+                " created_s, file_bytes, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (job, order.owner, order.request_id, order.model, order.format, order.candidates,
+                 order.selection.frame, order.selection.series, time.time(), file_bytes, size),
+            )  # fmt: skip
+        try:
+            self._files.write(job, content)
+            with self._transaction() as db:
+                db.executemany(
+                    "INSERT INTO scan(job, owner, number, entry, state)"
+                    " VALUES (?, ?, ?, ?, 'queued')",
+                    [(job, order.owner, number, entry) for number, entry in enumerate(entries)],
+                )
+                db.execute("UPDATE job SET accepted = 1 WHERE id = ?", (job,))
+        except BaseException as error:
+            self._forget(job)
+            if isinstance(error, OSError):
+                raise _not_stored() from error
+            raise
+        return job
+
+    def claim(self, after: str = "", *, suspect: bool = False) -> Claim | None:
+        """Choose the scan to run next: the owners' in turn, of each the oldest.
+
+        Args:
+            after: Owner of the scan that was claimed last.
+            suspect: Whether to choose among those only that were running when a process ended.
+
+        Returns:
+            The scan, which counts as running from now on; None if there is none.
+        """
+        with self._transaction() as db:
+            row = db.execute(NEXT_SCAN, (after, suspect)).fetchone()
+            row = row or db.execute(NEXT_SCAN, ("", suspect)).fetchone()
+            if row is None:
+                return None
+            db.execute(
+                "UPDATE scan SET state = 'running', attempts = attempts + 1 WHERE id = ?",
+                (row["id"],),
+            )
+            job = db.execute("SELECT * FROM job WHERE id = ?", (row["job"],)).fetchone()
+        order = Order(
+            owner=job["owner"],
+            request_id=job["request_id"],
+            model=job["model"],
+            format=job["format"],
+            candidates=bool(job["candidates"]),
+            selection=Selection(job["frame"], job["series"]),
+        )
+        return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order)
+
+    def release(self, claim: Claim, *, counted: bool) -> None:
+        """Have a scan that is running run again, if it is still there.
+
+        Args:
+            claim: Of the scan.
+            counted: Whether this attempt counts.
+        """
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE scan SET state = 'queued', attempts = attempts - ?"
+                " WHERE id = ? AND state = 'running'",
+                (0 if counted else 1, claim.id),
+            )
+
+    def settle(self, claim: Claim, state: Literal["done", "failed"], outcome: str) -> bool:
+        """Keep what became of a scan, once; with the last of a job, its file goes.
+
+        Args:
+            claim: Of the scan.
+            state: In which it ends.
+            outcome: JSON of its answer or its problem.
+
+        Returns:
+            Whether it was still wanted.
+        """
+        with self._transaction() as db:
+            settled = db.execute(
+                "UPDATE scan SET state = ?, outcome = ? WHERE id = ? AND state = 'running'",
+                (state, outcome, claim.id),
+            ).rowcount
+            extra = settled * max(0, len(outcome.encode()) - SCAN_BYTES)
+            db.execute("UPDATE job SET bytes = bytes + ? WHERE id = ?", (extra, claim.job))
+            finished = db.execute(
+                "UPDATE job SET finished_s = ?, bytes = bytes - file_bytes, file_bytes = 0"
+                " WHERE id = ? AND finished_s IS NULL AND NOT EXISTS"
+                " (SELECT 1 FROM scan WHERE job = job.id AND state IN ('queued', 'running'))",
+                (time.time(), claim.job),
+            ).rowcount
+        if finished:
+            self._files.remove(claim.job)
+        return bool(settled)
+
+    def open_scan(self, claim: Claim, max_bytes: int) -> memoryview:
+        """Open the file of a scan.
+
+        Args:
+            claim: Of the scan.
+            max_bytes: Of a scan in an archive.
+
+        Raises:
+            UnknownJob: The job was removed.
+            NotStored: The disk has no room for a scan out of an archive.
+            LandmarkdError: As ``ScanFiles.open``.
+        """
+        try:
+            return self._files.open(claim.job, claim.entry, max_bytes)
+        except FileNotFoundError:
+            raise _unknown(claim.job) from None
+        except OSError as error:
+            raise _not_stored() from error
+
+    def find(self, owner: str, job: str) -> KeptJob:
+        """Find a job of an owner.
+
+        Raises:
+            UnknownJob: There is none, or it is another's.
+        """
+        found = self._find(owner, job)
+        if not found:
+            raise _unknown(job)
+        rows = self._read(
+            "SELECT id, number, state, CASE state WHEN 'failed' THEN outcome END AS problem"
+            " FROM scan WHERE job = ? ORDER BY number",
+            job,
+        )
+        scans = tuple(KeptScan(**row) for row in rows)
+        return replace(found[0], scans=scans)
+
+    def list_jobs(self, owner: str) -> list[KeptJob]:
+        """List the jobs of an owner, the newest first, up to a thousand."""
+        return self._find(owner, None)
+
+    def outcome(self, owner: str, job: str, number: int) -> tuple[State, str, str | None]:
+        """Return the state of a scan, the format of its job, and the JSON of its outcome.
+
+        Raises:
+            UnknownJob: There is no such scan, or it is another's.
+        """
+        rows = self._read(
+            "SELECT state, format, outcome FROM scan JOIN job ON job.id = scan.job"
+            " WHERE job.owner = ? AND job.id = ? AND number = ? AND accepted",
+            owner, job, number,
+        )  # fmt: skip
+        if not rows:
+            raise _unknown(f"{job}/scans/{number}")
+        return rows[0]["state"], rows[0]["format"], rows[0]["outcome"]
+
+    def remove(self, owner: str, job: str) -> None:
+        """Remove a job of an owner, whatever its state.
+
+        Raises:
+            UnknownJob: There is none, or it is another's.
+        """
+        if not self._read("SELECT 1 FROM job WHERE owner = ? AND id = ? AND accepted", owner, job):
+            raise _unknown(job)
+        self._forget(job)
+
+    def sweep(self) -> float | None:
+        """Remove the jobs whose time has passed; gives the seconds until the next one's has."""
+        with self._transaction() as db:
+            now = time.time()
+            db.execute("DELETE FROM job WHERE finished_s <= ?", (now - self.ttl_s,))
+            (first,) = db.execute("SELECT min(finished_s) FROM job").fetchone()
+        return None if first is None else max(first + self.ttl_s - now, 0.0)
+
+    def _find(self, owner: str, job: str | None) -> list[KeptJob]:
+        rows = self._read(JOBS, owner, job, job)
+        return [KeptJob(**{**row, "counts": json.loads(row["counts"])}) for row in rows]
+
+    def _require_room(self, owner: str, size: int) -> None:
+        (held,) = self._db.execute(
+            "SELECT total(bytes) FROM job WHERE owner = ?", (owner,)
+        ).fetchone()
+        if size > self._share:
+            raise TooLarge(f"expected a job of at most {self._share} bytes, got {size}")
+        if held + size > self._share or self.usage.bytes + size > self._max_bytes:
+            raise QueueFull(
+                f"expected jobs of at most {self._max_bytes} bytes in all, and {self._share} of "
+                f"one client, got {size} more; delete jobs that are not needed any more",
+                RETRY_S,
+            )
+
+    def _recover(self) -> None:
+        """Bring in order what a process has left that ended at any moment."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM job WHERE NOT accepted")
+            db.execute("UPDATE scan SET state = 'queued' WHERE state = 'running'")
+            unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
+            needed = {row["id"] for row in unfinished}
+        self._files.keep_only(needed)
+
+    def _forget(self, job: str) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM job WHERE id = ?", (job,))
+        self._files.remove(job)
+
+    def _read(self, query: str, *values: object) -> list[dict[str, Any]]:
+        with self._mutex:
+            return [dict(row) for row in self._db.execute(query, values)]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Do all of something or nothing of it.
+
+        Raises:
+            NotStored: The disk took no more.
+        """
+        with self._mutex:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                usage = Usage(
+                    *self._db.execute(
+                        "SELECT (SELECT count(*) FROM scan WHERE state = 'queued'),"
+                        " (SELECT coalesce(sum(bytes), 0) FROM job)"
+                    ).fetchone()
+                )
+                self._db.execute("COMMIT")
+                self.usage = usage
+            except BaseException as error:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise _not_stored() from error
+                raise
+
+
+def _not_stored() -> NotStored:
+    return NotStored("expected a disk that takes the job, got one that does not")
+
+
+def _unknown(job: str) -> UnknownJob:
+    return UnknownJob(f"expected a job of yours, which GET /v1/jobs lists, got {job[:64]!r}")

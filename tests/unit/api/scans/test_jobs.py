@@ -1,0 +1,231 @@
+"""``/v1/jobs``, with the real engine and a real folder."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.api.dependencies import hash_key
+from app.errors import NotStored
+from app.io.schemas import JobAnswer, JobsAnswer, LandmarksAnswer
+from app.jobs.store import SCAN_BYTES
+from tests.support.dicom_files import as_dicom, zipped
+from tests.support.services import (
+    MODEL,
+    RAW,
+    problem_of,
+    running,
+    shared_of,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
+
+URL = "/v1/jobs"
+KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
+ASYNC = {"Prefer": "handling=lenient, Respond-Async; wait=10"}
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture
+def client(models: Path, tmp_path: Path) -> Iterator[TestClient]:
+    with running(toy_settings(models, jobs=tmp_path / "kept")) as client:
+        yield client
+
+
+def accepted(response: Any) -> str:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+    """Check that a job was accepted; gives its path."""
+    assert response.status_code == 202, response.text
+    job = JobAnswer.model_validate_json(response.content)
+    assert response.headers["location"] == f"{URL}/{job.id}"
+    return f"{URL}/{job.id}"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state that only calls tell; each waits for its answer, so this does not spin."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+
+
+def finished(client: TestClient, path: str, **headers: str) -> JobAnswer:
+    """Wait until a job has finished."""
+
+    def ask() -> JobAnswer:
+        return JobAnswer.model_validate_json(client.get(path, headers=headers).content)
+
+    until(lambda: ask().state == "finished")
+    return ask()
+
+
+def test_result_is_the_answer_that_a_client_had_waited_for(client: TestClient) -> None:
+    headers = RAW | {"X-Request-ID": "mine"}
+    query = f"model={MODEL}&format=csv&candidates=true"
+    path = accepted(client.post(f"{URL}?{query}", content=toy_scan(), headers=headers))
+    job = finished(client, path)
+    assert (job.total, job.done, job.failed, job.model) == (1, 1, 0, MODEL)
+    assert job.expires is not None
+    assert job.scans[0].result == f"{path}/scans/0"
+    waited = client.post(f"/v1/landmarks?{query}", content=toy_scan(), headers=RAW)
+    result = client.get(f"{path}/scans/0")
+    assert (result.content, result.headers["content-type"]) == (
+        waited.content,
+        waited.headers["content-type"],
+    )
+    answer = LandmarksAnswer.model_validate_json(client.get(f"{path}/scans/0?format=json").content)
+    assert answer.request_id == "mine"
+    assert answer.landmarks[0].candidates is not None
+
+
+def test_scans_of_an_archive_end_each_for_itself(client: TestClient) -> None:
+    content = zipped([toy_scan(), b"no scan", zipped(as_dicom()), toy_scan((12, 14, 16))])
+    path = accepted(client.post(URL, content=content, headers=RAW))
+    job = finished(client, path)
+    assert (job.total, job.done, job.failed) == (4, 3, 1)
+    assert [scan.state for scan in job.scans] == ["done", "failed", "done", "done"]
+    problem = job.scans[1].problem
+    assert problem is not None
+    assert (problem.code, problem.status) == ("not-a-volume", 400)
+    response = client.get(f"{path}/scans/1")
+    assert (response.status_code, response.json()) == (400, problem.model_dump())
+    assert response.headers["content-type"] == "application/problem+json"
+    shapes = [client.get(f"{path}/scans/{at}").json()["volume"]["shape"] for at in (0, 3)]
+    assert shapes == [[20, 18, 24], [12, 14, 16]]
+
+
+def test_form_is_taken_as_for_landmarks(client: TestClient) -> None:
+    path = accepted(client.post(URL, files={"volume": ("a.nii", toy_scan())}))
+    assert finished(client, path).done == 1
+
+
+@pytest.mark.parametrize("kind", ["scan", "series"])
+def test_client_of_landmarks_may_prefer_a_job(client: TestClient, kind: str) -> None:
+    content = toy_scan() if kind == "scan" else zipped(as_dicom())
+    response = client.post("/v1/landmarks?timeout_s=1", content=content, headers=RAW | ASYNC)
+    path = accepted(response)
+    assert response.headers["preference-applied"] == "respond-async"
+    assert finished(client, path).done == 1
+
+
+def test_archive_for_landmarks_is_one_scan_whether_a_job_or_not(client: TestClient) -> None:
+    content = zipped([toy_scan(), toy_scan()])
+    path = accepted(client.post("/v1/landmarks", content=content, headers=RAW | ASYNC))
+    (scan,) = finished(client, path).scans
+    waited = problem_of(client.post("/v1/landmarks", content=content, headers=RAW))
+    assert scan.problem is not None
+    assert scan.problem.code == waited.code
+
+
+def test_preference_is_ignored_where_no_jobs_are_kept(models: Path) -> None:
+    with running(toy_settings(models)) as client:
+        response = client.post("/v1/landmarks", content=toy_scan(), headers=RAW | ASYNC)
+        assert response.status_code == 200
+        assert "preference-applied" not in response.headers
+        for method, path in (("POST", URL), ("GET", URL), ("DELETE", f"{URL}/x")):
+            problem = problem_of(client.request(method, path, content=b"", headers=RAW))
+            assert (problem.status, problem.code) == (501, "no-jobs")
+            assert "LANDMARKD_JOBS" in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("query", "content", "status", "code"),
+    [
+        ("model=nobody", toy_scan(), 404, "unknown-model"),
+        ("format=dwg", toy_scan(), 406, "unknown-format"),
+        ("timeout_s=1", toy_scan(), 422, "bad-parameter"),
+        ("", b"no scan", 400, "not-a-volume"),
+        ("", zipped([toy_scan()])[:-10], 400, "broken-volume"),
+    ],
+)
+def test_what_can_be_refused_at_once_is_no_job(
+    client: TestClient, query: str, content: bytes, status: int, code: str
+) -> None:
+    problem = problem_of(client.post(f"{URL}?{query}", content=content, headers=RAW))
+    assert (problem.status, problem.code) == (status, code)
+    assert client.get(URL).json() == {"jobs": []}
+
+
+def test_job_belongs_to_a_key(models: Path, tmp_path: Path) -> None:
+    keys = tuple(hash_key(name) for name in KEYS)
+    with running(toy_settings(models, jobs=tmp_path / "kept", api_keys=keys)) as client:
+        headers = RAW | KEYS["anna"]
+        path = accepted(client.post(URL, content=toy_scan(), headers=headers))
+        assert finished(client, path, **KEYS["anna"]).done == 1
+        listed = JobsAnswer.model_validate_json(client.get(URL, headers=KEYS["anna"]).content)
+        assert [f"{URL}/{job.id}" for job in listed.jobs] == [path]
+        # The scheme of a header has no case: it is the same key.
+        assert client.get(path, headers={"Authorization": "bearer anna"}).status_code == 200
+        assert client.get(URL, headers=KEYS["bert"]).json() == {"jobs": []}
+        for method, below in (("GET", ""), ("GET", "/scans/0"), ("DELETE", "")):
+            response = client.request(method, path + below, headers=KEYS["bert"])
+            assert problem_of(response).code == "unknown-job"
+            assert problem_of(client.request(method, path + below)).code == "unauthorized"
+        assert client.delete(path, headers=KEYS["anna"]).status_code == 204
+        assert client.get(URL, headers=KEYS["anna"]).json() == {"jobs": []}
+
+
+def test_client_whose_jobs_take_its_room_is_refused_until_it_deletes_one(
+    models: Path, tmp_path: Path
+) -> None:
+    room = 2 * (SCAN_BYTES + len(toy_scan()))  # Of which one client may take three quarters.
+    settings = toy_settings(models, jobs=tmp_path / "kept", jobs_max_bytes=room)
+    with running(settings) as client:
+        content = zipped([b"x"] * 3)
+        assert problem_of(client.post(URL, content=content, headers=RAW)).code == "too-large"
+        path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
+        finished(client, path)
+        refused = client.post(URL, content=toy_scan(), headers=RAW)
+        assert problem_of(refused).code == "queue-full"
+        assert int(refused.headers["retry-after"]) > 0
+        assert client.delete(path).status_code == 204
+        accepted(client.post(URL, content=toy_scan(), headers=RAW))
+
+
+def test_outcome_is_kept_once_the_disk_takes_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = shared_of(client).jobs
+    assert runner is not None
+    settle, refusals = runner.store.settle, [NotStored("expected a disk that takes it, got none")]
+
+    def settle_later(*values: Any) -> bool:
+        if refusals:
+            raise refusals.pop()
+        return settle(*values)
+
+    monkeypatch.setattr(runner.store, "settle", settle_later)
+    path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
+    assert finished(client, path).done == 1
+    assert not refusals
+
+
+def test_jobs_are_counted(client: TestClient) -> None:
+    finished(client, accepted(client.post(URL, content=zipped([toy_scan(), b"x"]), headers=RAW)))
+    text = shared_of(client).metrics.render().decode()
+    assert 'landmarkd_job_scans_total{code="ok"} 1.0' in text
+    assert 'landmarkd_job_scans_total{code="not-a-volume"} 1.0' in text
+    assert "landmarkd_job_scans_queued 0.0" in text
+    assert f"landmarkd_job_bytes {2.0 * SCAN_BYTES}" in text
+
+
+def test_jobs_of_the_process_before_are_there(models: Path, tmp_path: Path) -> None:
+    settings = toy_settings(models, jobs=tmp_path / "kept")
+    with running(settings) as client:
+        path = accepted(client.post(URL, content=zipped([toy_scan()] * 4), headers=RAW))
+    with running(settings) as client:
+        assert finished(client, path).done == 4
+
+
+def test_finished_job_is_removed_in_time_without_a_call(models: Path, tmp_path: Path) -> None:
+    with running(toy_settings(models, jobs=tmp_path / "kept", jobs_ttl_s=0.5)) as client:
+        path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
+        until(lambda: client.get(path).status_code == 404)
+        assert client.get(URL).json() == {"jobs": []}

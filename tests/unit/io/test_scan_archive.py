@@ -1,0 +1,79 @@
+"""Archives of scans: how many there are in one, and each of them out of it."""
+
+import io
+import zipfile
+
+import pytest
+
+from app.errors import BrokenVolume, TooLarge
+from app.io.scan_archive import MAX_SCANS, count_scans, extract_scan
+from tests.support.dicom_files import as_dicom, zipped
+from tests.support.nifti_files import nifti
+
+ENOUGH = 1 << 30
+SCANS = (nifti(), nifti(zipped=True), b"notes")
+
+
+def extracted(content: bytes, number: int, max_bytes: int = ENOUGH) -> bytes:
+    pieces = list[bytes]()
+    extract_scan(content, number, max_bytes, pieces.append)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_every_file_of_an_archive_is_a_scan(method: int) -> None:
+    content = zipped(SCANS, method)
+    assert count_scans(content, ENOUGH) == len(SCANS)
+    assert [extracted(content, number) for number in range(len(SCANS))] == list(SCANS)
+
+
+def test_scans_are_numbered_without_folders_and_empty_files() -> None:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in (("a/", b""), ("a/1", b"first"), ("a/empty", b""), ("a/2", b"second")):
+            archive.writestr(name, content)
+    content = target.getvalue()
+    assert count_scans(content, ENOUGH) == 2
+    assert extracted(content, 1) == b"second"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [nifti(), as_dicom()[0], zipped(as_dicom()), zipped([b"notes", *as_dicom()]), zipped([])],
+    ids=["NIfTI", "DICOM file", "series", "series with notes", "empty archive"],
+)
+def test_what_is_one_scan_is_not_split(content: bytes) -> None:
+    assert count_scans(content, ENOUGH) is None
+
+
+def test_archives_of_series_are_scans() -> None:
+    series = zipped(as_dicom())
+    content = zipped([series, series])
+    assert count_scans(content, ENOUGH) == 2
+    assert extracted(content, 1) == series
+
+
+def test_archive_of_too_many_scans_is_refused() -> None:
+    assert count_scans(zipped([b"x"] * MAX_SCANS), ENOUGH) == MAX_SCANS
+    with pytest.raises(TooLarge, match="at most 1,000 scans in an archive, got 1,001"):
+        count_scans(zipped([b"x"] * (MAX_SCANS + 1)), ENOUGH)
+
+
+def test_archive_that_declares_too_much_is_refused() -> None:
+    with pytest.raises(TooLarge, match="once inflated"):
+        count_scans(zipped([bytes(100_000)]), 99_999)
+
+
+def test_scan_of_an_archive_is_bounded() -> None:
+    content = zipped([bytes(100_000)])
+    assert extracted(content, 0, 100_000) == bytes(100_000)
+    with pytest.raises(TooLarge, match="at most 99999 bytes, got 100000"):
+        extracted(content, 0, 99_999)
+
+
+def test_damaged_scan_of_an_archive_is_named_as_such() -> None:
+    content = bytearray(zipped([b"a" * 1000, b"b" * 1000], zipfile.ZIP_STORED))
+    content[content.index(b"bbb")] ^= 1
+    assert extracted(bytes(content), 0) == b"a" * 1000
+    with pytest.raises(BrokenVolume):
+        extracted(bytes(content), 1)
