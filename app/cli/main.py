@@ -1,4 +1,4 @@
-"""The command ``landmarkd``: serve, detect, check, models, phantom.
+"""The command ``landmarkd``: serve, detect, check, models, phantom, export.
 
 Commands import what they need when they run, so that help and errors do not wait for torch.
 """
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.batch import Files, LongTable, Output, Sink, detect_all
+from app.cli.export import export
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, read_scan
 from app.errors import LandmarkdError, StartupError
@@ -325,6 +326,9 @@ def phantom(
     if not output.name.endswith(".nii.gz"):
         fail(f"expected a name ending in .nii.gz, got {output.name}")
     write_phantom(make_phantom(seed), output)
+
+
+app.command()(export)
 
 
 if __name__ == "__main__":
