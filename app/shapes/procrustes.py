@@ -88,7 +88,7 @@ def analyse_shapes(cohort: Cohort) -> ShapeSpace:
         mean=mean,
         size_mm=size_mm,
         distance=np.linalg.norm(shapes - mean, axis=(1, 2)),
-        components=(sign[:, None] * directions[:count]).reshape(count, -1, 3),
+        components=(sign[:, None] * directions[:count]).reshape(count, *mean.shape),
         scores=sign * left[:, :count] * singular[:count],
         explained=variance[:count] / max(variance.sum(), 1e-300),
     )

@@ -71,24 +71,12 @@ def _parts(cohort: Cohort, space: ShapeSpace, outliers: Sequence[Outlier] | None
     )
     if left_out:
         text += f" With too few landmarks, and left out: {', '.join(left_out)}."
-    share = "".join(
-        f" PC{number} {100 * part:.1f} %,"
-        for number, part in enumerate(space.explained[:SHOWN_COMPONENTS].tolist(), start=1)
-    )
     return [
         "<h1>Shapes</h1>",
         f"<p>{escape(text)}</p>",
         "<h2>Points to look at</h2>",
         *_outlier_parts(outliers),
-        "<h2>Principal components</h2>",
-        f"<p>Share of the variance:{share.rstrip(',')}. Points are taken as they are, right or "
-        "wrong: one specimen's wrong points may make a component of their own.</p>",
-        make_picture(_plot_scores(space, outliers or ()), "Scores of the specimens"),
-        make_picture(
-            _plot_component(space),
-            f"PC1, from {SHOWN_SDS:g} standard deviations below the mean (blue rings) to as many "
-            "above it (orange crosses), seen along three axes",
-        ),
+        *_component_parts(space, outliers or ()),
         "<h2>Specimens</h2>",
         _specimen_table(space),
     ]
@@ -110,6 +98,26 @@ def _outlier_parts(outliers: Sequence[Outlier] | None) -> list[str]:
         make_table(("specimen", "exchanged names", "points far from where the others are"), lines),
         "<p>Distances are from where the specimen's other points and the other specimens put a "
         "point, exchanged names put right. The limit is five robust standard deviations.</p>",
+    ]
+
+
+def _component_parts(space: ShapeSpace, outliers: Sequence[Outlier]) -> list[str]:
+    if not space.explained.size:
+        return ["<p>All specimens have the same shape.</p>"]
+    share = "".join(
+        f" PC{number} {100 * part:.1f} %,"
+        for number, part in enumerate(space.explained[:SHOWN_COMPONENTS].tolist(), start=1)
+    )
+    return [
+        "<h2>Principal components</h2>",
+        f"<p>Share of the variance:{share.rstrip(',')}. Points are taken as they are, right or "
+        "wrong: one specimen's wrong points may make a component of their own.</p>",
+        make_picture(_plot_scores(space, outliers), "Scores of the specimens"),
+        make_picture(
+            _plot_component(space),
+            f"PC1, from {SHOWN_SDS:g} standard deviations below the mean (blue rings) to as many "
+            "above it (orange crosses), seen along three axes",
+        ),
     ]
 
 

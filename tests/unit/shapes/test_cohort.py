@@ -1,6 +1,7 @@
 """Landmark files of many specimens -> one array -> files of other programs."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.errors import BadParameter
-from app.io import markups_json, write_long
+from app.io import LandmarksAnswer, markups_json, write_long
 from app.io.slicer import write_fcsv, write_mrk_json, write_table
 from app.shapes import COHORT_FORMATS, Cohort, read_cohort
 from tests.support.answers import make_answer
@@ -21,7 +22,7 @@ POINTS[1, 3] = np.nan
 NAMES = ("nose tip", "2", "left", "nowhere")
 SPECIMENS = ("a b", "b'c", "d")
 COHORT = Cohort(SPECIMENS, NAMES, POINTS)
-WRITERS = {
+WRITERS: dict[str, Callable[[LandmarksAnswer], bytes]] = {
     ".json": lambda answer: answer.model_dump_json().encode(),
     ".mrk.json": write_mrk_json,
     ".fcsv": write_fcsv,

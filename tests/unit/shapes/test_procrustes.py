@@ -163,6 +163,13 @@ def test_exchanged_and_misplaced_points_are_found_and_reported(tmp_path: Path) -
     assert full_distance(np.array(list(mean.values())), space.mean) < 1e-12
 
 
+def test_copies_of_one_specimen_are_reported_too(tmp_path: Path) -> None:
+    points = np.broadcast_to(make_shape(3), (4, SHAPE_LANDMARKS, 3))
+    space = write_shape_report(Cohort(tuple("abcd"), NAMES, points), tmp_path)
+    assert space.scores.shape == (4, 0)
+    assert "same shape" in (tmp_path / "report.html").read_text()
+
+
 def test_random_points_have_nothing_to_be_compared_with(tmp_path: Path) -> None:
     points = np.random.default_rng(3).uniform(-9, 9, (6, SHAPE_LANDMARKS, 3))
     cohort = Cohort(tuple("abcdef"), NAMES, points)
