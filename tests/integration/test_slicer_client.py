@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -113,7 +115,7 @@ def test_a_detection_in_the_background_hands_over_its_answer_or_its_error(
 ) -> None:
     detection = Detection(Service(service.url, KEY), scan, "phantom")
     assert len(detection.result()["landmarks"]) == len(answer["landmarks"])
-    assert detection.is_done()
+    assert detection.is_done(0)
     latest = detection.progress()
     assert latest is not None
     assert latest[0].startswith("part ")
@@ -233,6 +235,22 @@ def test_a_volume_without_a_file_or_landmarks_is_not_saved(panel: Panel, scan: P
     volume.file = None
     panel.click("Save")
     assert "save the volume first" in panel.widget.status.text
+
+
+def test_a_search_goes_on_though_the_window_keeps_pythons_lock(panel: Panel, scan: Path) -> None:
+    panel.load(scan)
+    panel.widget.model.currentText = "phantom"
+    before = sys.getswitchinterval()
+    # From here on no thread gives up the lock, unless it waits for something.
+    sys.setswitchinterval(1000)
+    try:
+        panel.click("Find landmarks")
+        end = time.monotonic() + 60
+        while panel.widget.timer.active and time.monotonic() < end:
+            panel.widget.timer.emit("timeout()")
+    finally:
+        sys.setswitchinterval(before)
+    assert "of 6 landmarks found" in panel.widget.status.text
 
 
 def test_a_search_that_is_cancelled_or_refused_says_so(panel: Panel, scan: Path) -> None:

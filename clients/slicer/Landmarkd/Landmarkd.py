@@ -38,7 +38,10 @@ REGIONS_ROLE = "landmarkd.regions"
 """Roles in which a volume refers to the nodes with its landmarks."""
 
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha")
-POLL_MS = 100
+POLL_MS = 50
+LENT_S = 0.02
+"""Of these, what the thread of a search has for sure; the window stays fluent in the rest."""
+
 STEPS = 1000
 """Of the progress bar."""
 
@@ -210,12 +213,13 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         """Show how far the search is, and its end."""
         if self.detection is None:
             return
+        done = self.detection.is_done(LENT_S)
         progress = self.detection.progress()
         if progress is not None:
             self.status.text, share = progress
             self.bar.setRange(0, STEPS if share >= 0 else 0)
             self.bar.setValue(int(STEPS * max(share, 0.0)))
-        if self.detection.is_done():
+        if done:
             detection, self.detection = self.detection, None
             self._set_running(running=False)
             self._folder.cleanup()

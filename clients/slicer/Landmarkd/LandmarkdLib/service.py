@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Callable, Iterator
@@ -206,8 +206,12 @@ class Detection:
             latest = self._progress.get()
         return latest
 
-    def is_done(self) -> bool:
-        """Return whether there is a result."""
+    def is_done(self, wait_s: float) -> bool:
+        """Wait at most so long for the result, and return whether there is one.
+
+        The thread runs in that time at least: Slicer's event loop may keep Python's lock else.
+        """
+        wait([self._future], wait_s)
         return self._future.done()
 
     def result(self) -> dict[str, Any]:
