@@ -7,9 +7,11 @@ The packages in the order of the data; each imports only those above it, by the 
 errors         the tree of errors, with their HTTP status and code
 geometry       voxel and world coordinates
 settings       everything that can be configured
+report         figures and tables -> an HTML page
 io             bytes -> Volume; answers -> JSON, Slicer markups, CSV
 compute        devices and their memory, copies to them, threads, Numba
 phantom        generated scans whose landmarks are known
+shapes         sets of landmarks, without their scans: fits, cohorts, morphometrics
 model          model folder -> Network, which gives Fields: scores and offsets
 preprocessing  Volume -> Grid -> tiles
 voting         Field -> Votes -> Modes -> Landmarks; heatmaps of votes are an output

@@ -129,8 +129,10 @@ async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:
     """Start the engine. Errors are logged here, because nothing awaits this task."""
     try:
         await engine.start()
-    except Exception:
-        logger.exception("the engine cannot start")
+    except Exception as error:
+        # What the operator got wrong is said; of anything else, only where it happened.
+        reason = {"reason": str(error)} if isinstance(error, StartupError) else {}
+        logger.exception("the engine cannot start", extra=reason)
         if on_fatal is not None:
             on_fatal()
         raise

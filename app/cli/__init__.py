@@ -1,6 +1,7 @@
 """The command ``landmarkd``, and a client for Python.
 
 main     the commands of the service: serve, detect, check, models, phantom
+export   the landmarks of many scans for geometric morphometrics
 plugins  the commands of the trainer, if it is installed
 client   sends scans to a service elsewhere; needs no torch
 local    finds landmarks in this process, without a service

@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.scan_files import read_scan
+from app.cli.scan_files import answer_stem, read_scan
 from app.errors import BadParameter, LandmarkdError
-from app.io import AnswerFormat, LandmarksAnswer, scan_stem, write_long
+from app.io import AnswerFormat, LandmarksAnswer, write_long
 
 
 @runtime_checkable
@@ -96,12 +96,12 @@ class LongTable:
 
     def has(self, path: Path) -> bool:
         """Return whether the table holds a scan."""
-        return scan_stem(path.resolve().name) in self._done
+        return answer_stem(path) in self._done
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Append the rows of a scan."""
         head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
-        name = scan_stem(path.resolve().name)
+        name = answer_stem(path)
         lines = [[name, *row] for row in rows]
         mode = "a"
         if self._kept is not None:
@@ -124,6 +124,7 @@ class Tally:
         doubtful: Those of them with low confidence.
         landmarks: All that were looked for.
         failures: A line for each scan that could not be answered.
+        interrupted: Whether Ctrl-C left the rest out.
     """
 
     scans: int = 0
@@ -132,6 +133,7 @@ class Tally:
     doubtful: int = 0
     landmarks: int = 0
     failures: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     def add(self, answer: LandmarksAnswer) -> str:
         """Count an answer; returns in short what was found."""
@@ -160,7 +162,7 @@ def detect_all(
     *,
     resume: bool = False,
 ) -> Tally:
-    """Find the landmarks of scans; one that fails does not stop the others.
+    """Find the landmarks of scans; one that fails does not stop the others, but Ctrl-C does.
 
     Args:
         files: The scans.
@@ -179,7 +181,7 @@ def detect_all(
     )  # fmt: skip
     shown: AbstractContextManager[object] = bar if len(files) > 1 else nullcontext()
     task = bar.add_task("Detecting", total=len(files), last="")
-    with shown:
+    with shown, _stopping(tally):
         for path in files:
             bar.update(task, description=path.name)
             last = "there already"
@@ -195,3 +197,12 @@ def detect_all(
                     last = "failed"
             bar.update(task, advance=1, last=f"{path.name}: {last}")
     return tally
+
+
+@contextmanager
+def _stopping(tally: Tally) -> Iterator[None]:
+    """End a block at Ctrl-C, and note it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tally.interrupted = True

@@ -1,4 +1,4 @@
-"""The command ``landmarkd``: serve, detect, check, models, phantom.
+"""The command ``landmarkd``: serve, detect, check, models, phantom, export.
 
 Commands import what they need when they run, so that help and errors do not wait for torch.
 """
@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.batch import Files, LongTable, Output, Sink, detect_all
+from app.cli.batch import Files, LongTable, Output, Sink, Tally, detect_all
+from app.cli.export import export
 from app.cli.plugins import Commands, import_trainer
-from app.cli.scan_files import list_scans, read_scan
+from app.cli.scan_files import answer_stem, list_scans, read_scan
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     FORMATS,
@@ -30,7 +31,6 @@ from app.io import (
     LandmarksAnswer,
     Volume,
     negotiate_format,
-    scan_stem,
 )
 from app.settings import API_KEY, Settings
 
@@ -40,6 +40,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 console = Console(stderr=True)
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 ModelsDir = Annotated[
     Path | None, typer.Option(help="Folder of model folders (default: LANDMARKD_MODELS_DIR).")
@@ -177,10 +180,19 @@ def detect(
         with console.status("Loading the model" if url is None else "Connecting"):
             find = partial(_finder(stack, url, model, models_dir, device), series=series)
         tally = detect_all(files, find, sink, console, resume=resume)
+    _conclude(tally, output if to_folder else "")
+
+
+def _conclude(tally: Tally, target: str) -> None:
+    """Say what came of all scans, if their answers went to a folder or table; exit accordingly."""
     for failure in tally.failures:
         _print_error(failure)
-    if output and to_folder:
-        console.print(f"{tally.summary()} -> {output}", markup=False, highlight=False)
+    if target:
+        console.print(f"{tally.summary()} -> {target}", markup=False, highlight=False)
+    if tally.interrupted:
+        hint = "; --resume goes on from here" if target else ""
+        console.print(f"interrupted{hint}", style="yellow")
+        raise typer.Exit(INTERRUPTED)
     if tally.failures:
         raise typer.Exit(1)
 
@@ -197,7 +209,7 @@ def _sink(
         return Files({files[0]: output}, form)
     stems: dict[str, Path] = {}
     for path in files:
-        stem = scan_stem(path.resolve().name)
+        stem = answer_stem(path)
         if stem in stems:
             fail(
                 f"expected scans with different names, got {stems[stem]} and {path}, "
@@ -325,6 +337,9 @@ def phantom(
     if not output.name.endswith(".nii.gz"):
         fail(f"expected a name ending in .nii.gz, got {output.name}")
     write_phantom(make_phantom(seed), output)
+
+
+app.command()(export)
 
 
 if __name__ == "__main__":

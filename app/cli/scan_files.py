@@ -1,12 +1,13 @@
 """Paths that were given -> the scans among them, and their bytes."""
 
 import io
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from app.io import SCAN_SUFFIXES, is_dicom
+from app.io import SCAN_SUFFIXES, is_dicom, scan_stem
 
 HEAD_BYTES: Final = 256
 ZIP_MAGIC: Final = b"PK"
@@ -25,6 +26,15 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
         if not scans and any(_dicom_files(path)):
             scans = [path]
         yield from scans
+
+
+def answer_stem(path: Path) -> str:
+    """Return the name of a scan's answer: that of the file or folder, without suffixes.
+
+    Of ``.`` it is the folder's own; a link goes by its own name, as data sets that are kept by
+    git-annex consist of links to files that are named by their content.
+    """
+    return scan_stem(Path(os.path.abspath(path)).name)  # noqa: PTH100 - resolve() follows links
 
 
 def read_scan(path: Path) -> bytes:

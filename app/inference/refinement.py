@@ -14,15 +14,13 @@ from app.geometry import transform
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, make_posed_grid
+from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
 from app.voting import (
-    MIN_LANDMARKS,
     GridFrame,
     Landmark,
     Shape,
-    Similarity,
     Votes,
     fit_constellation,
-    fit_similarity,
     locate,
     make_readout,
 )

@@ -19,7 +19,8 @@ from app.io.schemas import LandmarkAnswer, LandmarksAnswer, MeasurementAnswer, T
 
 RasPoint = Float64[np.ndarray, " 3"]
 Frame = Literal["LPS", "RAS"]
-NamedPoints = Iterable[tuple[str, RasPoint]]
+NamedPoints = Iterable[tuple[str, RasPoint | None]]
+"""Without a position where a file says that a point is not defined."""
 
 MARKUPS_SCHEMA: Final = (
     "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
@@ -140,26 +141,32 @@ def write_long(answer: LandmarksAnswer) -> bytes:
     return _table(rows, ",")
 
 
-def read_landmarks(path: Path) -> dict[str, RasPoint]:
-    """Read the defined points of a landmark file.
+def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint]:
+    """Read the points of a landmark file.
 
     Args:
         path: A 3D Slicer Markups file (``.mrk.json``), a Slicer list (``.fcsv``) or a table
             (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm) or ``name,x,y,z`` (RAS mm).
+        undefined: Whether to list points that the file marks as not defined, with NaN.
 
     Returns:
-        Position in mm, RAS, by landmark name, in file order. Points that the file marks as not
-        defined are left out.
+        Position in mm, RAS, by landmark name, in file order.
 
     Raises:
         ValueError: The file is of no known format, lists a name twice, or cannot be parsed.
     """
     try:
-        return _by_name(_read(path)[1])
+        points = _by_name(_read(path)[1])
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         # An unexpected structure may raise any of these.
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path.name} cannot be read: {reason}") from error
+    missing = np.full(3, np.nan)
+    return {
+        name: missing.copy() if point is None else point
+        for name, point in points.items()
+        if undefined or point is not None
+    }
 
 
 def declared_frame(path: Path) -> Frame:
@@ -264,12 +271,12 @@ def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _by_name(pairs: NamedPoints) -> dict[str, RasPoint]:
-    points: dict[str, RasPoint] = {}
+def _by_name(pairs: NamedPoints) -> dict[str, RasPoint | None]:
+    points: dict[str, RasPoint | None] = {}
     for label, point in pairs:
         if label in points:
             raise ValueError(f"expected every landmark once, got {label!r} twice")
-        if not np.isfinite(point).all():
+        if point is not None and not np.isfinite(point).all():
             raise ValueError(f"expected finite coordinates, got {point} for {label!r}")
         points[label] = point
     return points
@@ -293,22 +300,24 @@ def _read(path: Path) -> tuple[Frame, NamedPoints]:
 
 def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
-    pairs = []
+    pairs: list[tuple[str, RasPoint | None]] = []
     for markup in document["markups"]:
         frame = "LPS" if str(markup.get("coordinateSystem", "LPS")) in ("LPS", "1") else "RAS"
         points = markup["controlPoints"]
         if not isinstance(points, list):
             raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
         for point in points:
+            position = None
             if point.get("positionStatus", "defined") == "defined":
                 position = np.asarray(point["position"], dtype=np.float64).reshape(3)
-                pairs.append((str(point["label"]), RAS_SIGNS[frame] * position))
+                position = RAS_SIGNS[frame] * position
+            pairs.append((str(point["label"]), position))
     return frame, pairs
 
 
 def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
-    pairs = []
+    pairs: list[tuple[str, RasPoint | None]] = []
     for line in text.splitlines():
         if line.startswith("#"):
             if "CoordinateSystem" in line:
@@ -316,8 +325,10 @@ def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
                 frame = "RAS" if line.split("=")[1].strip() in ("RAS", "0") else "LPS"
             continue
         fields = next(csv.reader([line]), [])
-        if len(fields) >= 12 and (len(fields) < 15 or fields[14] != "0"):
-            pairs.append((fields[11], RAS_SIGNS[frame] * np.asarray(fields[1:4], dtype=np.float64)))
+        if len(fields) >= 12:
+            position = RAS_SIGNS[frame] * np.asarray(fields[1:4], dtype=np.float64)
+            undefined = len(fields) >= 15 and fields[14] == "0"
+            pairs.append((fields[11], None if undefined else position))
     return frame, pairs
 
 
@@ -333,8 +344,12 @@ def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
             f"expected columns label,l,p,s or name,x,y,z, got {','.join(columns) or 'none'}"
         )
     pairs = [
-        (row[label], RAS_SIGNS[frame] * np.array([row[axis] for axis in axes], dtype=np.float64))
+        (
+            row[label],
+            RAS_SIGNS[frame] * np.array([row[axis] for axis in axes], dtype=np.float64)
+            if row.get("defined", "1") not in ("0", "false")
+            else None,
+        )
         for row in rows
-        if row.get("defined", "1") not in ("0", "false")
     ]
     return frame, pairs

@@ -69,7 +69,8 @@ def scan_models(root: Path) -> list[Path]:
     if not root.is_dir():
         raise StartupError(
             f"expected a folder of models, {root.name!r} is none; name one with --models-dir or "
-            "LANDMARKD_MODELS_DIR"
+            "LANDMARKD_MODELS_DIR (the package installs none; those of the project are in models/ "
+            "of its source)"
         )
     folders = (path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_.")
     return sorted(path for path in folders if _has_manifest(path))

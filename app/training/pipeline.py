@@ -18,12 +18,13 @@ from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.geometry import Points
 from app.model import IntensitySpec, read_manifest
+from app.shapes import MIN_LANDMARKS, mean_shape
 from app.training.data.check_data import CheckedData, check_data
 from app.training.data.issues import issue_table, shorten
+from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import SpecimenSummary
-from app.training.data.symmetry import with_mirror_images
 from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.canonical_pose import pose_specimen, rotate_like, upright
 from app.training.fit.loop import TrainingData, TrainingRun, train
@@ -38,7 +39,6 @@ from app.training.fit.warm_start import load_weights
 from app.training.options import WHOLE, Options, read_tile
 from app.training.recipe import Recipe
 from app.training.record import Record, read_record
-from app.voting import MIN_LANDMARKS, mean_shape
 
 MAX_NAMES: Final = 8
 """Scans that a line lists; the others are counted."""

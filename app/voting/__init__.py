@@ -20,7 +20,6 @@ is.
 votes          Field -> Votes, or rows of votes
 reference      what is computed there, in plain torch: compiled code is tested against it
 peaks, modes   Votes -> peaks of sparse cells -> Modes
-similarity     Umeyama's fit, Procrustes analysis
 constellation  Modes -> the mode of each landmark that agrees with the mean shape
 landmarks      Modes -> Landmarks: position, presence, confidence
 readout        the grid that votes point into, and how modes are read
@@ -47,20 +46,13 @@ from app.voting.heatmaps import aggregate, kernel_of
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
-from app.voting.similarity import (
-    MIN_LANDMARKS,
-    SCALE_BOUNDS,
-    Similarity,
-    fit_similarity,
-    mean_shape,
-)
 from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes, launch_filter
 
 __all__ = [
-    "MIN_LANDMARKS", "SCALE_BOUNDS", "VOTES_FORMATS", "Archive", "Candidate", "GridFrame",
+    "VOTES_FORMATS", "Archive", "Candidate", "GridFrame",
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows", "Shape",
-    "Similarity", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
+    "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
     "concat_votes", "count_array_bytes", "filter_in_blocks", "filter_rows", "filter_votes",
-    "fit_constellation", "fit_similarity", "kernel_of", "launch_filter", "locate", "make_field",
-    "make_readout", "mean_shape", "read_archive", "write_heatmaps", "write_volumes",
+    "fit_constellation", "kernel_of", "launch_filter", "locate", "make_field",
+    "make_readout", "read_archive", "write_heatmaps", "write_volumes",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from app.voting.similarity import MIN_LANDMARKS, SCALE_BOUNDS, Similarity, fit_similarity
+from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS, Similarity, fit_similarity
 
 SAMPLES: Final = 1024
 """Triples drawn. With a third of the modes right, 1 in 27 triples is: some 20 of the kept half."""

@@ -47,10 +47,10 @@ from jaxtyping import Bool, Float64
 
 from app.geometry import transform
 from app.model import LandmarkSpec
+from app.shapes import MIN_LANDMARKS
 from app.voting.constellation import Constellation, Shape, fit_constellation
 from app.voting.modes import Modes, drop_padding, find_modes
 from app.voting.readout import GridFrame, Readout
-from app.voting.similarity import MIN_LANDMARKS
 from app.voting.votes import Votes
 
 MIN_RELATIVE_MASS: Final = 0.25

@@ -11,9 +11,9 @@ from app.geometry import Points, transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
+from app.shapes import fit_similarity
 from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
-from app.voting.similarity import fit_similarity
 from tests.support.skulls import (
     BRAINS,
     MODEL,

@@ -1,9 +1,11 @@
 """The service as a process: real sockets, real signals, exit codes."""
 
+import json
 import shutil
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -263,3 +265,20 @@ def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup
 def test_port_in_use_ends_the_process_with_an_error(models: Path, service: ServiceProcess) -> None:
     with pytest.raises(AssertionError, match="exit code 3"):
         ServiceProcess(models, PORT=str(service.port))
+
+
+def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
+    program = "from app.server.process import serve\nraise SystemExit(serve())"
+    environment = {"LANDMARKD_MODELS_DIR": str(tmp_path / "nowhere"), "LANDMARKD_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    (failure,) = [line for line in lines if line["level"] == "error"]
+    assert "expected a folder of models, 'nowhere' is none" in failure["reason"]
+    assert str(tmp_path) not in done.stderr

@@ -22,6 +22,7 @@ from numpy.testing import assert_allclose
 from app.api.dependencies import hash_key
 from app.inference.detector import Detector
 from app.inference.load import load_checked
+from app.io import markups_json
 from app.io.volume import read_volume
 from app.model.selfcheck import write_selfcheck
 from app.voting.votes import Votes
@@ -78,6 +79,10 @@ def folder(tmp_path: Path, notebook: dict[str, Any]) -> Path:
     (tmp_path / "scans" / "one.nii.gz").write_bytes(scan)
     (tmp_path / "landmarks").mkdir()
     (tmp_path / "landmarks" / "one.csv").write_text("name,x,y,z\n1,9.0,10.0,8.0\n")
+    (tmp_path / "found").mkdir()
+    shape = np.random.default_rng(2).uniform(-9, 9, (6, 3))
+    for name in "abc":
+        (tmp_path / "found" / f"{name}.mrk.json").write_text(markups_json(list("123456"), shape))
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "votes.npz").symlink_to(notebook["folder"] / "votes.npz")
     return tmp_path
@@ -157,6 +162,20 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
 def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:
     variables = run_python(README, folder, service.url)
     assert len(variables["answer"].landmarks) == 45
+
+
+def test_page_on_python_registers_two_scans(service: ServiceProcess, tmp_path: Path) -> None:
+    variables = run_python(DOCS / "python.md", tmp_path, service.url)
+    fit = variables["fit"]
+    assert_allclose(fit.fixed_to_moving, variables["motion"], atol=0.01)
+    assert len(fit.residual_mm) == 5
+    assert fit.rms_mm <= fit.left_out_mm < 0.1
+    assert (tmp_path / "after_to_before.tfm").exists()
+
+
+def test_page_on_morphometrics_finds_components(folder: Path) -> None:
+    variables = run_python(DOCS / "morphometrics.md", folder)
+    assert variables["space"].specimens == ("a", "b", "c")
 
 
 def test_readme_shows_the_answer_for_a_scan_that_no_weight_was_trained_on(

@@ -146,7 +146,11 @@ def get_openapi(request: Request) -> Response:
 def get_docs(request: Request) -> Response:
     """Show all calls in Swagger UI, if it is installed: nothing is loaded from other hosts."""
     if "swagger-ui.js" not in page_files():
-        raise HTTPException(404)
+        raise HTTPException(
+            404,
+            "expected Swagger UI, which pip install 'landmarkd[page]' brings; /openapi.json lists "
+            "every call, and the page docs/http.md explains them",
+        )
     docs = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=request.app.title,

@@ -8,8 +8,7 @@ check_data      all checks of a data set together
 check_frames    points outside their scan, and the mistake about frames that explains them
 check_labels    different spellings of one landmark, rare landmarks, points placed twice
 check_shapes    misplaced and swapped landmarks, odd sizes and poses
-robust_shape    the median constellation, and each landmark's distance from it
-symmetry        which landmarks are mirror images of each other; mirrored specimens
+mirror          mirror images of specimens
 split           which specimens are held out for validation
 folds           which specimens are held out together in cross-validation
 ==============  =================================================================================

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from app.io import SCAN_SUFFIXES
+from app.shapes import RobustShape, estimate_robust_shape
 from app.training.data.check_frames import check_frames
 from app.training.data.check_labels import check_labels, normalise_label
 from app.training.data.check_shapes import check_shapes
 from app.training.data.issues import Issue, count_issues, shorten
-from app.training.data.robust_shape import RobustShape, estimate_robust_shape
 from app.training.data.specimens import DataFiles, SpecimenFiles, list_files
 from app.training.data.summary import SpecimenSummary, summarise
 

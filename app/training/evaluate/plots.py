@@ -1,40 +1,15 @@
-"""Outcomes -> plots, as self-contained SVG.
+"""Outcomes -> plots, as self-contained SVG."""
 
-Blue and orange are distinguishable for the colour-blind, and every marker has its own form, too.
-Backgrounds are transparent and text is mid-grey, to suit light and dark pages.
-"""
-
-import io
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from app.geometry import spacing_of, transform
 from app.io import Volume
+from app.report import BLUE, GREY, ORANGE, make_figure, write_svg
 from app.training.evaluate.metrics import errors_mm, group
 from app.training.evaluate.outcomes import Outcome
-
-BLUE: Final = "#3d8fd1"
-ORANGE: Final = "#e08214"
-GREY: Final = "#808080"
-"""Has a contrast of about 4:1 both to white and to black."""
-
-STYLE: Final[Any] = {
-    "svg.hashsalt": "landmarkd",  # reproducible files
-    "font.size": 9,
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.titlecolor": GREY,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 VIEW_VOXELS: Final = 24
 """Half the edge of a view of a large error, unless the error is larger."""
@@ -46,7 +21,7 @@ MAX_LABELS: Final = 60
 def plot_errors(outcomes: Sequence[Outcome]) -> str:
     """Plot the errors of each landmark as dots, with a bar at the median."""
     groups = group(outcomes, lambda outcome: outcome.landmark)
-    figure, axes = _figure(max(6.0, min(14.0, 0.22 * len(groups) + 1)), 3.2)
+    figure, (axes,) = make_figure(max(6.0, min(14.0, 0.22 * len(groups) + 1)), 3.2)
     for x, members in enumerate(groups.values()):
         mm = errors_mm(members)
         axes.plot(np.full(len(mm), x), mm, "o", ms=3, mfc="none", color=BLUE, alpha=0.8)
@@ -57,26 +32,26 @@ def plot_errors(outcomes: Sequence[Outcome]) -> str:
     axes.set_xlabel("landmark (orange bar: median)")
     axes.set_ylabel("error in mm")
     axes.set_ylim(bottom=0)
-    return _svg(figure)
+    return write_svg(figure)
 
 
 def plot_success(outcomes: Sequence[Outcome]) -> str:
     """Plot which share of present landmarks was placed within each distance."""
     mm = np.sort(errors_mm(outcomes))
     present = max(1, sum(outcome.present for outcome in outcomes))
-    figure, axes = _figure(5.0, 3.2)
+    figure, (axes,) = make_figure(5.0, 3.2)
     axes.step(np.r_[0, mm], 100 * np.arange(len(mm) + 1) / present, where="post", color=BLUE)
     axes.set_xlim(0, max(1e-3, 1.3 * float(np.percentile(mm, 99)) if mm.size else 1.0))
     axes.set_ylim(0, 101)
     axes.set_xlabel("within this distance of the truth, mm")
     axes.set_ylabel("share of present landmarks, %")
     axes.grid(alpha=0.25)
-    return _svg(figure)
+    return write_svg(figure)
 
 
 def plot_confidence(outcomes: Sequence[Outcome]) -> str:
     """Plot confidence against error; absent landmarks have a line of their own."""
-    figure, axes = _figure(5.0, 3.2)
+    figure, (axes,) = make_figure(5.0, 3.2)
     for detected, form, colour in ((True, "o", BLUE), (False, "^", ORANGE)):
         some = [
             outcome
@@ -98,7 +73,7 @@ def plot_confidence(outcomes: Sequence[Outcome]) -> str:
     axes.set_xlabel("confidence")
     axes.set_ylabel("error in mm")
     axes.legend(loc="upper right", fontsize=8, labelcolor=GREY, framealpha=0.0)
-    return _svg(figure)
+    return write_svg(figure)
 
 
 def plot_in_scan(outcome: Outcome, volume: Volume) -> str:
@@ -111,9 +86,7 @@ def plot_in_scan(outcome: Outcome, volume: Volume) -> str:
     spacing = spacing_of(volume.affine)
     # The same length in mm along every axis, and at least that many voxels along the coarsest.
     reach_mm = max(VIEW_VOXELS * float(spacing.min()), 1.3 * outcome.error_mm)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.6, 2.5), layout="constrained")
-        views = figure.subplots(1, 3)
+    figure, views = make_figure(6.6, 2.5, columns=3)
     centre = np.clip(np.rint(true), 0, np.array(volume.voxels.shape) - 1).astype(int)
     for axis, axes in enumerate(views):
         x, y = (other for other in range(3) if other != axis)
@@ -135,24 +108,10 @@ def plot_in_scan(outcome: Outcome, volume: Volume) -> str:
         axes.set_xlabel(f"{'ijk'[x]}, at {'ijk'[axis]} = {centre[axis]}")
         axes.set_ylabel("ijk"[y])
     views[0].legend(loc="upper left", fontsize=7, labelcolor="#ffffff", framealpha=0.0)
-    return _svg(figure)
+    return write_svg(figure)
 
 
 def _extent(first: np.ndarray, shape: tuple[int, ...]) -> tuple[float, float, float, float]:
     """Return the outer edges of an image: half a voxel beyond the centres."""
     left, bottom = (float(n) - 0.5 for n in first)
     return left, left + shape[0], bottom, bottom + shape[1]
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots()
-
-
-def _svg(figure: Figure) -> str:
-    """Render a figure as SVG, with its images inside."""
-    file = io.StringIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return file.getvalue()

@@ -1,6 +1,5 @@
 """Outcomes -> one self-contained HTML page."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -12,6 +11,7 @@ import numpy as np
 from app.errors import LandmarkdError
 from app.io import read_volume
 from app.model import LoadedModel
+from app.report import make_page, make_picture, make_table
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.leakage import describe_leaked
 from app.training.evaluate.metrics import measure_coverage, measure_presence
@@ -21,18 +21,6 @@ from app.training.evaluate.tables import HEADINGS, MEANINGS, UNKNOWN, sections
 
 SHOWN_ERRORS: Final = 6
 """How many of the largest errors are shown in their scans."""
-
-STYLE: Final = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-size: 0.85rem; display: block; overflow-x: auto; }
-th, td { padding: 0.15rem 0.6rem; text-align: right; border-bottom: 1px solid #8886; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; }
-.row { display: flex; flex-wrap: wrap; gap: 1rem; }
-figure { margin: 0 0 1rem; }
-figcaption { font-size: 0.85rem; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +68,21 @@ def write_report(
         *([f"<p><strong>{escape(warning)}</strong></p>"] if warning else []),
         _tables(outcomes, header),
         "<h2>Errors</h2>",
-        _picture(plot_errors(outcomes), "Error of each landmark"),
+        make_picture(plot_errors(outcomes), "Error of each landmark"),
         '<div class="row">',
-        _picture(plot_success(outcomes), "Share placed within a distance"),
-        _picture(plot_confidence(outcomes), "Confidence against error"),
+        make_picture(plot_success(outcomes), "Share placed within a distance"),
+        make_picture(plot_confidence(outcomes), "Confidence against error"),
         "</div>",
         *_largest_errors(outcomes, specimens),
     ]
-    title = f"{escape(header.title)}: evaluation"
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
-    path.write_text(page, encoding="utf-8")
+    path.write_text(make_page(f"{header.title}: evaluation", parts), encoding="utf-8")
 
 
 def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:
     """Write the metrics of all and of each fold, and the others' folded away."""
     labels = {("scan", name): f"{name} (trained on)" for name in header.leaked}
     tables = {
-        title: _table(
+        title: make_table(
             (title, *(heading.replace("_", " ") for heading in HEADINGS)),
             [(labels.get((title, name), name), *cells.values()) for name, cells in rows.items()],
         )
@@ -105,7 +90,7 @@ def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:
     }
     counts = measure_presence(outcomes)
     unknown = f"<p>{UNKNOWN.format(counts.unknown)}.</p>" if counts.unknown else ""
-    presence = _table(
+    presence = make_table(
         ("status", "of present", "of absent"),
         [(name, str(present), str(absent)) for name, (present, absent) in counts.statuses.items()],
     )
@@ -117,14 +102,6 @@ def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:
         f"<details><summary>By scan</summary>{tables['scan']}</details>"
         f"<details><summary>By landmark</summary>{tables['landmark']}</details>"
     )
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(word)}</th>" for word in headings)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _largest_errors(outcomes: Sequence[Outcome], specimens: Sequence[SpecimenFiles]) -> list[str]:
@@ -141,14 +118,5 @@ def _largest_errors(outcomes: Sequence[Outcome], specimens: Sequence[SpecimenFil
             volume = read_volume(scans[outcome.scan].read_bytes())
         except (LandmarkdError, OSError):  # It has been removed since it was measured.
             continue
-        parts.append(_picture(plot_in_scan(outcome, volume), caption))
+        parts.append(make_picture(plot_in_scan(outcome, volume), caption))
     return [*parts, "</div>"]
-
-
-def _picture(svg: str, caption: str) -> str:
-    data = base64.b64encode(svg.encode()).decode()
-    words = escape(caption)
-    return (
-        f'<figure><img alt="{words}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{words}</figcaption></figure>"
-    )

@@ -15,8 +15,8 @@ from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
 from app.inference import pose_of
 from app.model import load_shape, read_manifest
+from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.training.data.specimens import Specimen
-from app.voting import MIN_LANDMARKS, fit_similarity
 
 
 def upright(mean: Points) -> Points:

@@ -24,9 +24,9 @@ from app.geometry import Points, scaling, spacing_of, transform, translation
 from app.inference import Detector, load_checked
 from app.io import Volume, markups_json, read_volume
 from app.preprocessing import index_grid, sample_at
+from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
 from app.training.data.specimens import landmark_names, pair_files, read_points
 from app.training.fit.augment import random_rotation
-from app.voting import MIN_LANDMARKS, Similarity, fit_similarity
 
 POSES: Final = 8
 """Random poses of each scan; the errors of a network in them are nearly independent."""

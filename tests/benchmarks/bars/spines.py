@@ -14,10 +14,10 @@ from app.geometry import Points
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import Volume, read_landmarks
+from app.shapes import fit_similarity, mean_shape
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import errors_mm, measure_coverage
 from app.training.evaluate.outcomes import Outcome, compare
-from app.voting import fit_similarity, mean_shape
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import real_scans
 from tests.support.spines import (

@@ -92,7 +92,9 @@ def test_page_without_niivue_has_no_viewer(client: TestClient) -> None:
     assert 'data-viewer="absent"' in client.get("/").text
     assert client.get("/page/niivue.js").status_code == 404
     # Not from elsewhere, either.
-    assert client.get("/docs").status_code == 404
+    docs = client.get("/docs")
+    assert docs.status_code == 404
+    assert "pip install 'landmarkd[page]'" in docs.json()["detail"]
 
 
 def test_niivue_is_exported_from_its_bundle_or_counts_as_absent(

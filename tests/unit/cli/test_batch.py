@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.cli.scan_files import read_scan
 from tests.support.services import toy_models, toy_scan
 
 LANDMARKS = 3
@@ -112,3 +113,45 @@ def test_a_run_that_answers_nothing_leaves_the_table_that_is_there(
     result = run("detect", scans, "-o", table, "-m", "none", "--models-dir", models, *resume)
     assert result.exit_code != 0
     assert table.read_bytes() == before
+
+
+@pytest.mark.parametrize("output", ["all.csv", "out"])
+def test_ctrl_c_keeps_what_was_answered_and_says_how_to_go_on(
+    models: Path, scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    def read_until_two(path: Path) -> bytes:
+        if path.name == "two.nii":
+            raise KeyboardInterrupt
+        return read_scan(path)
+
+    words = ("detect", scans, "-o", tmp_path / output, "--models-dir", models)
+    with monkeypatch.context() as patch:
+        patch.setattr("app.cli.batch.read_scan", read_until_two)
+        stopped = run(*words)
+    assert stopped.exit_code == 130
+    assert "2 scans, " in stopped.output
+    assert "interrupted; --resume goes on from here" in stopped.output
+    resumed = run(*words, "--resume")
+    assert resumed.exit_code == 0
+    # The last scan of a table is done again: its rows may have been cut off.
+    assert f"{2 if output == 'all.csv' else 1} scans, " in resumed.output
+    if output == "all.csv":
+        assert len(read(tmp_path / output)) == 3 * LANDMARKS
+    else:
+        assert len(list((tmp_path / output).iterdir())) == 3
+
+
+def test_answers_to_links_have_the_names_of_the_links(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    """As git-annex and DataLad keep scans: under names made of their content."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("one", "two"):
+        (links / f"sub-{name}.nii").symlink_to(scans / f"{name}.nii")
+    result = run("detect", links, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "sub-one.json",
+        "sub-two.json",
+    ]

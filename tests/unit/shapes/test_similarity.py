@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from app.voting.similarity import fit_similarity, mean_shape
+from app.shapes import fit_similarity, mean_shape
 from tests.support.synthetic import SHAPE_LANDMARKS as LANDMARKS
 from tests.support.synthetic import make_shape, make_subject
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import Points, PointSet
-from app.voting import MIN_LANDMARKS, Similarity, fit_similarity
+from app.shapes.similarity import MIN_LANDMARKS, Similarity, fit_similarity
 
 MAX_CANDIDATES: Final = 12
 """Specimens tried as the initial shape; most are right, so the best one is."""

@@ -6,8 +6,9 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from app.geometry import transform
+from app.shapes import find_partners
+from app.training.data.mirror import mirror, with_mirror_images
 from app.training.data.specimens import Specimen
-from app.training.data.symmetry import find_partners, mirror, with_mirror_images
 
 
 def symmetric_shape(seed: int) -> np.ndarray:

@@ -1,20 +1,12 @@
-"""Which landmark is which other one's mirror image, and mirrored specimens.
+"""Which landmark is which other one's mirror image: most bodies are alike on both sides."""
 
-Most bodies are alike on both sides. A scan and its mirror image are then two subjects to train on,
-if left and right landmarks swap their names.
-"""
-
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
-from scipy.optimize import linear_sum_assignment
 
 from app.geometry import Points
-from app.training.data.specimens import Specimen
-from app.voting import Similarity, fit_similarity
+from app.shapes.similarity import Similarity, fit_similarity
 
 PLANES: Final = 48
 """Initial planes of symmetry; fitting turns them by some ten degrees."""
@@ -58,40 +50,15 @@ def find_partners(mean: Points) -> Int64[np.ndarray, " landmarks"] | None:
     return partners
 
 
-def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Specimen:
-    """Return the mirror image of a specimen; it shares the voxels.
-
-    Args:
-        specimen: The scan and its landmarks.
-        partners: As ``find_partners`` returns them.
-
-    Returns:
-        The scan with its world's x axis reversed; landmarks without a partner are NaN.
-    """
-    flip = np.diag([-1.0, 1.0, 1.0, 1.0])
-    points = specimen.points[partners] * (-1.0, 1.0, 1.0)
-    points[partners < 0] = np.nan
-    return replace(specimen, to_world=flip @ specimen.to_world, points=points)
-
-
-def with_mirror_images(specimens: Sequence[Specimen], mean: Points) -> tuple[Specimen, ...]:
-    """Add the mirror image of every specimen.
-
-    Raises:
-        ValueError: The mean shape is not symmetric.
-    """
-    partners = find_partners(mean)
-    if partners is None:
-        raise ValueError("expected landmarks that are alike on both sides, found no symmetry")
-    return (*specimens, *(mirror(specimen, partners) for specimen in specimens))
-
-
 Match = tuple[Similarity, Int64[np.ndarray, " n"], Points]
 """The fit of a mirror image to the points, each point's match, and the image."""
 
 
 def _match(image: Points, points: Points) -> Match:
     """Match a mirror image with the points by alternating assignment and robust rigid fit."""
+    # An extra: the service, which looks for no symmetry, does without.
+    from scipy.optimize import linear_sum_assignment
+
     fit = Similarity(np.ones(()), np.eye(3), np.zeros(3))
     for _ in range(ROUNDS):
         square = ((fit.apply(image)[:, None] - points[None]) ** 2).sum(axis=2)

@@ -1,0 +1,63 @@
+"""``landmarkd export``: the landmarks of many scans for programs of geometric morphometrics."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final, Literal, get_args
+
+import typer
+from rich.console import Console
+
+from app.errors import BadParameter, StartupError
+from app.shapes import COHORT_FORMATS, Cohort, read_cohort, write_shape_report
+
+FormatName = Literal["tps", "morphologika", "nts", "csv"]
+FORMAT_NAMES: Final = ", ".join(get_args(FormatName))
+SUFFIXES: Final[dict[str, FormatName]] = {".tps": "tps", ".nts": "nts", ".csv": "csv"}
+REPORT_NEEDS: Final = ("matplotlib", "scipy")
+
+
+def export(
+    answers: Annotated[
+        Path,
+        typer.Argument(
+            help="What landmarkd detect wrote of many scans: a folder of files, or one table."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File; default: standard output.")
+    ] = None,
+    format_: Annotated[
+        FormatName | None, typer.Option("--format", help="Default: by the suffix of -o.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a report on the shapes, their scores and their mean."),
+    ] = None,
+) -> None:
+    """Export the landmarks of many scans for geometric morphometrics, and report on their shapes.
+
+    Missing points stay missing: NA, or in NTS the number that its first line names.
+    """
+    name = format_ or (SUFFIXES.get(output.suffix) if output else None)
+    if name is None and (output is not None or report is None):
+        raise BadParameter(f"--format: expected one of {FORMAT_NAMES}, got none")
+    cohort = read_cohort(answers)
+    console = Console(stderr=True, highlight=False)
+    if name is not None:
+        text = COHORT_FORMATS[name](cohort)
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            output.write_text(text, encoding="utf-8")
+    if report is not None:
+        _report(cohort, report)
+        console.print(f"wrote {report / 'report.html'}", markup=False)
+    counts = f"{len(cohort.specimens)} specimens, {len(cohort.landmarks)} landmarks"
+    console.print(f"{counts}, {cohort.count_missing()} points missing", markup=False)
+
+
+def _report(cohort: Cohort, folder: Path) -> None:
+    missing = [name for name in REPORT_NEEDS if find_spec(name) is None]
+    if missing:
+        raise StartupError(f"--report needs {', '.join(missing)}: pip install 'landmarkd[train]'")
+    write_shape_report(cohort, folder)

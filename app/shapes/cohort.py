@@ -1,0 +1,103 @@
+"""Landmark files of many specimens -> one array, in which what is missing stays missing."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+from pydantic import ValidationError
+
+from app.errors import BadParameter
+from app.io import LandmarksAnswer, RasPoint, is_landmark_file, landmark_stem, read_landmarks
+
+ANSWER_SUFFIX = ".json"
+Specimen = tuple[str, Mapping[str, RasPoint]]
+"""Name, and position in mm, RAS, of each landmark by name; NaN where it is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """The landmarks of several specimens.
+
+    Attributes:
+        specimens: Names of the specimens.
+        landmarks: Names of all landmarks that any of them lists.
+        points: Positions in mm, RAS of each specimen's own scan; NaN where missing.
+    """
+
+    specimens: tuple[str, ...]
+    landmarks: tuple[str, ...]
+    points: Float64[np.ndarray, "specimens landmarks 3"]
+
+    def count_missing(self) -> int:
+        """Count the points that are missing."""
+        return int((~np.isfinite(self.points).all(axis=2)).sum())
+
+
+def read_cohort(path: Path) -> Cohort:
+    """Read the landmarks of many specimens.
+
+    Args:
+        path: What ``landmarkd detect`` wrote of many scans: a folder of landmark files or of
+            answers in JSON, named after their scans, or one table of all.
+
+    Returns:
+        The specimens by name, the landmarks in the order in which they are first listed.
+
+    Raises:
+        BadParameter: There is no such thing, a file cannot be read, or two have one name.
+    """
+    found: dict[str, Mapping[str, RasPoint]] = {}
+    for name, points in _read_table(path) if path.is_file() else _read_folder(path):
+        if name in found:
+            raise BadParameter(f"expected each specimen once, got {name} twice in {path}")
+        found[name] = points
+    if not found:
+        raise BadParameter(f"expected landmark files or a table of them, found none in {path}")
+    names = dict.fromkeys(name for points in found.values() for name in points)
+    missing = np.full(3, np.nan)
+    stack = [[points.get(name, missing) for name in names] for points in found.values()]
+    return Cohort(tuple(found), tuple(names), np.array(stack, dtype=np.float64))
+
+
+def _read_folder(folder: Path) -> Iterator[Specimen]:
+    if not folder.is_dir():
+        raise BadParameter(f"expected a folder of landmark files, or a table, got {folder}")
+    for path in sorted(folder.iterdir()):
+        try:
+            if is_landmark_file(path):
+                yield landmark_stem(path), read_landmarks(path, undefined=True)
+            elif path.name.endswith(ANSWER_SUFFIX):
+                answer = LandmarksAnswer.model_validate_json(path.read_bytes())
+                yield path.name.removesuffix(ANSWER_SUFFIX), dict(_positions(answer))
+        except ValidationError:
+            raise BadParameter(f"{path.name}: expected an answer of landmarkd, got none") from None
+        except (ValueError, OSError) as error:
+            raise BadParameter(f"{path.name}: {error}") from error
+
+
+def _positions(answer: LandmarksAnswer) -> Iterable[tuple[str, RasPoint]]:
+    for landmark in answer.landmarks:
+        yield landmark.name, np.array(landmark.ras_mm or (np.nan,) * 3)
+
+
+def _read_table(path: Path) -> Iterator[Specimen]:
+    """Read a table with a row for each landmark of each scan."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        axes = ("ras_x_mm", "ras_y_mm", "ras_z_mm")
+        if not {"scan", "label", *axes} <= set(rows.fieldnames or ()):
+            raise BadParameter(f"expected a table with columns scan, label, {', '.join(axes)}")
+        specimens: dict[str, dict[str, RasPoint]] = {}
+        for row in rows:
+            try:
+                point = np.array([float(row[axis] or "nan") for axis in axes])
+            except (TypeError, ValueError):
+                raise BadParameter(f"{path.name}, line {rows.line_num}: not a number") from None
+            points = specimens.setdefault(row["scan"], {})
+            if row["label"] in points:
+                raise BadParameter(f"{path.name}: {row['scan']} lists {row['label']} twice")
+            points[row["label"]] = point
+    yield from specimens.items()

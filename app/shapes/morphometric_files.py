@@ -1,0 +1,86 @@
+"""A cohort -> files of programs for geometric morphometrics: TPS, Morphologika, NTS, CSV.
+
+Coordinates are in mm, RAS of each scan. A missing point is NA, as geomorph reads it; in NTS it is a
+number that the first line names, as in NTSYS.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from app.shapes.cohort import Cohort
+
+NTS_MISSING: Final = -9999
+"""No scan reaches ten metres."""
+
+NOT_IN_LABELS: Final = re.compile(r"[^\w.+-]+")
+"""Spaces end a label, and quotation marks a file."""
+
+
+def write_tps(cohort: Cohort) -> str:
+    """Write a TPS file."""
+    lines = []
+    for name, points in zip(cohort.specimens, cohort.points, strict=True):
+        lines += [f"LM3={len(cohort.landmarks)}", *map(_row, points), f"ID={_label(name)}"]
+    return "\n".join([*lines, ""])
+
+
+def write_morphologika(cohort: Cohort) -> str:
+    """Write a Morphologika file."""
+    names = [_label(name) for name in cohort.specimens]
+    lines = [
+        *("[individuals]", str(len(names))),
+        *("[landmarks]", str(len(cohort.landmarks))),
+        *("[dimensions]", "3"),
+        *("[names]", *names),
+        "[rawpoints]",
+    ]
+    for name, points in zip(names, cohort.points, strict=True):
+        lines += [f"'{name}", *map(_row, points)]
+    return "\n".join([*lines, ""])
+
+
+def write_nts(cohort: Cohort) -> str:
+    """Write an NTSYS file, a row for each specimen."""
+    columns = [f"{_label(name)}_{axis}" for name in cohort.landmarks for axis in "xyz"]
+    missing = f"1 {NTS_MISSING}" if np.isnan(cohort.points).any() else "0"
+    flat = np.nan_to_num(cohort.points, nan=NTS_MISSING).reshape(len(cohort.specimens), -1)
+    lines = [
+        f"1 {len(cohort.specimens)}L {len(columns)}L {missing} DIM=3",
+        " ".join(map(_label, cohort.specimens)),
+        " ".join(columns),
+        *map(_row, flat),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def write_csv(cohort: Cohort) -> str:
+    """Write a CSV file, a row for each specimen."""
+    columns = [f"{name}_{axis}" for name in cohort.landmarks for axis in "xyz"]
+    flat = cohort.points.reshape(len(cohort.specimens), -1)
+    rows = [[name, *map(_number, row)] for name, row in zip(cohort.specimens, flat, strict=True)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["specimen", *columns], *rows])
+    return text.getvalue()
+
+
+COHORT_FORMATS: Final[Mapping[str, Callable[[Cohort], str]]] = MappingProxyType(
+    {"tps": write_tps, "morphologika": write_morphologika, "nts": write_nts, "csv": write_csv}
+)
+
+
+def _label(name: str) -> str:
+    return NOT_IN_LABELS.sub("_", name)
+
+
+def _row(numbers: Iterable[float]) -> str:
+    return " ".join(map(_number, numbers))
+
+
+def _number(value: float) -> str:
+    return "NA" if np.isnan(value) else f"{value:.6f}"

@@ -1,0 +1,169 @@
+"""Landmarks of two scans -> the transform between them, and its file.
+
+Each pair of landmarks is weighted by how exactly both are known: their calibrated 95 % regions.
+Files are ITK transforms, as registrations write them: they map points of the fixed scan to the
+moving one, in mm, LPS. ITK and ANTs resample the moving scan onto the fixed one by such a file, and
+3D Slicer, which inverts it as it reads it, moves nodes of the moving scan onto the fixed one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from app.errors import BadParameter
+from app.geometry import LPS_FROM_RAS, Affine, Points, transform
+from app.io import LandmarksAnswer, RasPoint
+from app.measurements import REGION95_SIGMAS
+from app.shapes.similarity import fit_similarity
+
+Kind = Literal["rigid", "similarity", "affine"]
+Landmarks = LandmarksAnswer | Mapping[str, RasPoint]
+"""An answer, or positions in mm, RAS, by name, as ``read_landmarks`` returns them."""
+
+MIN_PAIRS: Final[Mapping[Kind, int]] = {"rigid": 3, "similarity": 3, "affine": 4}
+FLAT: Final = 1e-3
+"""Extent along an axis, over the largest one, from which points count as lying in a plane or on a
+line: no rotation about a line is known, and no affine map across a plane."""
+
+Fit = Callable[[Points, Points, Float64[np.ndarray, " n"]], Affine]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A transform fitted to two sets of landmarks.
+
+    Attributes:
+        kind: What it may do.
+        fixed_to_moving: Maps mm, RAS, of the fixed scan to mm, RAS, of the moving one.
+        residual_mm: Distance of each fitted landmark from its partner, by name, in the moving scan.
+        rms_mm: Root mean square of these, weighted as the fit.
+        left_out_mm: The same of each landmark in a fit without it: what to expect of other points
+            among these. Infinite where too few are left.
+    """
+
+    kind: Kind
+    fixed_to_moving: Affine
+    residual_mm: Mapping[str, float]
+    rms_mm: float
+    left_out_mm: float
+
+    def write(self, path: Path) -> None:
+        """Write an ITK transform file (``.tfm`` or ``.txt``), LPS."""
+        matrix = LPS_FROM_RAS @ self.fixed_to_moving @ LPS_FROM_RAS
+        numbers = [*matrix[:3, :3].ravel().tolist(), *matrix[:3, 3].tolist()]
+        text = (
+            "#Insight Transform File V1.0\n#Transform 0\nTransform: AffineTransform_double_3_3\n"
+            f"Parameters: {' '.join(map(repr, numbers))}\nFixedParameters: 0 0 0\n"
+        )
+        path.write_text(text, encoding="ascii")
+
+
+def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Registration:
+    """Fit the transform between the landmarks that two scans share.
+
+    Args:
+        moving: Those of the scan to be moved.
+        fixed: Those of the scan it is moved onto.
+        kind: ``rigid`` for one subject, ``similarity`` for two of different size.
+
+    Returns:
+        The fit with the least weighted square error. A landmark without a 95 % region counts as
+        known as exactly as the median one, and all as equally exact if none has one.
+
+    Raises:
+        BadParameter: They share too few landmarks, or these lie on a line or, for an affine map,
+            in a plane.
+    """
+    here, there = _positions(fixed), _positions(moving)
+    names = [name for name in here if name in there]
+    if len(names) < MIN_PAIRS[kind]:
+        raise BadParameter(f"expected {MIN_PAIRS[kind]} common landmarks, got {len(names)}")
+    source, target = (np.array([each[name] for name in names]) for each in (here, there))
+    for points in (source, target):
+        _check_extent(points, kind)
+    weight = 1 / (_variance(fixed, names) + _variance(moving, names))
+    fit = _FITS[kind]
+    affine = fit(source, target, weight)
+    residual = _distances(affine, source, target)
+    return Registration(
+        kind=kind,
+        fixed_to_moving=affine,
+        residual_mm=dict(zip(names, residual.tolist(), strict=True)),
+        rms_mm=_rms(residual, weight),
+        left_out_mm=_rms(_leave_out(fit, source, target, weight, MIN_PAIRS[kind]), weight),
+    )
+
+
+def _positions(landmarks: Landmarks) -> dict[str, RasPoint]:
+    if isinstance(landmarks, LandmarksAnswer):
+        return {
+            one.name: np.array(one.ras_mm) for one in landmarks.landmarks if one.ras_mm is not None
+        }
+    return dict(landmarks)
+
+
+def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n"]:
+    """Return the variance of each landmark along an axis, in mm²; up to a factor if unknown."""
+    regions = np.full(len(names), np.nan)
+    if isinstance(landmarks, LandmarksAnswer):
+        known = {one.name: one.region95_mm for one in landmarks.landmarks}
+        regions = np.array([known[name] or np.nan for name in names])
+    median = float(np.nanmedian(regions)) if np.isfinite(regions).any() else 1.0
+    return np.asarray((np.nan_to_num(regions, nan=median) / REGION95_SIGMAS) ** 2)
+
+
+def _check_extent(points: Points, kind: Kind) -> None:
+    extent = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
+    axes, what = (3, "in a plane") if kind == "affine" else (2, "on a line")
+    if not extent[axes - 1] > FLAT * extent[0]:
+        raise BadParameter(f"expected landmarks that do not lie {what}, got {len(points)} that do")
+
+
+def _fit_similar(bounds: tuple[float, float]) -> Fit:
+    def fit(source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
+        found = fit_similarity(source, target, weight, bounds)
+        affine = np.eye(4)
+        affine[:3, :3], affine[:3, 3] = found.scale * found.rotation, found.translation
+        return affine
+
+    return fit
+
+
+def _fit_affine(source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
+    root = np.sqrt(weight)[:, None]
+    columns = np.c_[source, np.ones(len(source))]
+    solution = np.linalg.lstsq(root * columns, root * target, rcond=None)[0]
+    return np.asarray(np.r_[solution.T, [[0.0, 0.0, 0.0, 1.0]]])
+
+
+_FITS: Final[Mapping[Kind, Fit]] = {
+    "rigid": _fit_similar((1.0, 1.0)),
+    "similarity": _fit_similar((0.0, np.inf)),
+    "affine": _fit_affine,
+}
+
+
+def _distances(affine: Affine, source: Points, target: Points) -> Float64[np.ndarray, " n"]:
+    return np.asarray(np.linalg.norm(transform(affine, source) - target, axis=1))
+
+
+def _leave_out(
+    fit: Fit, source: Points, target: Points, weight: Float64[np.ndarray, " n"], min_pairs: int
+) -> Float64[np.ndarray, " n"]:
+    """Measure each landmark's distance from where a fit to all others puts it."""
+    if len(source) <= min_pairs:
+        return np.full(len(source), np.inf)
+    errors = []
+    for left_out in range(len(source)):
+        rest = np.arange(len(source)) != left_out
+        affine = fit(source[rest], target[rest], weight[rest])
+        errors.append(_distances(affine, source[~rest], target[~rest])[0])
+    return np.array(errors)
+
+
+def _rms(errors: Float64[np.ndarray, " n"], weight: Float64[np.ndarray, " n"]) -> float:
+    return float(np.sqrt(np.average(errors**2, weights=weight)))

@@ -1,0 +1,122 @@
+"""Names of landmarks that look exchanged, as the other specimens' constellation tells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int64
+
+from app.geometry import Points
+from app.shapes.robust_shape import RobustShape, fit_to, residuals
+from app.shapes.symmetry import find_partners
+
+MAX_SWAPS: Final = 6
+"""Swapped pairs searched for in one scan; with more, all of its names are in doubt."""
+
+MAX_REMAINING_ERROR: Final = 1 / 3
+"""A swap explains two misplaced landmarks if it leaves at most this share of their errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """The landmarks of one scan under an assignment of names that may be wrong.
+
+    Attributes:
+        points: Positions in mm; NaN where there is none.
+        residual_mm: Distance of each from its position in the robust shape.
+    """
+
+    points: Points
+    residual_mm: np.ndarray
+
+    def cost(self, limit_mm: np.ndarray) -> float:
+        """Sum the residuals in units of their limits, each clipped at three."""
+        return float(np.nansum(np.minimum(self.residual_mm / limit_mm, 3.0)))
+
+    def misplaced(self, limit_mm: np.ndarray) -> Int64[np.ndarray, " n"]:
+        """List the landmarks beyond their limit."""
+        return np.flatnonzero(self.residual_mm > limit_mm)
+
+
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """What looks exchanged in one specimen.
+
+    Attributes:
+        sides: Whether the names of left and right do.
+        pairs: Indices of further landmarks that do, two by two.
+        labelling: The landmarks with all that put right.
+    """
+
+    sides: bool
+    pairs: tuple[tuple[int, int], ...]
+    labelling: Labelling
+
+    def describe(self, names: Sequence[str]) -> list[str]:
+        """Say it in words, one line each."""
+        lines = [f"landmarks {names[a]} and {names[b]} look swapped" for a, b in self.pairs]
+        return [*(["the names of left and right look exchanged"] if self.sides else []), *lines]
+
+
+def find_swaps(labelling: Labelling, shape: RobustShape) -> Swaps:
+    """Find landmarks whose names look exchanged.
+
+    Args:
+        labelling: The landmarks of a specimen.
+        shape: The robust shape of all.
+
+    Returns:
+        Those whose exchange puts misplaced landmarks in place.
+    """
+    mirrored = _swap_sides(labelling, shape)
+    labelling = mirrored or labelling
+    pairs: list[tuple[int, int]] = []
+    while len(pairs) < MAX_SWAPS:
+        swap = _best_swap(labelling, shape)
+        if swap is None:
+            break
+        first, second, labelling = swap
+        pairs.append((first, second))
+    return Swaps(mirrored is not None, tuple(pairs), labelling)
+
+
+def _relabel(labelling: Labelling, order: np.ndarray, shape: RobustShape) -> Labelling:
+    """Give each landmark the position of another one; -1 in the order: none."""
+    points = np.where((order >= 0)[:, None], labelling.points[order], np.nan)
+    fit, usable = fit_to(points[None], shape.points)
+    if not usable[0]:
+        return replace(labelling, residual_mm=np.full(len(points), np.inf))
+    return Labelling(points, residuals(points[None], shape.points, fit)[0])
+
+
+def _best_swap(labelling: Labelling, shape: RobustShape) -> tuple[int, int, Labelling] | None:
+    """Find the two landmarks whose swap puts both in place, if there are such."""
+    limit = shape.limit_mm
+    misplaced = labelling.misplaced(limit)
+    before = labelling.cost(limit)
+    best: tuple[int, int, Labelling] | None = None
+    for first, second in ((a, b) for n, a in enumerate(misplaced) for b in misplaced[n + 1 :]):
+        order = np.arange(len(limit))
+        order[[first, second]] = second, first
+        swapped = _relabel(labelling, order, shape)
+        pair = [first, second]
+        remaining = swapped.residual_mm[pair].sum() / labelling.residual_mm[pair].sum()
+        within = bool((swapped.residual_mm[pair] <= limit[pair]).all())
+        explained = remaining <= MAX_REMAINING_ERROR and within
+        if explained and swapped.cost(limit) < (best[2].cost(limit) if best else before):
+            best = int(first), int(second), swapped
+    return best
+
+
+def _swap_sides(labelling: Labelling, shape: RobustShape) -> Labelling | None:
+    """Swap the names of all left and right landmarks; None unless that explains the residuals."""
+    if len(labelling.misplaced(shape.limit_mm)) < 4:
+        return None
+    partners = find_partners(shape.points)
+    if partners is None:
+        return None
+    swapped = _relabel(labelling, partners, shape)
+    before, after = labelling.cost(shape.limit_mm), swapped.cost(shape.limit_mm)
+    known = np.isfinite(swapped.residual_mm).sum() >= 0.5 * np.isfinite(labelling.residual_mm).sum()
+    return swapped if known and after <= MAX_REMAINING_ERROR * before else None

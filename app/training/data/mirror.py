@@ -1,0 +1,43 @@
+"""Mirror images of specimens.
+
+A scan and its mirror image are two subjects to train on, if left and right landmarks swap their
+names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int64
+
+from app.geometry import Points
+from app.shapes import find_partners
+from app.training.data.specimens import Specimen
+
+
+def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Specimen:
+    """Return the mirror image of a specimen; it shares the voxels.
+
+    Args:
+        specimen: The scan and its landmarks.
+        partners: As ``find_partners`` returns them.
+
+    Returns:
+        The scan with its world's x axis reversed; landmarks without a partner are NaN.
+    """
+    flip = np.diag([-1.0, 1.0, 1.0, 1.0])
+    points = specimen.points[partners] * (-1.0, 1.0, 1.0)
+    points[partners < 0] = np.nan
+    return replace(specimen, to_world=flip @ specimen.to_world, points=points)
+
+
+def with_mirror_images(specimens: Sequence[Specimen], mean: Points) -> tuple[Specimen, ...]:
+    """Add the mirror image of every specimen.
+
+    Raises:
+        ValueError: The mean shape is not symmetric.
+    """
+    partners = find_partners(mean)
+    if partners is None:
+        raise ValueError("expected landmarks that are alike on both sides, found no symmetry")
+    return (*specimens, *(mirror(specimen, partners) for specimen in specimens))

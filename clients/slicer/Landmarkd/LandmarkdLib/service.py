@@ -1,0 +1,226 @@
+"""Requests to a landmarkd service, and one of them in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Callable, Iterator
+from urllib.parse import urlencode, urlsplit
+
+PIECE_BYTES = 1 << 18
+"""Sent between two looks at whether the request was cancelled."""
+
+CONNECT_S = 10.0
+SILENCE_S = 600.0
+"""How long the service may say nothing at all, in s."""
+
+OnProgress = Callable[[str, float], None]
+"""Takes what is going on, and the done share of it from 0 to 1; negative if unknown."""
+
+
+class ServiceError(Exception):
+    """The service refused, or there is none; the message is for people."""
+
+
+class Service:
+    """One landmarkd service; an instance serves one request at a time.
+
+    Args:
+        address: Such as ``http://127.0.0.1:8000``; without a scheme it is taken for ``http``.
+        key: Sent with every request; empty if the service needs none.
+
+    Raises:
+        ServiceError: The address is none.
+    """
+
+    def __init__(self, address: str, key: str = "") -> None:
+        address = address.strip().rstrip("/")
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ServiceError(f"expected an address like http://127.0.0.1:8000, got {address!r}")
+        try:
+            self._host, self._port = parts.hostname, parts.port
+        except ValueError:
+            raise ServiceError(f"expected a port from 0 to 65535, got {address!r}") from None
+        secure = parts.scheme == "https"
+        self._kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._address, self._path = address, parts.path
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._cancelled = threading.Event()
+        self._socket: socket.socket | None = None
+
+    def models(self) -> list[str]:
+        """List the models that can be used.
+
+        Raises:
+            ServiceError: There is no service, or it refused.
+        """
+        with self._connection() as connection:
+            connection.request("GET", f"{self._path}/v1/models", headers=self._headers)
+            listed = _json(_accepted(connection).read())["models"]
+        return [model["name"] for model in listed if model["status"] == "ready"]
+
+    def detect(self, scan: Path, model: str, on_progress: OnProgress) -> dict[str, Any]:
+        """Find the landmarks of a scan.
+
+        Args:
+            scan: A file of any format that the service reads.
+            model: Name of the model.
+            on_progress: Called now and then, in this thread.
+
+        Returns:
+            The JSON of the answer.
+
+        Raises:
+            ServiceError: There is no service, or it refused.
+            CancelledError: ``cancel`` was called.
+        """
+        with self._connection() as connection:
+            target = f"{self._path}/v1/landmarks?{urlencode({'model': model})}"
+            connection.putrequest("POST", target)
+            size = scan.stat().st_size
+            own = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            for name, value in {**own, "Accept": "text/event-stream", **self._headers}.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            # Refused in mid-upload: the answer says why, if it can still be read.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._send(connection, scan, size, on_progress)
+            for event, data in _events(_accepted(connection)):
+                self._check()
+                if event == "answer":
+                    return _json(data)
+                if event == "problem":
+                    raise ServiceError(_describe(data))
+                _tell(_json(data), on_progress)
+            self._check()
+        raise ServiceError(f"expected an answer of {self._address}, got half of one")
+
+    def cancel(self) -> None:
+        """Cancel the request, from any thread; the service stops working on it."""
+        self._cancelled.set()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+        """Connect, and say of whatever fails what it means to people."""
+        connection = self._kind(self._host, self._port, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            self._socket = connection.sock
+            self._socket.settimeout(SILENCE_S)
+            self._check()
+            yield connection
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            self._check()
+            raise ServiceError(f"expected a service at {self._address}, got {error!r}") from error
+        finally:
+            self._socket = None
+            connection.close()
+
+    def _send(
+        self, connection: http.client.HTTPConnection, scan: Path, size: int, tell: OnProgress
+    ) -> None:
+        sent = 0
+        with scan.open("rb") as file:
+            for piece in iter(lambda: file.read(PIECE_BYTES), b""):
+                self._check()
+                connection.send(piece)
+                sent += len(piece)
+                tell("sending the scan", sent / size)
+
+
+def _accepted(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    response = connection.getresponse()
+    if response.status != http.HTTPStatus.OK:
+        raise ServiceError(_describe(response.read()) or f"HTTP status {response.status}")
+    return response
+
+
+def _describe(problem: bytes) -> str:
+    """Put a problem+json into words; a proxy's error page is none."""
+    try:
+        found = _json(problem)
+        return f"{found['title']}: {found['detail']}"
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, bytes]]:
+    """Read server-sent events as they come, each of one line of data."""
+    event = ""
+    for line in response:
+        name, _, value = line.rstrip(b"\r\n").partition(b": ")
+        if name == b"event":
+            event = value.decode()
+        elif name == b"data":
+            yield event, value
+
+
+def _tell(progress: dict[str, Any], on_progress: OnProgress) -> None:
+    if progress["tiles"]:
+        done, tiles = progress["tile"], progress["tiles"]
+        on_progress(f"part {done} of {tiles}", done / tiles)
+    else:
+        ahead = progress["ahead"]
+        on_progress(f"waiting for {ahead} other scans" if ahead else "preparing the scan", -1.0)
+
+
+class Detection:
+    """A detection in a thread of its own, so that Slicer's window stays alive.
+
+    Args:
+        service: Where; of this detection alone.
+        scan: The file of the scan.
+        model: Name of the model.
+    """
+
+    def __init__(self, service: Service, scan: Path, model: str) -> None:
+        self._service = service
+        self._progress: SimpleQueue[tuple[str, float]] = SimpleQueue()
+        executor = ThreadPoolExecutor(max_workers=1)
+        self._future = executor.submit(service.detect, scan, model, self._tell)
+        executor.shutdown(wait=False)
+
+    def progress(self) -> tuple[str, float] | None:
+        """Return the latest progress since the last call; None if there is none."""
+        latest = None
+        while not self._progress.empty():
+            latest = self._progress.get()
+        return latest
+
+    def is_done(self, wait_s: float) -> bool:
+        """Wait at most so long for the result, and return whether there is one.
+
+        The thread runs in that time at least: Slicer's event loop may keep Python's lock else.
+        """
+        wait([self._future], wait_s)
+        return self._future.done()
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end; returns or raises as ``Service.detect``."""
+        return self._future.result()
+
+    def cancel(self) -> None:
+        """Stop it."""
+        self._service.cancel()
+
+    def _tell(self, text: str, share: float) -> None:
+        self._progress.put((text, share))

@@ -1,0 +1,69 @@
+"""``landmarkd export``."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import export as command
+from app.cli.main import app
+from app.errors import BadParameter, StartupError
+from app.io import markups_json
+
+NAMES = list("123456")
+SHAPE = np.random.default_rng(6).uniform(-9, 9, (6, 3))
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    for number in range(4):
+        points = SHAPE + 0.1 * number
+        points[number] = np.nan
+        (folder / f"s{number}.mrk.json").write_text(markups_json(NAMES, points))
+    return folder
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, ["export", *map(str, words)], catch_exceptions=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("all.tps", "LM3=6"), ("all.nts", "1 4L 18L 1 -9999 DIM=3"), ("all.csv", "specimen,1_x,")],
+)
+def test_the_suffix_of_the_output_chooses_the_format(
+    answers: Path, tmp_path: Path, name: str, first: str
+) -> None:
+    assert not run(answers, "-o", tmp_path / name)
+    assert (tmp_path / name).read_text().startswith(first)
+
+
+def test_without_an_output_a_named_format_goes_to_standard_output(answers: Path) -> None:
+    assert run(answers, "--format", "morphologika").startswith("[individuals]\n4\n")
+
+
+def test_a_report_needs_no_format(answers: Path, tmp_path: Path) -> None:
+    run(answers, "--report", tmp_path / "shapes")
+    names = {path.name for path in (tmp_path / "shapes").iterdir()}
+    assert names == {"report.html", "scores.csv", "mean_shape.mrk.json"}
+
+
+def test_nothing_is_read_before_it_is_known_what_for(answers: Path, tmp_path: Path) -> None:
+    for words in ([], ["-o", tmp_path / "all.txt"]):
+        with pytest.raises(BadParameter, match="--format: expected one of tps"):
+            run(answers / "nowhere", *words)
+    assert not (tmp_path / "all.txt").exists()
+
+
+def test_a_report_says_which_packages_it_misses(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "scipy" else name)
+    with pytest.raises(StartupError, match=r"--report needs scipy: pip install"):
+        run(answers, "--report", tmp_path / "shapes")

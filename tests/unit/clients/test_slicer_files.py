@@ -1,0 +1,33 @@
+"""The files of the module for 3D Slicer."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXTENSION = Path(__file__).resolve().parents[3] / "clients" / "slicer"
+MODULE = EXTENSION / "Landmarkd"
+SCRIPTS = sorted(MODULE.rglob("*.py"))
+SLICERS_PYTHON = (3, 9)
+
+
+def test_the_module_can_be_imported_by_a_python_that_has_nothing_else() -> None:
+    command = [sys.executable, "-I", "-S", "-c"]
+    program = f"import sys; sys.path.append({str(MODULE)!r}); import Landmarkd; print(*sys.modules)"
+    done = subprocess.run([*command, program], capture_output=True, text=True, check=True)
+    assert {"numpy", "httpx", "app"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_slicers_python_can_read_the_scripts(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=SLICERS_PYTHON)
+
+
+def test_all_scripts_are_installed() -> None:
+    listed = re.findall(r"^    (\S+\.py)$", (MODULE / "CMakeLists.txt").read_text(), re.MULTILINE)
+    names = [name.replace("${MODULE_NAME}", MODULE.name) for name in listed]
+    assert sorted(MODULE / name for name in names) == SCRIPTS
+    assert f"add_subdirectory({MODULE.name})" in (EXTENSION / "CMakeLists.txt").read_text()

@@ -1,0 +1,162 @@
+"""Landmark files of many specimens -> one array -> files of other programs."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from app.errors import BadParameter
+from app.io import LandmarksAnswer, markups_json, write_long
+from app.io.slicer import write_fcsv, write_mrk_json, write_table
+from app.shapes import COHORT_FORMATS, Cohort, read_cohort
+from tests.support.answers import make_answer
+
+POINTS = np.random.default_rng(2).uniform(-90, 90, (3, 4, 3))
+POINTS[1, 2] = np.nan
+POINTS[2, 3] = np.nan
+POINTS[0, 3] = np.nan
+POINTS[1, 3] = np.nan
+NAMES = ("nose tip", "2", "left", "nowhere")
+SPECIMENS = ("a b", "b'c", "d")
+COHORT = Cohort(SPECIMENS, NAMES, POINTS)
+WRITERS: dict[str, Callable[[LandmarksAnswer], bytes]] = {
+    ".json": lambda answer: answer.model_dump_json().encode(),
+    ".mrk.json": write_mrk_json,
+    ".fcsv": write_fcsv,
+    ".csv": write_table,
+    ".tsv": lambda answer: write_table(answer, "\t"),
+}
+
+
+def write(folder: Path, suffix: str) -> Path:
+    for name, points in zip(SPECIMENS, POINTS, strict=True):
+        content = WRITERS[suffix](make_answer(NAMES, points))
+        (folder / f"{name}{suffix}").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_files_of_every_format_make_the_same_cohort(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("no landmarks")
+    cohort = read_cohort(write(tmp_path, suffix))
+    assert (cohort.specimens, cohort.landmarks) == (SPECIMENS, NAMES)
+    assert_allclose(cohort.points, POINTS, atol=1e-9)
+    assert cohort.count_missing() == 4
+
+
+def test_one_table_of_all_scans_is_a_cohort_too(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for name, points in zip(SPECIMENS, POINTS, strict=True):
+        head, *rows = write_long(make_answer(NAMES, points)).decode().splitlines()
+        lines += [*([] if lines else [f"scan,{head}"]), *(f"{name},{row}" for row in rows)]
+    (tmp_path / "all.csv").write_text("\n".join(lines))
+    cohort = read_cohort(tmp_path / "all.csv")
+    assert (cohort.specimens, cohort.landmarks) == (SPECIMENS, NAMES)
+    assert_allclose(cohort.points, POINTS, atol=1e-9)
+    (tmp_path / "all.csv").write_text("\n".join([*lines, lines[1]]))
+    with pytest.raises(BadParameter, match="a b lists nose tip twice"):
+        read_cohort(tmp_path / "all.csv")
+
+
+def test_landmarks_that_some_specimens_do_not_list_are_missing_there(tmp_path: Path) -> None:
+    (tmp_path / "a.mrk.json").write_text(markups_json(["x", "y"], POINTS[0, :2]))
+    (tmp_path / "b.mrk.json").write_text(markups_json(["z", "y"], POINTS[1, :2]))
+    cohort = read_cohort(tmp_path)
+    assert cohort.landmarks == ("x", "y", "z")
+    assert_allclose(cohort.points[1, 1:], POINTS[1, [1, 0]])
+    assert np.isnan(cohort.points[1, 0]).all()
+
+
+def test_what_is_no_cohort_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="expected a folder of landmark files, or a table"):
+        read_cohort(tmp_path / "nowhere")
+    with pytest.raises(BadParameter, match="found none"):
+        read_cohort(tmp_path)
+    (tmp_path / "a.csv").write_text("name,x,y,z\n1,0,0,0\n")
+    with pytest.raises(BadParameter, match="expected a table with columns scan, label"):
+        read_cohort(tmp_path / "a.csv")
+    (tmp_path / "a.fcsv").write_text("1,0,0,0,0,0,0,1,1,1,0,x,,,2,0\n")
+    with pytest.raises(BadParameter, match="a twice"):
+        read_cohort(tmp_path)
+    (tmp_path / "a.fcsv").unlink()
+    (tmp_path / "b.json").write_text("{}")
+    with pytest.raises(BadParameter, match=r"b\.json: expected an answer"):
+        read_cohort(tmp_path)
+    (tmp_path / "b.json").unlink()
+    (tmp_path / "b.mrk.json").write_text("{}")
+    with pytest.raises(BadParameter, match=r"b\.mrk\.json"):
+        read_cohort(tmp_path)
+
+
+# Readers that follow those of geomorph 4 (readland.tps, read.morphologika, readland.nts) step by
+# step; ``float`` reads NA as little as R's as.numeric does, so both make it missing.
+
+
+def numbers(lines: list[str]) -> np.ndarray:
+    values = [float("nan" if word == "NA" else word) for line in lines for word in line.split()]
+    return np.array(values).reshape(-1, 3)
+
+
+def read_tps(text: str) -> tuple[list[str], np.ndarray]:
+    lines = text.splitlines()
+    counts = [int(line.removeprefix("LM3=")) for line in lines if "LM3=" in line]
+    names = [line.removeprefix("ID=") for line in lines if "ID" in line]
+    coordinates = numbers([line for line in lines if "=" not in line])
+    return names, coordinates.reshape(len(counts), counts[0], 3)
+
+
+def read_morphologika(text: str) -> tuple[list[str], np.ndarray]:
+    lines = text.splitlines()
+
+    def after(word: str) -> int:
+        return next(number for number, line in enumerate(lines) if word in line) + 1
+
+    specimens, landmarks = int(lines[after("individuals")]), int(lines[after("landmarks")])
+    assert lines[after("dimensions")] == "3"
+    start = after("rawpoints")
+    raw = lines[start : start + specimens * (landmarks + 1)]
+    coordinates = numbers([line for line in raw if "'" not in line])
+    names = lines[after("names") : after("names") + specimens]
+    return names, coordinates.reshape(specimens, landmarks, 3)
+
+
+def read_nts(text: str) -> tuple[list[str], np.ndarray]:
+    first, *lines = text.splitlines()
+    header = first.split()
+    assert header[0] == "1"
+    assert "L" in header[1]
+    assert "L" in header[2]
+    specimens, variables = (int(word.rstrip("L")) for word in header[1:3])
+    assert header[-1] == "DIM=3"
+    words = " ".join(lines).split()
+    names, values = words[:specimens], np.array(words[specimens + variables :], dtype=float)
+    if header[3] != "0":
+        values[values == float(header[4])] = np.nan
+    return names, values.reshape(specimens, -1, 3)
+
+
+def read_csv(text: str) -> tuple[list[str], np.ndarray]:
+    rows = [line.split(",") for line in text.splitlines()]
+    assert rows[0][:4] == ["specimen", "nose tip_x", "nose tip_y", "nose tip_z"]
+    return [row[0] for row in rows[1:]], np.stack([numbers(row[1:]) for row in rows[1:]])
+
+
+READERS = {"tps": read_tps, "morphologika": read_morphologika, "nts": read_nts, "csv": read_csv}
+
+
+@pytest.mark.parametrize("name", COHORT_FORMATS)
+def test_other_programs_read_what_was_written_and_what_is_missing(name: str) -> None:
+    names, points = READERS[name](COHORT_FORMATS[name](COHORT))
+    assert names == (list(SPECIMENS) if name == "csv" else ["a_b", "b_c", "d"])
+    assert_allclose(points, POINTS, atol=5e-7)
+    assert not re.search(r"nan", COHORT_FORMATS[name](COHORT))
+
+
+def test_nts_says_that_nothing_is_missing() -> None:
+    whole = Cohort(SPECIMENS, NAMES[:2], POINTS[:, :2])
+    text = COHORT_FORMATS["nts"](whole)
+    assert text.startswith("1 3L 6L 0 DIM=3\n")
+    assert_allclose(read_nts(text)[1], POINTS[:, :2], atol=5e-7)
