@@ -196,7 +196,7 @@ class JobRunner:
             )
         start_s = time.perf_counter()
         model = self._engine.registry.get(claim.order.model)
-        content = await self.call(partial(self._open, claim))
+        content = await self._insist(partial(self._open, claim))
         read_ms = 1e3 * (time.perf_counter() - start_s)
         detection = await self._engine.detect(
             content,

@@ -213,8 +213,23 @@ class JobStore:
         return bool(settled)
 
     def open_scan(self, claim: Claim, max_bytes: int) -> memoryview:
-        """Open the file of a scan; see ``ScanFiles.open``."""
-        return self._files.open(claim.job, claim.entry, max_bytes)
+        """Open the file of a scan.
+
+        Args:
+            claim: Of the scan.
+            max_bytes: Of a scan in an archive.
+
+        Raises:
+            UnknownJob: The job was removed.
+            NotStored: The disk has no room for a scan out of an archive.
+            LandmarkdError: As ``ScanFiles.open``.
+        """
+        try:
+            return self._files.open(claim.job, claim.entry, max_bytes)
+        except FileNotFoundError:
+            raise _unknown(claim.job) from None
+        except OSError as error:
+            raise _not_stored() from error
 
     def find(self, owner: str, job: str) -> KeptJob:
         """Find a job of an owner.

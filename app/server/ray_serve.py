@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import ID_HEADER, SharedDep, create_app
 from app.engine import DECODE_SLOTS, METRICS_MEDIA_TYPE
-from app.errors import NotReady
+from app.errors import NotReady, StartupError
 from app.server.log_format import configure_logging
 from app.settings import Settings
 
@@ -84,8 +84,13 @@ def application(scale: Scale) -> serve.Application:
 
     Returns:
         The argument of ``serve run`` and ``serve deploy``; a config file may override every option.
+
+    Raises:
+        StartupError: The settings do not suit several replicas.
     """
     settings = Settings()
+    if settings.jobs is not None:
+        raise StartupError("expected LANDMARKD_JOBS unset, as replicas cannot share a folder")
     on_cuda = settings.device.startswith(("cuda", "all")) or (
         settings.device == "auto" and torch.cuda.is_available()
     )

@@ -156,6 +156,7 @@ async def _live(stage: Stage, models: Path, seconds: float, *, fast: bool) -> Li
             stage.go()
             await asyncio.sleep((1 - WARM) * seconds)
         end, left = await _rest(stage, server, rest_s)
+        await stage.fetch()
         stage.go()
         await asyncio.sleep(STOPPING_S)
         start = time.monotonic()
@@ -169,6 +170,7 @@ async def _live(stage: Stage, models: Path, seconds: float, *, fast: bool) -> Li
 @asynccontextmanager
 async def _serving(stage: Stage, models: Path, *, fast: bool) -> AsyncIterator[Server]:
     settings = SETTINGS | {"MODELS_DIR": str(models), "PORT": str(stage.port)}
+    settings["JOBS"] = str(models.parent / "jobs")  # The same in all lives.
     if fast:
         settings |= SHORT
     service = serving(CHAOTIC, PHANTOM, **settings)
@@ -208,7 +210,7 @@ def _stop(process: int) -> int:
 
 def _left(server: Server) -> float:
     metrics = send_one(server.port, Message("metrics", "/metrics")).body.decode()
-    names = ("requests_in_flight", "queue_tiles")
+    names = ("requests_in_flight", "queue_tiles", "job_scans_queued")
     found = [re.search(rf"^landmarkd_{name} (\S+)", metrics, re.MULTILINE) for name in names]
     return sum(float(one[1]) if one else float("nan") for one in found)
 

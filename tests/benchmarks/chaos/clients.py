@@ -127,6 +127,7 @@ def make_chaos(*, fast: bool) -> Chaos:
         Group("slow", 8, "127.0.0.6", _slow(phantoms), pause_s=0.2),
         Group("unread", 2, "127.0.0.7", (_unread(6.0 if fast else STALL_S),), pause_s=1.0),
         Group("storm", 40, "127.0.0.8", (_good("storm", phantoms),), pause_s=12.0),
+        Group("jobs", 2, "127.0.0.12", _jobs(phantoms), pause_s=1.0),
         Group("operator", 1, "127.0.0.9", _reloads(), pause_s=2.0),
         Group(
             "faults",
@@ -168,6 +169,21 @@ def _good(kind: str, scans: Mapping[str, Scan], weight: int = 1) -> Kind:
         return Attempt(content, then=then, known=name)
 
     return Kind(kind, make, frozenset({200}), weight=weight)
+
+
+def _jobs(scans: Mapping[str, Scan]) -> tuple[Kind, ...]:
+    """Leave scans with the service, which owes their answers from then on."""
+
+    def make(request_id: str, random: Random) -> Attempt:
+        name, scan = _choose(scans, random)
+        if random.integers(2):
+            content = post(scan.target, scan.body, request_id, {"Prefer": "respond-async"})
+        else:
+            target = scan.target.replace("/landmarks", "/jobs")
+            content = post(target, scan.body, request_id)
+        return Attempt(content, known=name)
+
+    return (Kind("job", make, frozenset({202})),)
 
 
 def _careless(scans: Mapping[str, Scan]) -> tuple[Kind, ...]:

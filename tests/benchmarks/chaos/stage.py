@@ -5,7 +5,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,25 @@ CALM_S: Final = 100
 CALM: Final = Kind("alone", lambda *_: Attempt(b""), frozenset({200}), frozenset())
 
 
+ACCEPTED, UNFINISHED = 202, 409
+
+FETCHES: Final = 120
+"""Times that a job is asked for, with BACK_OFF_S between; then it has to be finished."""
+
+FETCH: Final = Kind(
+    "answer of a job", lambda *_: Attempt(b""), frozenset({200}), frozenset({UNFINISHED})
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job that was accepted: where its answer will be, to what scan, and of which client."""
+
+    path: str
+    known: str
+    address: str
+
+
 @dataclass(eq=False, slots=True)
 class Stage:
     """All clients of a chaos.
@@ -32,11 +51,13 @@ class Stage:
         port: Where the service listens, whenever it does.
         chaos: What is sent.
         ledger: Where it is entered.
+        jobs: That were accepted, and whose answers have not been fetched.
     """
 
     port: int
     chaos: Chaos
     ledger: Ledger = field(default_factory=Ledger)
+    jobs: list["_Job"] = field(default_factory=list)
     _going: asyncio.Event = field(default_factory=asyncio.Event)
     _resting: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,6 +103,20 @@ class Stage:
         self._resting.set()
         await self._idle.wait()
 
+    async def fetch(self) -> None:
+        """Fetch the answers of all jobs, each of which has to have one."""
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            for left in reversed(range(FETCHES)):
+                self._sent += 1
+                request_id = f"fetch-{self._sent}"
+                attempt = Attempt(post(f"{job.path}/scans/0", b"", request_id), known=job.known)
+                kind = FETCH if left else replace(FETCH, others=frozenset())
+                answer = await self._make(kind, attempt, request_id, job.address)
+                if answer.status != UNFINISHED:
+                    break
+                await asyncio.sleep(BACK_OFF_S)
+
     async def _send_all(self, group: Group, number: int) -> None:
         random = np.random.default_rng((SEED, zlib.crc32(group.name.encode()), number))
         weights = np.array([kind.weight for kind in group.kinds], dtype=float)
@@ -92,6 +127,9 @@ class Stage:
             request_id = f"chaos-{self._sent}"
             attempt = kind.make(request_id, random)
             answer = await self._make(kind, attempt, request_id, group.address)
+            if answer.status == ACCEPTED:
+                path = answer.headers["location"]
+                self.jobs.append(_Job(path, attempt.known, group.address))
             turned_away = answer.status in {REFUSED, 429, 503}
             await self._pause(max(group.pause_s, BACK_OFF_S * turned_away))
 

@@ -140,6 +140,8 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
     job = store.accept(order(), SCAN, None)
     claim = claimed(store)
     store.remove("anna", job)
+    with pytest.raises(UnknownJob):
+        store.open_scan(claim, ENOUGH)
     assert not store.settle(claim, "done", "late")
     store.release(claim, counted=True)
     assert store.list_jobs("anna") == []
