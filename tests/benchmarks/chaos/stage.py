@@ -5,7 +5,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,9 @@ CALM: Final = Kind("alone", lambda *_: Attempt(b""), frozenset({200}), frozenset
 
 
 ACCEPTED, UNFINISHED = 202, 409
+
+FETCHES: Final = 120
+"""Times that a job is asked for, with BACK_OFF_S between; then it has to be finished."""
 
 FETCH: Final = Kind(
     "answer of a job", lambda *_: Attempt(b""), frozenset({200}), frozenset({UNFINISHED})
@@ -104,11 +107,12 @@ class Stage:
         """Fetch the answers of all jobs, each of which has to have one."""
         jobs, self.jobs = self.jobs, []
         for job in jobs:
-            while True:
+            for left in reversed(range(FETCHES)):
                 self._sent += 1
                 request_id = f"fetch-{self._sent}"
                 attempt = Attempt(post(f"{job.path}/scans/0", b"", request_id), known=job.known)
-                answer = await self._make(FETCH, attempt, request_id, job.address)
+                kind = FETCH if left else replace(FETCH, others=frozenset())
+                answer = await self._make(kind, attempt, request_id, job.address)
                 if answer.status != UNFINISHED:
                     break
                 await asyncio.sleep(BACK_OFF_S)
