@@ -3,9 +3,9 @@
 ============  ======================================================================================
 manifest      ``model.toml``, validated key by key
 files         files of the folder: inside it, and with the promised hash
-loader        an allow-listed architecture with its weights, or a program, as an nn.Module
-onnx          ONNX files, checked, and computed by ONNX Runtime
-torchscript   TorchScript files, where they are allowed
+sections      the sections of a manifest
+modules       networks of an allow-list, ONNX files and TorchScript as nn.Modules
+loader        the folder's weights, in an architecture, or its program, as an nn.Module
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields
 outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
@@ -17,21 +17,21 @@ registry      the models that serve, why others do not, and hot reload
 """
 
 from app.model.files import hash_file
-from app.model.loader import find_architecture, load_module
-from app.model.manifest import (
+from app.model.loader import load_module
+from app.model.manifest import Manifest, read_manifest
+from app.model.mean_shape import load_shape
+from app.model.modules import find_architecture
+from app.model.outputs import Field
+from app.model.precision import PrecisionSetting
+from app.model.registry import LoadedModel, Registry, load_model, scan_models
+from app.model.sections import (
     LOWER_PRECISIONS,
     WHOLE,
     InputSpec,
     IntensitySpec,
     LandmarkSpec,
     LowerPrecision,
-    Manifest,
-    read_manifest,
 )
-from app.model.mean_shape import load_shape
-from app.model.outputs import Field
-from app.model.precision import PrecisionSetting
-from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
 
 __all__ = [

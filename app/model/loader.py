@@ -5,28 +5,18 @@ Neither way runs code from the folder: architectures come from allow-listed modu
 safetensors, and programs are ONNX. TorchScript, which does run code, has to be allowed.
 """
 
-import importlib
-import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from app.errors import ModelRefused
 from app.model.files import read_file, read_tensors
-from app.model.manifest import WHOLE, Manifest
-from app.model.onnx import OnnxNetwork, read_onnx
-from app.model.torchscript import read_script
-
-ARCHITECTURES: Final = ("monai.networks.nets",)
-"""Modules whose networks may be named; their submodules too."""
-
-FETCHES: Final = re.compile(r"pretrained|url|checkpoint|path|file|download")
-"""Arguments by which a constructor might fetch or unpickle weights from elsewhere."""
+from app.model.manifest import Manifest
+from app.model.modules import OnnxNetwork, build_network, read_onnx, read_script
+from app.model.sections import WHOLE
 
 ONNX_SUFFIX: Final = ".onnx"
 SCRIPT_SUFFIXES: Final = (".pt", ".ts")
@@ -35,14 +25,6 @@ EXPORT: Final = (
     "external_data=False)"
 )
 """What to do with a program of another kind."""
-
-SPARE_BYTES: Final = 64 << 20
-MAX_GROWTH: Final = 4
-"""Weights may be halves of the network's, and a constructor may make tensors that it drops."""
-
-SPARE_CALLS: Final = 5000
-CALLS_PER_TENSOR: Final = 50
-"""Constructors of MONAI call torch up to 7 times for each tensor that they keep."""
 
 NAMES_SHOWN: Final = 3
 """How many names of weights a message lists."""
@@ -125,123 +107,14 @@ def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
     if Path(name).suffix != ".safetensors":
         raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
     state = read_tensors(folder, "network.weights", name, manifest.network.sha256)
-    module = _build(folder.name, manifest, state)
+    network = manifest.network
+    module = build_network(folder.name, network.architecture or "", network.arguments, state)
     state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))
     if reasons:
         raise ModelRefused(f"{folder.name}: network.weights: {'; '.join(reasons)}")
     module.load_state_dict(state)
     return module
-
-
-class _BoundedConstruction(TorchFunctionMode):
-    """Context in which a constructor may make a network about as large as the weights of its file.
-
-    With a few digits too many in its arguments it would take all memory, or minutes.
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._bytes_left = SPARE_BYTES + MAX_GROWTH * sum(one.nbytes for one in weights.values())
-        self._calls_left = SPARE_CALLS + CALLS_PER_TENSOR * len(weights)
-        self._seen: set[int] = set()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - as of whatever is called
-        """Call a function of torch, and count the call and the memory of what it makes."""
-        del types
-        result = func(*args, **(kwargs or {}))
-        self._calls_left -= 1
-        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in self._seen:
-            self._seen.add(result.untyped_storage().data_ptr())
-            self._bytes_left -= result.untyped_storage().nbytes()
-        if min(self._calls_left, self._bytes_left) < 0:
-            raise ValueError(
-                "expected a network of about the size of its weights, got a larger one"
-            )
-        return result
-
-
-def _build(name: str, manifest: Manifest, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Call the constructor that the manifest names, for these weights."""
-    architecture = find_architecture(name, manifest.network.architecture or "")
-    arguments = dict(manifest.network.arguments)
-    for key, value in _fetching(architecture, arguments):
-        raise ModelRefused(
-            f"{name}: network.arguments.{key}: expected nothing to fetch, got {value!r}"
-        )
-    try:
-        with _BoundedConstruction(weights):
-            return architecture(**arguments).to(torch.float32)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelRefused(f"{name}: network.arguments: {reason:.500}") from error
-
-
-def find_architecture(name: str, architecture: str) -> type[nn.Module]:
-    """Import an allow-listed network class.
-
-    Args:
-        name: The model's name, for the message.
-        architecture: Where it is, as ``module:Class``.
-
-    Returns:
-        The class.
-
-    Raises:
-        ModelRefused: The module is not allowed, or defines no such network.
-    """
-    key = f"{name}: network.architecture"
-    module_name, _, class_name = architecture.partition(":")
-    if not _allowed(module_name):
-        raise ModelRefused(
-            f"{key}: expected a module of {', '.join(ARCHITECTURES)}, got {module_name}"
-        )
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except ImportError as error:
-        raise ModelRefused(f"{key}: expected an installed module, got {module_name}") from error
-    if not (
-        isinstance(found, type) and issubclass(found, nn.Module) and _allowed(found.__module__)
-    ):
-        raise ModelRefused(f"{key}: expected a network of {module_name}, got {class_name}")
-    return found
-
-
-def _allowed(module_name: str) -> bool:
-    return any(module_name == a or module_name.startswith(f"{a}.") for a in ARCHITECTURES)
-
-
-def _fetching(
-    architecture: type[nn.Module], arguments: Mapping[str, object]
-) -> Iterator[tuple[str, object]]:
-    """List arguments, given or default, that would make a constructor fetch weights."""
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(architecture).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    for key, value in _flatten({**defaults, **arguments}):
-        fetches = isinstance(value, str) or "pretrained" in key
-        if fetches and value and FETCHES.search(key):
-            yield key, value
-
-
-def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """List the leaves of nested arguments with their dotted keys."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flatten(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _flatten(item, key)
-    else:
-        yield key, value
 
 
 def _with_aliases(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> dict[str, Tensor]:

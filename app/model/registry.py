@@ -16,10 +16,11 @@ from app.compute import OnDevice, call_here
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.model.files import read_text
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, Manifest, parse_manifest
+from app.model.manifest import Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
 from app.model.precision import Precision, PrecisionSetting, choose_precision
+from app.model.sections import WHOLE
 from app.model.selfcheck import Samples, load_samples
 
 

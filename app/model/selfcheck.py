@@ -20,9 +20,10 @@ from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
 from app.model.files import read_tensors, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, LowerPrecision, Manifest, parse_manifest
+from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network
 from app.model.outputs import Field
+from app.model.sections import WHOLE, LowerPrecision
 
 Samples = Mapping[str, Tensor]
 """Samples of a Field, where they were taken, and its shape; see ``_make_samples``."""
