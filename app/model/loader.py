@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import ModelRefused
-from app.model.files import read_file, read_tensors
+from app.model.files import parse_tensors, read_files
 from app.model.manifest import Manifest
 from app.model.modules import OnnxNetwork, build_network, read_onnx, read_script
 from app.model.sections import WHOLE
@@ -39,48 +39,51 @@ def load_module(folder: Path, manifest: Manifest, *, allow_torchscript: bool = F
         allow_torchscript: Whether its program may be TorchScript.
 
     Returns:
-        The module on the CPU, in eval mode, its weights frozen.
+        The module on the CPU, in eval mode, its weights frozen; a list of modules if there are
+        several members.
 
     Raises:
         ModelRefused: A file is missing or is not what the manifest promises; the key is named.
     """
-    if manifest.network.program is None:
-        module = _load_architecture(folder, manifest)
-    else:
-        module = _load_program(folder, manifest, manifest.network.program, allow_torchscript)
+    names = manifest.network.files
+    key = "network.weights" if manifest.network.program is None else "network.program"
+    for name in names:
+        _check_kind(f"{folder.name}: {key}: {name}", key, Path(name).suffix, allow_torchscript)
+    files = read_files(folder, key, names, manifest.network.sha256)
+    load = _load_architecture if manifest.network.program is None else _load_program
+    modules = [load(folder, manifest, name, data) for name, data in zip(names, files, strict=True)]
+    module = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     return module.eval()
 
 
-def _load_program(
-    folder: Path, manifest: Manifest, name: str, allow_torchscript: bool
-) -> nn.Module:
-    """Read the program of a model folder."""
-    key = f"{folder.name}: network.program: {name}"
-    suffix = Path(name).suffix
-    _check_kind(key, suffix, allow_torchscript)
-    data = read_file(folder, "network.program", name, manifest.network.sha256)
+def _load_program(folder: Path, manifest: Manifest, name: str, data: bytes) -> nn.Module:
+    """Make a network of a program."""
     try:
-        if suffix != ONNX_SUFFIX:
+        if Path(name).suffix != ONNX_SUFFIX:
             return read_script(data)
         network = read_onnx(data)
         _check_input(network, manifest)
     except ModelRefused as error:
-        raise ModelRefused(f"{key}: {error}") from error
+        raise ModelRefused(f"{folder.name}: network.program: {name}: {error}") from error
     return network
 
 
-def _check_kind(key: str, suffix: str, allow_torchscript: bool) -> None:
-    """Refuse programs that are not ONNX, unless TorchScript is allowed."""
+def _check_kind(where: str, key: str, suffix: str, allow_torchscript: bool) -> None:
+    """Refuse weights that are no safetensors, and programs that are not ONNX or allowed."""
+    if key == "network.weights":
+        if suffix != ".safetensors":
+            raise ModelRefused(f"{where}: expected .safetensors")
+        return
     if suffix == ".pt2":
-        raise ModelRefused(f"{key}: expected ONNX, got a program of torch.export; {EXPORT}")
+        raise ModelRefused(f"{where}: expected ONNX, got a program of torch.export; {EXPORT}")
     if suffix not in (ONNX_SUFFIX, *SCRIPT_SUFFIXES):
-        raise ModelRefused(f"{key}: expected a name ending in {ONNX_SUFFIX}")
+        raise ModelRefused(f"{where}: expected a name ending in {ONNX_SUFFIX}")
     if suffix in SCRIPT_SUFFIXES and not allow_torchscript:
         raise ModelRefused(
-            f"{key}: expected ONNX, got TorchScript, which torch's unpickler reads and which runs "
-            f"unreviewed code; {EXPORT}, or set LANDMARKD_ALLOW_TORCHSCRIPT=true"
+            f"{where}: expected ONNX, got TorchScript, which torch's unpickler reads and which "
+            f"runs unreviewed code; {EXPORT}, or set LANDMARKD_ALLOW_TORCHSCRIPT=true"
         )
 
 
@@ -101,18 +104,17 @@ def _sizes(sizes: tuple[int | None, ...]) -> str:
     return ", ".join("any" if size is None else str(size) for size in sizes)
 
 
-def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
+def _load_architecture(folder: Path, manifest: Manifest, name: str, data: bytes) -> nn.Module:
     """Build an installed network and fill it with weights."""
-    name = manifest.network.weights or ""
-    if Path(name).suffix != ".safetensors":
-        raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
-    state = read_tensors(folder, "network.weights", name, manifest.network.sha256)
-    network = manifest.network
+    key, network = f"{folder.name}: network.weights", manifest.network
+    state = parse_tensors(folder, "network.weights", data)
     module = build_network(folder.name, network.architecture or "", network.arguments, state)
     state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))
     if reasons:
-        raise ModelRefused(f"{folder.name}: network.weights: {'; '.join(reasons)}")
+        # Of several members, it is not clear which one is meant.
+        which = f"{key}: {name}" if network.members else key
+        raise ModelRefused(f"{which}: {'; '.join(reasons)}")
     module.load_state_dict(state)
     return module
 

@@ -124,6 +124,22 @@ class Manifest(Section):
         offsets = 3 * len(self.landmarks) if self.network.output == "votes" else 0
         return len(self.landmarks) + background, offsets
 
+    @property
+    def mirror_axes(self) -> tuple[int, ...]:
+        """Axes of a tile along which its mirror images are looked at, too."""
+        return tuple("ijk".index(axis) for axis in self.network.mirror)
+
+    @property
+    def left_right(self) -> int:
+        """The axis of a tile along which left and right lie."""
+        return next(axis for axis, code in enumerate(self.input.orientation) if code in "LR")
+
+    @property
+    def partners(self) -> list[int]:
+        """Number of each landmark's partner on the other side; its own if it has none."""
+        numbers = {landmark.name: number for number, landmark in enumerate(self.landmarks)}
+        return [numbers[landmark.mirror or landmark.name] for landmark in self.landmarks]
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and validate the ``model.toml`` of a model folder.

@@ -30,6 +30,11 @@ OWN_KEYS: Final = {
 }
 """Keys of ``[network]`` that belong to one kind of output."""
 
+Axis = Literal["i", "j", "k"]
+
+MAX_MEMBERS: Final = 16
+"""Networks that one model may average: each costs as much time as the first."""
+
 SIGMA_POINTS: Final = 6
 """Votes by which a position with a variance is represented; see ``app.model.outputs``."""
 
@@ -96,9 +101,11 @@ class NetworkSpec(Section):
     arguments: dict[str, JsonValue] = {}
     program: FileName | None = None
     weights: FileName | None = None
+    members: Annotated[tuple[FileName, ...], Field(max_length=MAX_MEMBERS - 1)] = ()
     sha256: Sha256
     output: Literal["votes", "heatmaps", "coordinates"] = "votes"
     activation: Activation | None = None
+    mirror: tuple[Axis, ...] = ()
     output_stride: Annotated[int, Field(ge=1, le=16)] = 1
     offset_unit: Literal["voxel", "mm"] = "voxel"
     offset_order: Literal["axis", "landmark"] = "axis"
@@ -114,6 +121,10 @@ class NetworkSpec(Section):
             raise ValueError("expected weights with architecture, and no weights with program")
         if self.program is not None and self.arguments:
             raise ValueError("expected no arguments with program: it carries its own")
+        if len(set(self.files)) < len(self.files):
+            raise ValueError("expected every one of members once, and none that is the first")
+        if len(set(self.mirror)) < len(self.mirror):
+            raise ValueError("expected every axis of mirror once")
         return self
 
     @model_validator(mode="after")
@@ -147,6 +158,11 @@ class NetworkSpec(Section):
         if self.output_stride != 1:
             raise ValueError(f"expected output_stride 1 with coordinates, got {self.output_stride}")
         return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of all members, the first one's first."""
+        return (self.program or self.weights or "", *self.members)
 
     @property
     def votes_each(self) -> int | None:

@@ -151,7 +151,7 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
         landmarks = detector.detect(volume).landmarks
         assert [landmark.name for landmark in landmarks] == ["left", "right"]
         outputs.append(detector.model.manifest.network.output)
-    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps"]
+    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps", "heatmaps"]
 
 
 def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:
