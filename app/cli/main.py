@@ -1,4 +1,4 @@
-"""The command ``landmarkd``: serve, detect, check, models, phantom.
+"""The command ``landmarkd``: serve, detect, check, models, phantom, import.
 
 Commands import what they need when they run, so that help and errors do not wait for torch.
 """
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.batch import Files, LongTable, Output, Sink, detect_all
+from app.cli.exchange import importing
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, read_scan
 from app.errors import LandmarkdError, StartupError
@@ -39,6 +40,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.add_typer(importing, name="import")
 console = Console(stderr=True)
 
 ModelsDir = Annotated[

@@ -20,7 +20,7 @@ from app.model.files import hash_file
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
 from app.model.mean_shape import load_shape
-from app.model.modules import find_architecture
+from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field
 from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
@@ -37,6 +37,7 @@ from app.model.selfcheck import check_noise, check_points, write_precisions, wri
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
-    "check_noise", "check_points", "find_architecture", "hash_file", "load_model", "load_module",
-    "load_shape", "read_manifest", "scan_models", "write_precisions", "write_selfcheck",
+    "build_network", "check_noise", "check_points", "find_architecture", "hash_file", "load_model",
+    "load_module", "load_shape", "read_manifest", "scan_models", "write_precisions",
+    "write_selfcheck",
 ]  # fmt: skip

@@ -48,18 +48,27 @@ class Section(BaseModel):
 
 
 class IntensitySpec(Section):
-    """How the model wants its voxel values; see ``app.preprocessing.grid.normalise``."""
+    """How the model wants its voxel values; see ``app.preprocessing.intensity``."""
 
-    method: Literal["percentile", "window", "zscore", "none"]
+    method: Literal["percentile", "window", "zscore", "clip", "none"]
     lower: float = 0.0
     upper: float = 1.0
+    mean: float = 0.0
+    deviation: Annotated[float, Field(gt=0.0)] = 1.0
+    region: Literal["all", "box", "nonzero"] = "all"
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "IntensitySpec":
-        if self.method in ("percentile", "window") and not self.lower < self.upper:
+        if self.method in ("percentile", "window", "clip") and not self.lower < self.upper:
             raise ValueError(f"expected lower < upper, got {self.lower} and {self.upper}")
         if self.method == "percentile" and (self.lower < 0 or self.upper > 100):
             raise ValueError(f"expected percentiles in [0, 100], got {self.lower} and {self.upper}")
+        own = {"clip": {"mean", "deviation"}, "zscore": {"region"}}
+        for method, keys in own.items():
+            if self.method != method and keys & self.model_fields_set:
+                raise ValueError(f"expected {' and '.join(sorted(keys))} with {method!r} only")
+        if self.method == "clip" and not own["clip"] <= self.model_fields_set:
+            raise ValueError("expected mean and deviation with 'clip'")
         return self
 
 
@@ -76,6 +85,7 @@ class InputSpec(Section):
     spacing_mm: tuple[Spacing, Spacing, Spacing]
     tile_shape: Literal["whole"] | tuple[TileEdge, TileEdge, TileEdge]
     tile_overlap: Annotated[float, Field(ge=0.0, le=0.9)] = 0.25
+    tile_sigma: Annotated[float, Field(ge=0.1, le=10.0)] = 0.25
     divisor: Annotated[int, Field(ge=1, le=256)] = 1
     max_voxels: Annotated[int, Field(ge=1)] = 16_000_000
     upright: bool = False

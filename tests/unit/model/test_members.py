@@ -77,17 +77,17 @@ def answer_of(manifest: Manifest, points: Tensor, order: Sequence[int] = (0, 1, 
     network, spacing = manifest.network, torch.tensor(SPACING)
     voxels = torch.stack(torch.meshgrid(*map(torch.arange, EDGES), indexing="ij"), dim=-1)
     away = points[:, None, None, None] - voxels  # (landmarks i j k 3)
-    scores = 2 - (away * spacing).norm(dim=-1)
+    scores: Tensor = 2 - (away * spacing).norm(dim=-1)
     if network.activation == "softmax":
         scores = torch.cat([voxels.sum(-1)[None] * 0.0, scores])
     if network.output == "heatmaps":
         return scores[None]
     if network.output == "votes":
         offsets = away * spacing if network.offset_unit == "mm" else away
-        order = (4, 0, 1, 2, 3) if network.offset_order == "axis" else (0, 4, 1, 2, 3)
-        return torch.cat([scores, offsets.permute(order).flatten(0, 1)])[None]
+        first = (4, 0) if network.offset_order == "axis" else (0, 4)
+        return torch.cat([scores, offsets.permute(*first, 1, 2, 3).flatten(0, 1)])[None]
     units = {"voxel": points, "mm": points * spacing}
-    given = units.get(network.coordinate_unit, (points + 0.5) / torch.tensor(EDGES))
+    given: Tensor = units.get(network.coordinate_unit, (points + 0.5) / torch.tensor(EDGES))
     extras = EXTRAS[list(order), : len(network.coordinate_extras)]
     return torch.cat([given, extras], dim=1)[None]
 
