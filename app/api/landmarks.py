@@ -46,7 +46,9 @@ class LandmarksQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(
-        None, description="Name of the model. Unset: the service's default model."
+        None,
+        description="Name of the model, whose newest version is meant, or NAME@VERSION. Unset: the "
+        "service's default model.",
     )
     format: str | None = Field(
         None,
@@ -67,7 +69,9 @@ class HeatmapsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(
-        None, description="Name of the model. Unset: the service's default model."
+        None,
+        description="Name of the model, whose newest version is meant, or NAME@VERSION. Unset: the "
+        "service's default model.",
     )
     landmark: str | None = Field(None, description="Name of a landmark. Unset: all of them.")
     timeout_s: float | None = Field(

@@ -1,10 +1,12 @@
-"""Commands for model folders from elsewhere: ``landmarkd import``."""
+"""Commands for model folders from elsewhere, and for elsewhere: import, pack and install."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from app.cli.settings import read_settings
 from app.errors import StartupError
 
 importing = typer.Typer(
@@ -46,12 +48,12 @@ def nnunet(
 ) -> None:
     """Import a training of nnU-Net or nnLandmark; its folds become members of one model."""
     try:
-        from app.exchange import import_nnunet
+        from app.exchange import nnunet as training
     except ModuleNotFoundError as error:
         raise StartupError(
             f"expected the package {error.name}; pip install 'landmarkd[nnunet]'"
         ) from error
-    folder = import_nnunet(
+    folder = training.import_nnunet(
         results,
         output,
         orientation=orientation,
@@ -60,3 +62,40 @@ def nnunet(
         version=model_version,
     )
     typer.echo(f"{folder} is written; landmarkd check {folder} checks it")
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write: NAME-VERSION.zip.")
+    ] = None,
+) -> None:
+    """Pack a model folder, with its card, licence and hashes, into one file to share."""
+    from app.cli.local import load_model
+    from app.exchange import pack_model
+    from app.model import hash_file
+
+    load_model(folder, read_settings())
+    file = pack_model(folder, output)
+    typer.echo(f"{file} is written; its SHA-256 is {hash_file(file)}")
+
+
+def install(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A file that landmarkd pack wrote.")
+    ],
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of model folders (default: LANDMARKD_MODELS_DIR).")
+    ] = None,
+) -> None:
+    """Unpack a model beside the others, if its hashes and its self-check are right."""
+    from app.cli.local import load_model
+    from app.exchange import install_model
+
+    settings = read_settings(models_dir=models_dir)
+    check = partial(load_model, settings=settings)
+    folder, new = install_model(file, settings.models_dir, check)
+    if new:
+        typer.echo(f"{folder} is installed; a running service serves it after its reload")
+    else:
+        typer.echo(f"{folder} is there already")

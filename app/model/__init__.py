@@ -12,6 +12,7 @@ outputs       what a network answers for a tile -> Field: votes, heatmaps or coo
 cpu_kernels   convolutions and group norms on a CPU
 precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
+versions      NAME or NAME@VERSION -> one of several folders
 registry      the models that serve, why others do not, and hot reload
 ============  ======================================================================================
 """
@@ -33,11 +34,12 @@ from app.model.sections import (
     LowerPrecision,
 )
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
+from app.model.versions import choose_version, split_name
 
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
-    "build_network", "check_noise", "check_points", "find_architecture", "hash_file", "load_model",
-    "load_module", "load_shape", "read_manifest", "scan_models", "write_precisions",
-    "write_selfcheck",
+    "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
+    "hash_file", "load_model", "load_module", "load_shape", "read_manifest", "scan_models",
+    "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

@@ -145,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and validate the ``model.toml`` of a model folder.
 
     Args:
-        folder: The model folder; its name must be the model's name.
+        folder: The model folder; its name must be the model's name, or ``NAME@VERSION``.
 
     Returns:
         The manifest.
@@ -181,8 +181,10 @@ def parse_manifest(name: str, text: str) -> Manifest:
     except ValidationError as error:
         reasons = "; ".join(_reason(item) for item in error.errors(include_url=False))
         raise ModelRefused(f"{name}: {reasons}") from None
-    if manifest.name != name:
-        raise ModelRefused(f"{name}: name: expected the folder's name, got {manifest.name!r}")
+    full = f"{manifest.name}@{manifest.version}"
+    if name not in (manifest.name, full):
+        got = full if "@" in name else manifest.name
+        raise ModelRefused(f"{name}: name: expected the folder's name, got {got!r}")
     if manifest.voting.smooth_mm is not None:
         logger.info("%s: voting.smooth_mm has no effect on landmarks; remove it", name)
     return manifest

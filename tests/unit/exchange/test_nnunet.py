@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
-from app.exchange import import_nnunet
+from app.exchange.nnunet import import_nnunet
 from app.inference import Detector, load_checked
 from app.io import read_volume
 from app.model.manifest import Manifest, read_manifest
