@@ -42,7 +42,7 @@ async def get_models(shared: SharedDep) -> ModelsAnswer:
 )
 async def get_model(name: str, shared: SharedDep) -> ModelInfo:
     """Describe which landmarks a model finds, on which grid, and how well."""
-    return describe_model(shared.engine, name)
+    return describe_model(shared.engine, name, shared.engine.registry.get(name))
 
 
 @models_router.post(
@@ -54,7 +54,7 @@ async def get_model(name: str, shared: SharedDep) -> ModelInfo:
 async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
     """Read a model's folder again; if it is refused, the loaded model stays in use."""
     await shared.engine.reload(name)
-    return describe_model(shared.engine, name)
+    return describe_model(shared.engine, name, shared.engine.registry.models[name])
 
 
 def list_models(engine: Engine) -> ModelsAnswer:
@@ -76,20 +76,17 @@ def list_models(engine: Engine) -> ModelsAnswer:
     return ModelsAnswer(models=summaries)
 
 
-def describe_model(engine: Engine, name: str) -> ModelInfo:
+def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:
     """Describe a model as the API does.
 
     Args:
         engine: Whose model it is.
-        name: Of the model.
+        name: By which it was asked for.
+        model: The model.
 
     Returns:
         The description.
-
-    Raises:
-        UnknownModel: No model of that name is loaded.
     """
-    model = engine.registry.get(name)
     manifest = model.manifest
     return ModelInfo(
         name=manifest.name,

@@ -10,7 +10,7 @@ from app.compute import choose_devices
 from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
-from app.model import LoadedModel, scan_models
+from app.model import LoadedModel, choose_version, read_manifest, scan_models, split_name
 from app.settings import Settings
 
 
@@ -44,6 +44,36 @@ def load_model(folder: Path, settings: Settings) -> LoadedModel:
     return load_checked(folder, device, settings.precision, allow_torchscript=allow)
 
 
+def find_folder(settings: Settings, model: str | None) -> Path:
+    """Find the folder of a model, as the service chooses one.
+
+    Args:
+        settings: The service's.
+        model: Its name, or ``NAME@VERSION``; None for the default model, or for the only one.
+
+    Raises:
+        BadParameter: No name, and several models.
+        UnknownModel: There is no such model.
+        ModelRefused: The version of one of several folders of that name cannot be read.
+    """
+    folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
+    known = ", ".join(folders) or "none"
+    wanted = model or settings.default_model
+    if wanted is None:
+        names = {split_name(name)[0] for name in folders}
+        if len(names) != 1:
+            raise BadParameter(f"-m: expected the name of a model; found: {known}")
+        wanted = names.pop()
+    fitting = [one for one in folders if split_name(one)[0] == split_name(wanted)[0]]
+    if fitting == [wanted]:
+        return folders[wanted]  # Whatever is wrong with it, loading it says.
+    manifests = {name: read_manifest(folders[name]) for name in fitting}
+    chosen = choose_version(wanted, ((key, m.name, m.version) for key, m in manifests.items()))
+    if chosen is None:
+        raise UnknownModel(f"expected a model folder, got {wanted!r}; found: {known}")
+    return folders[chosen]
+
+
 class LocalDetector:
     """A model that is used without a service.
 
@@ -56,15 +86,7 @@ class LocalDetector:
     """
 
     def __init__(self, settings: Settings, model: str | None) -> None:
-        folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
-        known = ", ".join(folders) or "none"
-        name = model or settings.default_model
-        if name is None and len(folders) != 1:
-            raise BadParameter(f"-m: expected the name of a model; found: {known}")
-        name = name or next(iter(folders))
-        if name not in folders:
-            raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")
-        self._model = load_model(folders[name], settings)
+        self._model = load_model(find_folder(settings, model), settings)
         self._limits = VolumeLimits.of(settings)
 
     def detect(self, content: bytes, *, series: int | None = None) -> LandmarksAnswer:

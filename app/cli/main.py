@@ -1,4 +1,4 @@
-"""The command ``landmarkd``: serve, detect, check, models, phantom, export.
+"""The command ``landmarkd``: serve, detect, check, models, phantom, export, import, pack, install.
 
 Commands import what they need when they run, so that help and errors do not wait for torch.
 """
@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from app.cli.batch import Files, LongTable, Output, Sink, Tally, detect_all
+from app.cli.exchange import importing, install, pack
 from app.cli.export import export
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import answer_stem, list_scans, read_scan
+from app.cli.settings import read_settings
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     FORMATS,
@@ -39,6 +40,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.add_typer(importing, name="import")
 console = Console(stderr=True)
 
 INTERRUPTED = 130
@@ -96,7 +98,7 @@ def serve(
     ] = False,
 ) -> None:
     """Run the service. All other settings are environment variables LANDMARKD_*."""
-    settings = _settings(host=host, port=port, log_format="text" if demo else None)
+    settings = read_settings(host=host, port=port, log_format="text" if demo else None)
     listener = _listen(settings)
     # Imports and models make 660,000 long-lived objects, which collections would traverse again and
     # again, for a sixth of the startup time; the server enables them when it is ready.
@@ -110,15 +112,6 @@ def serve(
 
         start_demo(url, Console())
     raise typer.Exit(serve_until_stopped(settings, listener))
-
-
-def _settings(**given: object) -> Settings:
-    """Read the settings from the environment; options that were given take precedence."""
-    try:
-        return Settings.model_validate({k: v for k, v in given.items() if v is not None})
-    except ValidationError as error:
-        lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise StartupError("; ".join(lines)) from None
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -240,7 +233,7 @@ def _finder(
     if url is None:
         from app.cli.local import LocalDetector
 
-        return LocalDetector(_settings(models_dir=models_dir, device=device), model).detect
+        return LocalDetector(read_settings(models_dir=models_dir, device=device), model).detect
     from app.cli.client import Client
 
     client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
@@ -268,7 +261,7 @@ def check(
     unfinished = trainer.describe_unfinished(folder) if trainer else None
     if unfinished is not None:
         fail(unfinished)
-    settings = _settings(device=device)
+    settings = read_settings(device=device)
     if write:
         write_selfcheck(folder, allow_torchscript=settings.allow_torchscript)
     if write and scans:
@@ -311,7 +304,7 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
     from app.cli.local import load_model
     from app.model import Registry
 
-    settings = _settings(models_dir=models_dir, device=device)
+    settings = read_settings(models_dir=models_dir, device=device)
     registry = Registry(settings.models_dir, partial(load_model, settings=settings))
     registry.load_all()
     table = Table("model", "version", "landmarks", "status", "description")
@@ -340,6 +333,8 @@ def phantom(
 
 
 app.command()(export)
+app.command()(pack)
+app.command()(install)
 
 
 if __name__ == "__main__":

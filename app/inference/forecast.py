@@ -24,6 +24,9 @@ GRID_BYTES: Final = 16
 WHOLE_BYTES: Final = 256
 """Per voxel of a grid that the network sees whole: activations."""
 
+SUMS: Final = 3
+"""Outputs in memory, besides that of a single pass, while those of several passes are averaged."""
+
 BASE_BYTES: Final = 16 << 20
 """Of any scan: what a batch of tiles takes, its votes, its answer."""
 
@@ -97,6 +100,8 @@ def forecast(
     tile_shape, tiles = count_tiles(shape, spec, stride)
     check_tiles(model, tiles)
     per_grid_voxel = GRID_BYTES + (WHOLE_BYTES if spec.tile_shape == WHOLE else 0)
+    if model.network.passes > 1 and spec.tile_shape == WHOLE:
+        per_grid_voxel += SUMS * VALUE_BYTES * sum(model.manifest.channels) // stride**3
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
     return Forecast((model.digest, tile_shape), tiles, memory, voxels)

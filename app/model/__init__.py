@@ -3,40 +3,43 @@
 ============  ======================================================================================
 manifest      ``model.toml``, validated key by key
 files         files of the folder: inside it, and with the promised hash
-loader        an allow-listed architecture with its weights, or a program, as an nn.Module
-onnx          ONNX files, checked, and computed by ONNX Runtime
-torchscript   TorchScript files, where they are allowed
+sections      the sections of a manifest
+modules       networks of an allow-list, ONNX files and TorchScript as nn.Modules
+loader        the folder's weights, in an architecture, or its program, as an nn.Module
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields
 outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
 cpu_kernels   convolutions and group norms on a CPU
 precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
+versions      NAME or NAME@VERSION -> one of several folders
 registry      the models that serve, why others do not, and hot reload
 ============  ======================================================================================
 """
 
 from app.model.files import hash_file
-from app.model.loader import find_architecture, load_module
-from app.model.manifest import (
+from app.model.loader import load_module
+from app.model.manifest import Manifest, read_manifest
+from app.model.mean_shape import load_shape
+from app.model.modules import build_network, find_architecture
+from app.model.outputs import Field
+from app.model.precision import PrecisionSetting
+from app.model.registry import LoadedModel, Registry, load_model, scan_models
+from app.model.sections import (
     LOWER_PRECISIONS,
     WHOLE,
     InputSpec,
     IntensitySpec,
     LandmarkSpec,
     LowerPrecision,
-    Manifest,
-    read_manifest,
 )
-from app.model.mean_shape import load_shape
-from app.model.outputs import Field
-from app.model.precision import PrecisionSetting
-from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
+from app.model.versions import choose_version, split_name
 
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
-    "check_noise", "check_points", "find_architecture", "hash_file", "load_model", "load_module",
-    "load_shape", "read_manifest", "scan_models", "write_precisions", "write_selfcheck",
+    "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
+    "hash_file", "load_model", "load_module", "load_shape", "read_manifest", "scan_models",
+    "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

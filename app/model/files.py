@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,51 @@ from app.errors import ModelRefused
 
 
 def read_file(folder: Path, key: str, name: str, sha256: str | None = None) -> bytes:
-    """Read a file that a manifest names, once, and verify the hash of what was read.
+    """Read a file that a manifest names, as ``read_files`` does."""
+    return read_files(folder, key, [name], sha256)[0]
+
+
+def read_files(
+    folder: Path, key: str, names: Sequence[str], sha256: str | None = None
+) -> list[bytes]:
+    """Read files that a manifest names, once, and verify the hash of what was read.
 
     Args:
-        folder: The model folder. The file must lie in it, also through links.
+        folder: The model folder. The files must lie in it, also through links.
         key: The manifest's key, such as ``network.weights``, for messages.
-        name: The file's name.
-        sha256: The hash that the section of that key promises, in hexadecimal; None: no promise.
+        names: The files' names.
+        sha256: The hash that the section of that key promises, in hexadecimal, of the files one
+            after the other; None: no promise.
 
     Returns:
-        The content of the file.
+        The content of each file.
 
     Raises:
-        ModelRefused: There is no such file, it leaves the folder, or it has another hash.
+        ModelRefused: There is no such file, it leaves the folder, or they have another hash.
     """
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ModelRefused(
-            f"{folder.name}: {key}: expected a file in the folder, {name!r} leaves it"
-        )
-    if not path.is_file():
-        raise ModelRefused(f"{folder.name}: {key}: expected a file {name!r}, found none")
-    data = path.read_bytes()
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+    data = []
+    for name in names:
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise ModelRefused(
+                f"{folder.name}: {key}: expected a file in the folder, {name!r} leaves it"
+            )
+        if not path.is_file():
+            raise ModelRefused(f"{folder.name}: {key}: expected a file {name!r}, found none")
+        data.append(path.read_bytes())
+    if sha256 is not None and (found := _hash(data)) != sha256:
         section = key.partition(".")[0]
         raise ModelRefused(
-            f"{folder.name}: {section}.sha256: expected {sha256}, {path.name} has {found}"
+            f"{folder.name}: {section}.sha256: expected {sha256}, {', '.join(names)} has {found}"
         )
     return data
+
+
+def _hash(data: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in data:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def read_text(folder: Path, name: str, key: str = "", sha256: str | None = None) -> str:
@@ -64,8 +81,17 @@ def read_tensors(folder: Path, key: str, name: str, sha256: str | None = None) -
     Raises:
         ModelRefused: As ``read_file``, or it is not safetensors.
     """
+    return parse_tensors(folder, key, read_file(folder, key, name, sha256))
+
+
+def parse_tensors(folder: Path, key: str, data: bytes) -> dict[str, Tensor]:
+    """Read the content of a safetensors file; folder and key are named in messages.
+
+    Raises:
+        ModelRefused: It is not safetensors.
+    """
     try:
-        return safetensors.torch.load(read_file(folder, key, name, sha256))
+        return safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: {key}: not safetensors: {error}") from None
 
@@ -103,8 +129,11 @@ def update_hashes(folder: Path, text: str) -> str:
         found = table.get(section)
         if isinstance(found, dict) and isinstance(found.get(key), str):
             file = found[key] + ("/model.toml" if section == "refine" else "")
-            data = read_file(folder, f"{section}.{key}", file)
-            text = _set_hash(folder.name, text, section, key, hashlib.sha256(data).hexdigest())
+            members = found.get("members", []) if section == "network" else []
+            if not isinstance(members, list) or not all(isinstance(one, str) for one in members):
+                raise ModelRefused(f"{folder.name}: network.members: expected a list of files")
+            data = read_files(folder, f"{section}.{key}", [file, *members])
+            text = _set_hash(folder.name, text, section, key, _hash(data))
     return text
 
 

@@ -5,28 +5,18 @@ Neither way runs code from the folder: architectures come from allow-listed modu
 safetensors, and programs are ONNX. TorchScript, which does run code, has to be allowed.
 """
 
-import importlib
-import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from app.errors import ModelRefused
-from app.model.files import read_file, read_tensors
-from app.model.manifest import WHOLE, Manifest
-from app.model.onnx import OnnxNetwork, read_onnx
-from app.model.torchscript import read_script
-
-ARCHITECTURES: Final = ("monai.networks.nets",)
-"""Modules whose networks may be named; their submodules too."""
-
-FETCHES: Final = re.compile(r"pretrained|url|checkpoint|path|file|download")
-"""Arguments by which a constructor might fetch or unpickle weights from elsewhere."""
+from app.model.files import parse_tensors, read_files
+from app.model.manifest import Manifest
+from app.model.modules import OnnxNetwork, build_network, read_onnx, read_script
+from app.model.sections import WHOLE
 
 ONNX_SUFFIX: Final = ".onnx"
 SCRIPT_SUFFIXES: Final = (".pt", ".ts")
@@ -35,14 +25,6 @@ EXPORT: Final = (
     "external_data=False)"
 )
 """What to do with a program of another kind."""
-
-SPARE_BYTES: Final = 64 << 20
-MAX_GROWTH: Final = 4
-"""Weights may be halves of the network's, and a constructor may make tensors that it drops."""
-
-SPARE_CALLS: Final = 5000
-CALLS_PER_TENSOR: Final = 50
-"""Constructors of MONAI call torch up to 7 times for each tensor that they keep."""
 
 NAMES_SHOWN: Final = 3
 """How many names of weights a message lists."""
@@ -57,48 +39,51 @@ def load_module(folder: Path, manifest: Manifest, *, allow_torchscript: bool = F
         allow_torchscript: Whether its program may be TorchScript.
 
     Returns:
-        The module on the CPU, in eval mode, its weights frozen.
+        The module on the CPU, in eval mode, its weights frozen; a list of modules if there are
+        several members.
 
     Raises:
         ModelRefused: A file is missing or is not what the manifest promises; the key is named.
     """
-    if manifest.network.program is None:
-        module = _load_architecture(folder, manifest)
-    else:
-        module = _load_program(folder, manifest, manifest.network.program, allow_torchscript)
+    names = manifest.network.files
+    key = "network.weights" if manifest.network.program is None else "network.program"
+    for name in names:
+        _check_kind(f"{folder.name}: {key}: {name}", key, Path(name).suffix, allow_torchscript)
+    files = read_files(folder, key, names, manifest.network.sha256)
+    load = _load_architecture if manifest.network.program is None else _load_program
+    modules = [load(folder, manifest, name, data) for name, data in zip(names, files, strict=True)]
+    module = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     return module.eval()
 
 
-def _load_program(
-    folder: Path, manifest: Manifest, name: str, allow_torchscript: bool
-) -> nn.Module:
-    """Read the program of a model folder."""
-    key = f"{folder.name}: network.program: {name}"
-    suffix = Path(name).suffix
-    _check_kind(key, suffix, allow_torchscript)
-    data = read_file(folder, "network.program", name, manifest.network.sha256)
+def _load_program(folder: Path, manifest: Manifest, name: str, data: bytes) -> nn.Module:
+    """Make a network of a program."""
     try:
-        if suffix != ONNX_SUFFIX:
+        if Path(name).suffix != ONNX_SUFFIX:
             return read_script(data)
         network = read_onnx(data)
         _check_input(network, manifest)
     except ModelRefused as error:
-        raise ModelRefused(f"{key}: {error}") from error
+        raise ModelRefused(f"{folder.name}: network.program: {name}: {error}") from error
     return network
 
 
-def _check_kind(key: str, suffix: str, allow_torchscript: bool) -> None:
-    """Refuse programs that are not ONNX, unless TorchScript is allowed."""
+def _check_kind(where: str, key: str, suffix: str, allow_torchscript: bool) -> None:
+    """Refuse weights that are no safetensors, and programs that are not ONNX or allowed."""
+    if key == "network.weights":
+        if suffix != ".safetensors":
+            raise ModelRefused(f"{where}: expected .safetensors")
+        return
     if suffix == ".pt2":
-        raise ModelRefused(f"{key}: expected ONNX, got a program of torch.export; {EXPORT}")
+        raise ModelRefused(f"{where}: expected ONNX, got a program of torch.export; {EXPORT}")
     if suffix not in (ONNX_SUFFIX, *SCRIPT_SUFFIXES):
-        raise ModelRefused(f"{key}: expected a name ending in {ONNX_SUFFIX}")
+        raise ModelRefused(f"{where}: expected a name ending in {ONNX_SUFFIX}")
     if suffix in SCRIPT_SUFFIXES and not allow_torchscript:
         raise ModelRefused(
-            f"{key}: expected ONNX, got TorchScript, which torch's unpickler reads and which runs "
-            f"unreviewed code; {EXPORT}, or set LANDMARKD_ALLOW_TORCHSCRIPT=true"
+            f"{where}: expected ONNX, got TorchScript, which torch's unpickler reads and which "
+            f"runs unreviewed code; {EXPORT}, or set LANDMARKD_ALLOW_TORCHSCRIPT=true"
         )
 
 
@@ -119,129 +104,19 @@ def _sizes(sizes: tuple[int | None, ...]) -> str:
     return ", ".join("any" if size is None else str(size) for size in sizes)
 
 
-def _load_architecture(folder: Path, manifest: Manifest) -> nn.Module:
+def _load_architecture(folder: Path, manifest: Manifest, name: str, data: bytes) -> nn.Module:
     """Build an installed network and fill it with weights."""
-    name = manifest.network.weights or ""
-    if Path(name).suffix != ".safetensors":
-        raise ModelRefused(f"{folder.name}: network.weights: expected .safetensors, got {name!r}")
-    state = read_tensors(folder, "network.weights", name, manifest.network.sha256)
-    module = _build(folder.name, manifest, state)
+    key, network = f"{folder.name}: network.weights", manifest.network
+    state = parse_tensors(folder, "network.weights", data)
+    module = build_network(folder.name, network.architecture or "", network.arguments, state)
     state = _with_aliases(module.state_dict(), state)
     reasons = list(_mismatches(module.state_dict(), state))
     if reasons:
-        raise ModelRefused(f"{folder.name}: network.weights: {'; '.join(reasons)}")
+        # Of several members, it is not clear which one is meant.
+        which = f"{key}: {name}" if network.members else key
+        raise ModelRefused(f"{which}: {'; '.join(reasons)}")
     module.load_state_dict(state)
     return module
-
-
-class _BoundedConstruction(TorchFunctionMode):
-    """Context in which a constructor may make a network about as large as the weights of its file.
-
-    With a few digits too many in its arguments it would take all memory, or minutes.
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._bytes_left = SPARE_BYTES + MAX_GROWTH * sum(one.nbytes for one in weights.values())
-        self._calls_left = SPARE_CALLS + CALLS_PER_TENSOR * len(weights)
-        self._seen: set[int] = set()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - as of whatever is called
-        """Call a function of torch, and count the call and the memory of what it makes."""
-        del types
-        result = func(*args, **(kwargs or {}))
-        self._calls_left -= 1
-        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in self._seen:
-            self._seen.add(result.untyped_storage().data_ptr())
-            self._bytes_left -= result.untyped_storage().nbytes()
-        if min(self._calls_left, self._bytes_left) < 0:
-            raise ValueError(
-                "expected a network of about the size of its weights, got a larger one"
-            )
-        return result
-
-
-def _build(name: str, manifest: Manifest, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Call the constructor that the manifest names, for these weights."""
-    architecture = find_architecture(name, manifest.network.architecture or "")
-    arguments = dict(manifest.network.arguments)
-    for key, value in _fetching(architecture, arguments):
-        raise ModelRefused(
-            f"{name}: network.arguments.{key}: expected nothing to fetch, got {value!r}"
-        )
-    try:
-        with _BoundedConstruction(weights):
-            return architecture(**arguments).to(torch.float32)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelRefused(f"{name}: network.arguments: {reason:.500}") from error
-
-
-def find_architecture(name: str, architecture: str) -> type[nn.Module]:
-    """Import an allow-listed network class.
-
-    Args:
-        name: The model's name, for the message.
-        architecture: Where it is, as ``module:Class``.
-
-    Returns:
-        The class.
-
-    Raises:
-        ModelRefused: The module is not allowed, or defines no such network.
-    """
-    key = f"{name}: network.architecture"
-    module_name, _, class_name = architecture.partition(":")
-    if not _allowed(module_name):
-        raise ModelRefused(
-            f"{key}: expected a module of {', '.join(ARCHITECTURES)}, got {module_name}"
-        )
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except ImportError as error:
-        raise ModelRefused(f"{key}: expected an installed module, got {module_name}") from error
-    if not (
-        isinstance(found, type) and issubclass(found, nn.Module) and _allowed(found.__module__)
-    ):
-        raise ModelRefused(f"{key}: expected a network of {module_name}, got {class_name}")
-    return found
-
-
-def _allowed(module_name: str) -> bool:
-    return any(module_name == a or module_name.startswith(f"{a}.") for a in ARCHITECTURES)
-
-
-def _fetching(
-    architecture: type[nn.Module], arguments: Mapping[str, object]
-) -> Iterator[tuple[str, object]]:
-    """List arguments, given or default, that would make a constructor fetch weights."""
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(architecture).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    for key, value in _flatten({**defaults, **arguments}):
-        fetches = isinstance(value, str) or "pretrained" in key
-        if fetches and value and FETCHES.search(key):
-            yield key, value
-
-
-def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """List the leaves of nested arguments with their dotted keys."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flatten(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _flatten(item, key)
-    else:
-        yield key, value
 
 
 def _with_aliases(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Tile batch -> Fields: run the network, and check what it answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,7 @@ class Network:
     Attributes:
         device: Where it runs.
         dtype: What its weights and activations are.
+        passes: How often it looks at a tile: once for each member and mirror image.
     """
 
     def __init__(
@@ -36,16 +38,20 @@ class Network:
 
         Args:
             manifest: How to read its output.
-            module: The network; it is moved, not copied.
+            module: The network, or the list of its members; it is moved, not copied.
             device: Where it shall run.
             dtype: Of its weights and activations: float32, bfloat16 or float16.
         """
         self.device = device
         self.dtype = dtype
         self._output = make_output(manifest)
+        axes = manifest.mirror_axes
+        self._mirrors = [some for n in range(len(axes) + 1) for some in combinations(axes, n)]
         # Free in float32, and the layout in which bfloat16 is fast, on CPUs as on CUDA.
         layout = torch.channels_last_3d
-        self._module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
+        module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
+        self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
+        self.passes = len(self._mirrors) * len(self._members)
 
     @property
     def precision(self) -> str:
@@ -84,16 +90,25 @@ class Network:
                 run another network meanwhile, or this one.
 
         Returns:
-            One Field per tile: where they can be, views of the network's one output.
+            One Field per tile: where they can be, views of the network's one output; of several,
+            of their mean.
 
         Raises:
             NetworkFailed: The output is not what the manifest promises.
         """
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
         with torch.inference_mode(), CpuKernels(give_way):
-            output = self._module(tiles)
-        edges = tiles.shape[2:]
-        return [self._output.field(one, edges) for one in self._check(output, tiles)]
+            answers = self._answers(tiles)
+            output = next(answers) if self.passes == 1 else self._output.mean(answers)
+        return [self._output.field(one, tiles.shape[2:]) for one in output]
+
+    def _answers(self, tiles: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
+        """Yield what each member answers for each mirror image, one at a time to save memory."""
+        for axes in self._mirrors:
+            seen = tiles.flip([axis + 2 for axis in axes]) if axes else tiles
+            for member in self._members:
+                output = self._check(member(seen), tiles)
+                yield self._output.unmirror(output, axes, tiles.shape[2:]) if axes else output
 
     def _check(self, output: object, tiles: Tensor) -> Float[Tensor, "n ..."]:
         """Check that the output is one tensor of the promised shape, tiles first."""

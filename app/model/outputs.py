@@ -8,10 +8,13 @@ votes         scores and offsets                                   both, viewed
 heatmaps      one channel per landmark                             every voxel votes for itself
 coordinates   positions, perhaps with log-variances and presences  a few votes for each landmark
 ============  ===================================================  =================================
+
+Each also knows what its answer for a mirror image says of the tile itself (``unmirror``), and the
+mean of several answers, which members and mirror images give. Axes are those of a tile, 0 to 2.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -23,6 +26,10 @@ from app.model.manifest import Manifest
 
 MAX_SIGMA: Final = 1e6
 """In voxels: a larger standard deviation says no more than this one."""
+
+
+TINY: Final = 1e-30
+"""A weight that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,42 @@ class Field:
             raise ValueError("expected a background channel with softmax, got none")
 
 
+class Sides:
+    """Which landmarks change their names in a mirror image, and along which axis."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Take a manifest's partners."""
+        self._axis = manifest.left_right
+        self._partners = manifest.partners
+
+    def exchange(self, values: Tensor, dim: int, axes: Sequence[int]) -> Tensor:
+        """Give each landmark what its partner has, if left and right are exchanged.
+
+        Args:
+            values: Any values of the landmarks.
+            dim: Its axis of landmarks; what comes before the last of them is no landmark's.
+            axes: Along which a tile was mirrored.
+        """
+        if self._axis not in axes:
+            return values
+        first = values.shape[dim] - len(self._partners)  # After the background, if there is one.
+        order = [*range(first), *(first + partner for partner in self._partners)]
+        return values.index_select(dim, torch.tensor(order, device=values.device))
+
+
+def _flip(values: Float[Tensor, "*n i j k"], axes: Sequence[int]) -> Float[Tensor, "*n i j k"]:
+    """Mirror the last three axes."""
+    return values.flip([axis - 3 for axis in axes])
+
+
+def _mean(values: Iterable[Tensor]) -> Tensor:
+    """Average tensors, of which only one is in memory besides the sum, in float32."""
+    total, count = torch.zeros(()), 0
+    for one in values:
+        total, count = total.to(one.device) + one.float(), count + 1
+    return total / count
+
+
 class VotesOutput:
     """Scores and offsets; nothing is copied."""
 
@@ -63,6 +106,7 @@ class VotesOutput:
         self._stride = manifest.network.output_stride
         self._softmax = manifest.network.activation == "softmax"
         self._order = manifest.network.offset_order
+        self._sides = Sides(manifest)
         self._offset_scale = (1.0, 1.0, 1.0)
         if manifest.network.offset_unit == "mm":
             x, y, z = manifest.input.spacing_mm
@@ -83,11 +127,8 @@ class VotesOutput:
     def field(self, output: Tensor, edges: Sequence[int]) -> Field:
         """View one tile's output as scores and offsets."""
         del edges  # The output has the same axes.
-        scores, offsets = output[: self._channels[0]], output[self._channels[0] :]
-        if self._order == "axis":
-            offsets = offsets.view(3, -1, *output.shape[1:])
-        else:
-            offsets = offsets.view(-1, 3, *output.shape[1:]).transpose(0, 1)
+        scores, offsets = self._parts(output[None])
+        scores, offsets = scores[0], offsets[0]
         return Field(
             scores=scores,
             offsets=offsets,
@@ -96,6 +137,44 @@ class VotesOutput:
             offset_scale=self._offset_scale,
         )
 
+    def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
+        """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
+        del edges
+        scores, offsets = (_flip(part, axes) for part in self._parts(output))
+        signs = offsets.new_tensor([-1.0 if axis in axes else 1.0 for axis in range(3)])
+        offsets = self._sides.exchange(offsets, 2, axes) * signs[:, None, None, None, None]
+        return self._join(self._sides.exchange(scores, 1, axes), offsets)
+
+    def mean(self, outputs: Iterable[Tensor]) -> Tensor:
+        """Average scores; and offsets, each by the probability that its voxel votes."""
+        total = _mean(self._weigh(output.float()) for output in outputs)
+        sizes = [self._channels[0], self._channels[1] // 3, self._channels[1]]
+        scores, weights, moments = total.split(sizes, dim=1)
+        return self._join(scores, moments.unflatten(1, (3, -1)) / weights[:, None])
+
+    def _weigh(self, output: Tensor) -> Float[Tensor, "n weighted i j k"]:
+        """List scores, the weights of offsets, and weighted offsets, as channels."""
+        scores, offsets = self._parts(output)
+        weights = scores.softmax(1)[:, 1:] if self._softmax else scores.sigmoid()
+        weights = weights + TINY  # So that voxels at which nobody votes have offsets, too.
+        return torch.cat([scores, weights, (weights[:, None] * offsets).flatten(1, 2)], dim=1)
+
+    def _parts(
+        self, output: Float[Tensor, "n channels i j k"]
+    ) -> tuple[Float[Tensor, "n scores i j k"], Float[Tensor, "n 3 landmarks i j k"]]:
+        """View a batch of outputs as scores and offsets."""
+        scores, offsets = output[:, : self._channels[0]], output[:, self._channels[0] :]
+        shape = output.shape[2:]
+        if self._order == "axis":
+            return scores, offsets.view(len(output), 3, -1, *shape)
+        return scores, offsets.view(len(output), -1, 3, *shape).transpose(1, 2)
+
+    def _join(self, scores: Tensor, offsets: Tensor) -> Float[Tensor, "n channels i j k"]:
+        """Put the parts of a batch together again."""
+        if self._order == "landmark":
+            offsets = offsets.transpose(1, 2)
+        return torch.cat([scores, offsets.flatten(1, 2)], dim=1)
+
 
 class HeatmapsOutput:
     """One channel per landmark: offsets are zeros, all of them one number in memory."""
@@ -103,6 +182,7 @@ class HeatmapsOutput:
     def __init__(self, manifest: Manifest) -> None:
         """Read as a manifest says."""
         self._landmarks = len(manifest.landmarks)
+        self._sides = Sides(manifest)
         self._channels, _ = manifest.channels
         self._stride = manifest.network.output_stride
         self._activation = manifest.network.activation
@@ -131,6 +211,15 @@ class HeatmapsOutput:
             output = output.flatten(1).softmax(1, dtype=torch.float32).view_as(output)
         return Field(output, offsets, "none", background=False, peak=self._peak)
 
+    def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
+        """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
+        del edges
+        return self._sides.exchange(_flip(output, axes), 1, axes)
+
+    def mean(self, outputs: Iterable[Tensor]) -> Tensor:
+        """Average heatmaps as the network answers them, before their activation."""
+        return _mean(outputs)
+
 
 class CoordinatesOutput:
     """Positions: a vote each, or the sigma points of a normal distribution about each.
@@ -143,6 +232,7 @@ class CoordinatesOutput:
         """Read as a manifest says."""
         network = manifest.network
         self._landmarks = len(manifest.landmarks)
+        self._sides = Sides(manifest)
         self._unit = network.coordinate_unit
         self._extras = network.coordinate_extras
         self._sigmoid = network.activation == "sigmoid"
@@ -184,6 +274,26 @@ class CoordinatesOutput:
             background=False,
             peak=None if self._sigmoid else 1.0,
         )
+
+    def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
+        """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
+        output = self._sides.exchange(output, 1, axes).clone()
+        scale, first = self._voxels_per_unit(edges)
+        for axis in axes:
+            # Both ends of the tile together, less the position.
+            ends = (edges[axis] - 1 - 2 * first) / scale[axis]
+            output[..., axis] = ends - output[..., axis]
+        return output
+
+    def mean(self, outputs: Iterable[Tensor]) -> Tensor:
+        """Average positions and presences; variances are those of all together."""
+        answers = torch.stack([output.float() for output in outputs])
+        mean = answers.mean(0)
+        if "log_variance" in self._extras:
+            column = 3 + self._extras.index("log_variance")
+            apart = (answers[..., :3] - mean[..., :3]).square().mean(dim=(0, -1))
+            mean[..., column] = (answers[..., column].exp().mean(0) + apart).log()
+        return mean
 
     def _extra(
         self, values: Float[Tensor, "landmarks columns"], name: Literal["log_variance", "presence"]

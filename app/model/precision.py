@@ -11,7 +11,8 @@ import torch
 
 from app.compute import fast_precisions
 from app.model.loader import ONNX_SUFFIX
-from app.model.manifest import LowerPrecision, Manifest
+from app.model.manifest import Manifest
+from app.model.sections import LowerPrecision
 
 Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]

@@ -16,11 +16,13 @@ from app.compute import OnDevice, call_here
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.model.files import read_text
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, Manifest, parse_manifest
+from app.model.manifest import Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
 from app.model.precision import Precision, PrecisionSetting, choose_precision
+from app.model.sections import WHOLE
 from app.model.selfcheck import Samples, load_samples
+from app.model.versions import choose_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,8 @@ class Registry:
     One thread may load while others read: every change puts a new mapping in the place of the old.
 
     Attributes:
-        models: The models that serve, by name.
-        refusals: Why a folder does not serve, or not in its newest state, by name.
+        models: The models that serve, by the name of their folder.
+        refusals: Why a folder does not serve, or not in its newest state, by its name.
     """
 
     def __init__(
@@ -190,7 +192,8 @@ class Registry:
         """Find a model.
 
         Args:
-            name: Its name; None for the default, or for the only one loaded.
+            name: Its name, or ``NAME@VERSION``; without a version the newest is meant. None for the
+                default, or for the only one loaded.
 
         Returns:
             The model.
@@ -203,13 +206,18 @@ class Registry:
         wanted = name or self._default
         known = ", ".join(sorted(models)) or "none"
         if wanted is None:
-            if len(models) == 1:
-                return next(iter(models.values()))
-            if not models:
+            names = {model.manifest.name for model in models.values()}
+            if not names:
                 raise UnknownModel("expected a loaded model, got a service that has none")
-            raise BadParameter(f"model: expected one of {known}; got none")
-        if wanted in models:
-            return models[wanted]
+            if len(names) > 1:
+                raise BadParameter(f"model: expected one of {known}; got none")
+            wanted = names.pop()
+        folder = choose_version(
+            wanted,
+            ((key, one.manifest.name, one.manifest.version) for key, one in models.items()),
+        )
+        if folder is not None:
+            return models[folder]
         why = self.refusals.get(wanted)
         tail = f", which was refused: {why}" if why else ""
         raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")

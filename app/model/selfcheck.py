@@ -20,9 +20,10 @@ from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
 from app.model.files import read_tensors, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
-from app.model.manifest import WHOLE, LowerPrecision, Manifest, parse_manifest
+from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network
 from app.model.outputs import Field
+from app.model.sections import WHOLE, LowerPrecision
 
 Samples = Mapping[str, Tensor]
 """Samples of a Field, where they were taken, and its shape; see ``_make_samples``."""
@@ -83,14 +84,15 @@ def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
 def make_noise(manifest: Manifest) -> Float[Tensor, "1 i j k"]:
     """Make the tile of seeded noise of a self-check, with about the intensities the model knows.
 
-    Uniform in [0, 1), as percentile and window rules give; of mean 0 and variance 1 for zscore.
+    Uniform in [0, 1), as percentile and window rules give; of mean 0 and variance 1 for zscore
+    and clip.
     Models that see scans whole get WHOLE_EDGES, rounded up to multiples of their step.
     """
     tile, step = manifest.input.tile_shape, manifest.tile_step
     shape = [step * -(-edge // step) for edge in (WHOLE_EDGES if tile == WHOLE else tile)]
     random = np.random.Generator(np.random.PCG64(manifest.selfcheck.seed))
     values = random.random((1, *shape))
-    if manifest.input.intensity.method == "zscore":
+    if manifest.input.intensity.method in ("zscore", "clip"):
         values = (values - 0.5) * np.sqrt(12.0)
     return torch.from_numpy(values).float()
 

@@ -1,13 +1,15 @@
 """Scans as networks take them: in their axes, spacing and intensities, tile by tile.
 
 grid        Volume -> Grid: axes, spacing and intensities
+intensity   voxel values as the network's rule wants them
 posed_grid  Volume + Pose -> Grid: in the coordinate frame of a mean shape
 resampling  one spacing to another, along the axes
 sampling    values at any place between voxels
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
-from app.preprocessing.grid import Grid, find_window, grid_shape, make_grid, normalise
+from app.preprocessing.grid import Grid, grid_shape, make_grid
+from app.preprocessing.intensity import find_window, normalise
 from app.preprocessing.posed_grid import (
     VIEWS,
     Pose,

@@ -7,26 +7,17 @@ grid and the volume share their centre, and a grid index is the centre of its vo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from app.compute import Voxels, upload
 from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of
-from app.io import FLOAT32_MAX, Volume
-from app.model import InputSpec, IntensitySpec
+from app.io import Volume
+from app.model import InputSpec
+from app.preprocessing.intensity import find_window, normalise_
 from app.preprocessing.resampling import resample, resampled_size
-
-PERCENTILE_SAMPLES: Final = 1 << 20
-"""Percentiles are computed from at most twice this many evenly spaced voxels."""
-
-SMALLER: Final = 2.0**-70
-"""Multiplies voxel values whose differences or squares float32 does not hold."""
-
-MAX_SQUARABLE: Final = 1e18
-"""Sums of squares of larger voxel values may be infinite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,60 +133,3 @@ def index_map(shape: Sequence[int], order: Sequence[int], signs: Sequence[int]) 
         array_from_view[array_axis, view_axis] = sign
         array_from_view[array_axis, 3] = shape[array_axis] - 1 if sign < 0 else 0
     return array_from_view
-
-
-def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float] | None:
-    """Find the values that a model's intensity rule maps to 0 and 1; None if it has no window."""
-    if intensity.method == "window":
-        return intensity.lower, intensity.upper
-    if intensity.method == "percentile":
-        return percentiles(values, intensity.lower, intensity.upper)
-    return None
-
-
-def normalise(
-    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
-) -> Voxels:
-    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN.
-
-    Args:
-        values: Voxel values.
-        intensity: The rule.
-        window: What ``find_window`` returns for the rule; None: it is found here.
-
-    Returns:
-        The normalised values.
-    """
-    return normalise_(values.clone(), intensity, window)
-
-
-def normalise_(
-    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
-) -> Voxels:
-    """Do as ``normalise``, in place."""
-    if intensity.method == "none":
-        return values
-    if intensity.method == "zscore":
-        if float(values.max()) > MAX_SQUARABLE or float(values.min()) < -MAX_SQUARABLE:
-            values.mul_(SMALLER)  # Exact, and without effect on the result.
-        mean, deviation = values.mean(), values.std(correction=0)
-        return values.sub_(mean).div_(deviation.clamp_min_(1e-6))
-    lower, upper = window or find_window(values, intensity) or (0.0, 1.0)
-    if upper - lower > FLOAT32_MAX:
-        values.mul_(SMALLER)  # Exact; else the difference of two voxels would be infinite.
-        lower, upper = lower * SMALLER, upper * SMALLER
-    return values.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
-
-
-def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
-    """Compute two percentiles of at most twice PERCENTILE_SAMPLES evenly spaced voxels."""
-    flat = values.flatten()
-    sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
-    if sample.device.type == "cpu":
-        # NumPy selects where torch sorts, which is eight times faster.
-        low, high = np.percentile(sample.numpy(), [lower, upper])
-        return float(low), float(high)
-    bounds = torch.quantile(
-        sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100
-    )
-    return float(bounds[0]), float(bounds[1])

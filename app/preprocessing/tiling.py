@@ -9,7 +9,7 @@ however large the grid.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ Profiles: TypeAlias = tuple[
 """Importance along each axis, by tile along that axis and field voxel of the tile; on a device."""
 
 Indices: TypeAlias = Int[np.ndarray, "tiles 3"]
-
-PROFILE_SIGMA: Final = 0.25
-"""Width of the importance profile in tile lengths: a border counts exp(-2) of the centre."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,8 @@ def plan_tiles(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> TileP
         for size, edge in zip(grid_shape, shape, strict=True)
     ]
     profiles = tuple(
-        _profiles(start, edge, stride) for start, edge in zip(starts, shape, strict=True)
+        _profiles(start, edge, stride, spec.tile_sigma)
+        for start, edge in zip(starts, shape, strict=True)
     )
     rows = np.stack(
         np.meshgrid(*[np.arange(len(start)) for start in starts], indexing="ij"), axis=-1
@@ -158,12 +156,12 @@ def _count_starts(size: int, edge: int, overlap: float, stride: int) -> int:
 
 
 def _profiles(
-    starts: Int[np.ndarray, " tiles"], edge: int, stride: int
+    starts: Int[np.ndarray, " tiles"], edge: int, stride: int, sigma: float
 ) -> Float64[np.ndarray, "tiles u"]:
     """Compute each tile's importance along an axis: its Gaussian over the sum of all Gaussians."""
     size = edge // stride
     distance = (np.arange(size) + 0.5) / size - 0.5
-    gaussian = np.exp(-0.5 * (distance / PROFILE_SIGMA) ** 2)
+    gaussian = np.exp(-0.5 * (distance / sigma) ** 2)
     total = np.zeros(int(starts[-1]) // stride + size)
     for start in starts // stride:
         total[start : start + size] += gaussian

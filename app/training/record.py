@@ -32,7 +32,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is after a round trip through JSON."""
         values = asdict(self)
-        values["recipe"]["intensity"] = self.recipe.intensity.model_dump()
+        values["recipe"]["intensity"] = self.recipe.intensity.model_dump(exclude_unset=True)
         table: dict[str, Any] = json.loads(json.dumps(values))
         return table
 

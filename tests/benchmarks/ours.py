@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from app.model.manifest import LandmarkSpec
 from app.model.outputs import Field
+from app.model.sections import LandmarkSpec
 from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, Readout

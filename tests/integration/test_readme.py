@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import runpy
 import shlex
@@ -26,8 +27,10 @@ from app.io import markups_json
 from app.io.volume import read_volume
 from app.model.selfcheck import write_selfcheck
 from app.voting.votes import Votes
+from tests.support import nnunet_results
 from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
 from tests.support.nifti_files import nifti
+from tests.support.nnunet_results import write_results
 from tests.support.services import RAW, ServiceProcess
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -156,7 +159,26 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
         landmarks = detector.detect(volume).landmarks
         assert [landmark.name for landmark in landmarks] == ["left", "right"]
         outputs.append(detector.model.manifest.network.output)
-    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps"]
+    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps", "heatmaps"]
+
+
+def test_training_of_nnunet_is_imported_by_the_command_of_the_page(tmp_path: Path) -> None:
+    (command,) = [line for line in LINES if line.startswith("landmarkd import nnunet")]
+    arguments = shlex.split(command.replace("NAME", "blobs"))[1:]
+    results = tmp_path / arguments[2]
+    results.mkdir(parents=True)
+    write_results(results, [nnunet_results.build(), nnunet_results.build()])
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli.main", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    model = load_checked(tmp_path / "models" / "blobs", torch.device("cpu"))
+    assert model.network.passes == 2
 
 
 def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:

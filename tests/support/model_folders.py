@@ -15,8 +15,8 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from app.model.files import hash_file
-from app.model.loader import find_architecture
 from app.model.manifest import parse_manifest
+from app.model.modules import find_architecture
 from app.model.selfcheck import write_selfcheck
 
 TILE = (32, 24, 40)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import onnx
 
 from app.errors import ModelRefused
-from app.model.onnx import Message, read_onnx
+from app.model.modules.onnx import Message, read_onnx
 
 INTEGERS: Final = (0, 1, -1, 2, 3, 7, 64, 255, 1 << 20, (1 << 31) - 1, -(1 << 31), 1 << 62)
 OPERATORS: Final = sorted({schema.name for schema in onnx.defs.get_all_schemas()})

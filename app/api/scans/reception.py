@@ -37,7 +37,9 @@ class ScanQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(
-        None, description="Name of the model. Unset: the service's default model."
+        None,
+        description="Name of the model, whose newest version is meant, or NAME@VERSION. Unset: the "
+        "service's default model.",
     )
     frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
     series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")

@@ -32,8 +32,9 @@ def complete_corrections(answer: LandmarksAnswer, engine: Engine) -> LandmarksAn
         _check_position(landmark, affine)
     if not any(landmark.decided_by == "person" for landmark in answer.landmarks):
         return answer
-    model = engine.registry.models.get(answer.model.name)
-    if model is not None and model.digest == answer.model.digest:
+    loaded = engine.registry.models.values()
+    model = next((one for one in loaded if one.digest == answer.model.digest), None)
+    if model is not None:
         measured = measure_answer(answer.landmarks, model.manifest.measurements)
         return answer.model_copy(update={"measurements": measured})
     if not answer.measurements:

@@ -92,7 +92,7 @@ def _update(
             "tile_shape": "whole" if recipe.sees == "whole" else list(recipe.tile_shape),
             "divisor": recipe.divisor,
             "upright": recipe.sees == "whole" and recipe.is_upright,
-            "intensity": recipe.intensity.model_dump(),
+            "intensity": recipe.intensity.model_dump(exclude_unset=True),
         },
         "network": {
             "architecture": ARCHITECTURE,

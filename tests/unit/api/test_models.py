@@ -1,5 +1,6 @@
 """``/v1/models``: the models of a service, listed and described."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,30 @@ def test_reload_of_a_broken_folder_is_refused_and_no_failure_of_the_service(tmp_
         assert "schema" in problem.detail
         response = client.post(URL, content=toy_scan(), headers=RAW)
         assert response.status_code == 200
+
+
+def test_versions_side_by_side_are_asked_for_by_name_and_version(tmp_path: Path) -> None:
+    models = toy_models(tmp_path)
+    old, new = models / MODEL, models / f"{MODEL}@1.10.0"
+    shutil.copytree(old, new)
+    text = (new / "model.toml").read_text()
+    (new / "model.toml").write_text(text.replace('version = "1.0.0"', 'version = "1.10.0"'))
+    settings = toy_settings(models, admin_key_hash=hash_key("admin"))
+    with running(settings) as client:
+        names = [item["name"] for item in client.get("/v1/models").json()["models"]]
+        assert names == [MODEL, new.name]
+        for wanted, version in (
+            (MODEL, "1.10.0"),
+            (f"{MODEL}@1.10.0", "1.10.0"),
+            (f"{MODEL}@1.0.0", "1.0.0"),
+        ):
+            params = {"model": wanted}
+            answer = client.post(URL, content=toy_scan(), headers=RAW, params=params).json()
+            assert (answer["model"]["name"], answer["model"]["version"]) == (MODEL, version)
+            assert client.get(f"/v1/models/{wanted}").json()["version"] == version
+        unknown = client.get(f"/v1/models/{MODEL}@3")
+        assert problem_of(unknown).code == "unknown-model"
+        key = {"Authorization": "Bearer admin"}
+        for folder, version in ((old, "1.0.0"), (new, "1.10.0")):
+            response = client.post(f"/v1/models/{folder.name}/reload", headers=key)
+            assert response.json()["version"] == version

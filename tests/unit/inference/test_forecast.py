@@ -1,5 +1,7 @@
 """What a scan will take is known from its header, and bounds what is computed afterwards."""
 
+from pathlib import Path
+
 import nibabel as nib
 import numpy as np
 import pytest
@@ -49,6 +51,17 @@ def test_memory_grows_with_the_scan_and_with_the_grid(model: LoadedModel) -> Non
         for content in (file_of((20, 20, 20)), file_of((40, 40, 40), 0.5), file_of((40, 40, 40)))
     )
     assert small < fine < wide
+
+
+def test_memory_grows_with_outputs_that_are_averaged(tmp_path: Path) -> None:
+    def memory(name: str, **network: object) -> int:
+        whole = {"tile_shape": "whole", "divisor": 2}
+        folder = make_model_folder(tmp_path, name, input=whole, network=network)
+        loaded = load_checked(folder, torch.device("cpu"))
+        return forecast(file_of((20, 20, 20)), LIMITS, loaded).memory
+
+    grid = 20 * 14 * 10  # At the model's spacing, rounded up.
+    assert memory("mirrored", mirror=["i"]) - memory("plain") >= 12 * 4 * grid
 
 
 def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:

@@ -200,7 +200,7 @@ def test_an_architecture_whose_module_cannot_be_imported_is_refused(
     def fail(name: str) -> None:
         raise ImportError(f"cannot import name 'x' from {name!r}")
 
-    monkeypatch.setattr("app.model.loader.importlib.import_module", fail)
+    monkeypatch.setattr("app.model.modules.architectures.importlib.import_module", fail)
     registry.load_all()
     assert "network.architecture: expected an installed module" in registry.refusals["toy"]
 

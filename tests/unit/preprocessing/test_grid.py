@@ -11,8 +11,9 @@ from scipy.spatial.transform import Rotation
 
 from app.geometry import Affine, spacing_of, transform
 from app.io.volume import Volume
-from app.model.manifest import InputSpec, IntensitySpec
-from app.preprocessing.grid import make_grid, normalise, orient
+from app.model.sections import InputSpec, IntensitySpec
+from app.preprocessing.grid import make_grid, orient
+from app.preprocessing.intensity import normalise
 from app.preprocessing.resampling import resample
 
 CPU = torch.device("cpu")

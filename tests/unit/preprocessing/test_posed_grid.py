@@ -9,7 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from app.geometry import Affine, Points, transform, translation
 from app.io.volume import Volume
-from app.model.manifest import InputSpec, IntensitySpec
+from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing.grid import Grid
 from app.preprocessing.posed_grid import (
     VIEWS,

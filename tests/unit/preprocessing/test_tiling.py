@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import TooLarge
-from app.model.manifest import InputSpec, IntensitySpec
+from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing.tiling import TilePlan, extract_tile, load_profiles, plan_tiles, tile_weights
 
 CPU = torch.device("cpu")

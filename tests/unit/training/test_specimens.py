@@ -10,7 +10,7 @@ import torch
 
 from app.geometry import scaling, transform
 from app.io.volume import read_volume
-from app.model.manifest import InputSpec, IntensitySpec
+from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing.grid import make_grid
 from app.training.data.specimens import load_specimen, pair_files
 from tests.support.dicom_files import PLACE, as_dicom, zipped

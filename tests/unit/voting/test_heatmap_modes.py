@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.model.manifest import LandmarkSpec
+from app.model.sections import LandmarkSpec
 from app.voting.landmarks import Landmark, locate
 from app.voting.modes import Modes, find_modes
 from app.voting.readout import GridFrame, Readout

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
-from app.model.manifest import InputSpec
 from app.model.outputs import Field
+from app.model.sections import InputSpec
 from app.preprocessing.tiling import load_profiles, plan_tiles, tile_weights
 from app.voting.reference import Placement
 from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import ModelRefused
-from app.model.torchscript import read_script
+from app.model.modules.torchscript import read_script
 from tests.support.model_folders import TILE, build_network, manifest_table, scripted
 
 
@@ -44,7 +44,7 @@ def test_damaged_or_endless_source_is_refused(monkeypatch: pytest.MonkeyPatch) -
     damaged = data[:at] + bytes(8) + data[at + 8 :]
     with pytest.raises(ModelRefused, match="expected an undamaged archive, got "):
         read_script(damaged)
-    monkeypatch.setattr("app.model.torchscript.SOURCE_LIMIT", 10)
+    monkeypatch.setattr("app.model.modules.torchscript.SOURCE_LIMIT", 10)
     with pytest.raises(ModelRefused, match="expected source up to 10 bytes, got "):
         read_script(data)
 

@@ -23,7 +23,7 @@ from app.inference.load import load_checked
 from app.io import Volume
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
-from app.model.onnx import Session, read_onnx
+from app.model.modules.onnx import Session, read_onnx
 from app.model.selfcheck import write_selfcheck
 from app.phantom import make_phantom
 from tests.support.model_folders import TILE, exported, toy_onnx
@@ -39,7 +39,7 @@ from tests.support.onnx_files import (
     value,
 )
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[4] / "models"
 CPU = torch.device("cpu")
 
 RELATIVE = 1e-4
@@ -118,9 +118,9 @@ def test_onnx_runtime_keeps_and_reports_nothing(tmp_path: Path) -> None:
     home, file = tmp_path / "home", tmp_path / "network.onnx"
     home.mkdir()
     file.write_bytes(toy_onnx())
-    read = "from pathlib import Path\nfrom app.model.onnx import read_onnx\n"
+    read = "from pathlib import Path\nfrom app.model.modules.onnx import read_onnx\n"
     program = f"{read}read_onnx(Path({str(file)!r}).read_bytes())"
-    environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
     assert list(home.rglob("*")) == []
 
@@ -271,7 +271,7 @@ def test_damaged_file_is_refused(length: int) -> None:
 
 def test_larger_file_than_protobuf_allows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = toy_onnx()
-    monkeypatch.setattr("app.model.onnx.MAX_BYTES", len(data) - 1)
+    monkeypatch.setattr("app.model.modules.onnx.MAX_BYTES", len(data) - 1)
     with pytest.raises(ModelRefused, match=f"up to {len(data) - 1} bytes, got {len(data)}"):
         read_onnx(data)
 

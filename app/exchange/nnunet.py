@@ -1,0 +1,304 @@
+"""A results folder of nnU-Net or nnLandmark -> a model folder.
+
+Checkpoints are read without running code of theirs: tensors, numbers and text, and nothing else.
+Networks are built from an allow-list, and their weights are stored as safetensors.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import tomlkit
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+
+from app.errors import BadParameter, ModelRefused
+from app.exchange.plans import Plan, read_plan
+from app.model import build_network, write_selfcheck
+
+CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
+
+ALL_FOLDS: Final = "fold_all"
+"""The folder of a network that was trained on all scans."""
+
+SCALAR: Final[Any] = np.float64(0).__reduce__()[0]
+"""What makes a NumPy scalar of a dtype and bytes."""
+
+Named: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], str]
+"""What a checkpoint may call; with the name that it has there, if that is another one."""
+
+NUMBERS: Final[list[Named]] = [np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+"""Types of NumPy's numbers, which nnU-Net's logs are made of."""
+
+SCALARS: Final[list[Named]] = [
+    (SCALAR, f"{module}.multiarray.scalar") for module in ("numpy.core", "numpy._core")
+]
+"""The same function, under the names that old and new versions of NumPy write."""
+
+THRESHOLD: Final = 0.2
+"""Of a heatmap's peak: what weaker voxels say is left out."""
+
+OVERLAP: Final = 0.5
+SIGMA: Final = 0.125
+"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges."""
+
+BALL_RADIUS: Final = 15
+"""Of nnLandmark's targets, which fall evenly to 0 one voxel outside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is needed of a checkpoint.
+
+    Attributes:
+        fold: Name of its folder.
+        weights: The network's state.
+        configuration: Name of the configuration in the plans.
+        mirror: Axes of its input along which nnU-Net mirrors in inference, too.
+        trainer: Name of nnU-Net's class that trained it.
+    """
+
+    fold: str
+    weights: Mapping[str, Tensor]
+    configuration: str
+    mirror: tuple[int, ...]
+    trainer: str
+
+    @property
+    def file(self) -> str:
+        """Name of its weights in a model folder."""
+        return f"{self.fold}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is needed of a training.
+
+    Attributes:
+        plan: What its networks expect.
+        checkpoints: One for each fold.
+        channels: How many channels its networks answer.
+    """
+
+    plan: Plan
+    checkpoints: tuple[Checkpoint, ...]
+    channels: int
+
+    @property
+    def answers_labels(self) -> bool:
+        """Whether there is a channel for the background, too."""
+        return self.channels > len(self.plan.landmarks)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the constructor of its networks."""
+        return self.plan.arguments | {"input_channels": 1, "num_classes": self.channels}
+
+
+def import_nnunet(
+    results: Path,
+    output: Path,
+    *,
+    orientation: str | None = None,
+    folds: Sequence[str] = (),
+    radius: float | None = None,
+    version: str = "1.0.0",
+) -> Path:
+    """Write a model folder of a training.
+
+    Args:
+        results: The folder with ``plans.json``, ``dataset.json`` and ``fold_0`` and so on.
+        output: Folder to write; its name becomes the model's.
+        orientation: See ``app.exchange.plans.read_plan``.
+        folds: Which folds to take, such as ``0`` or ``all``; empty: all that are there.
+        radius: Of the ball around a landmark that the network was trained to mark, in voxels; None:
+            nnLandmark's.
+        version: Of the model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        BadParameter: An option does not fit, or the output exists.
+        ModelRefused: The training cannot be served; the reason is named.
+    """
+    if output.exists():
+        raise BadParameter(f"-o: expected a folder that is not there yet, {output} is")
+    training = _read_training(results, orientation, folds)
+    document = _manifest(output.name, version, training)
+    document["voting"] = _voting(training, radius)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Written next to its final path and then renamed, so that nobody serves half of it.
+    with TemporaryDirectory(prefix=".", dir=output.parent) as temporary:
+        folder = Path(temporary) / output.name
+        folder.mkdir()
+        for each in training.checkpoints:
+            save_model(_build(results.name, training, each), str(folder / each.file))
+        (folder / "model.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
+        (folder / "README.md").write_text(_card(output.name, training), encoding="utf-8")
+        write_selfcheck(folder)
+        folder.rename(output)
+    return output
+
+
+def _read_training(results: Path, orientation: str | None, folds: Sequence[str]) -> Training:
+    """Read all that is needed of a training."""
+    checkpoints = [_read_checkpoint(path) for path in _find_checkpoints(results, folds)]
+    first = checkpoints[0]
+    if len({(each.configuration, each.mirror) for each in checkpoints}) > 1:
+        raise ModelRefused(f"{results.name}: expected folds of one training, got several")
+    plans, dataset = (_read_json(results / name) for name in ("plans.json", "dataset.json"))
+    try:
+        plan = read_plan(plans, dataset, first.configuration, orientation)
+    except ModelRefused as refusal:
+        raise ModelRefused(f"{results.name}: {refusal}") from refusal
+    return Training(plan, tuple(checkpoints), _count_channels(results.name, first, plan))
+
+
+def _find_checkpoints(results: Path, folds: Sequence[str]) -> list[Path]:
+    """Find the checkpoint of each fold; all folds but the one of all scans, if there are any."""
+    names = [f"fold_{fold}" for fold in folds]
+    if not names:
+        there = sorted(path.name for path in results.glob("fold_*"))
+        names = [name for name in there if name != ALL_FOLDS] or there
+    found = []
+    for name in names:
+        paths = [results / name / file for file in CHECKPOINTS]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise ModelRefused(f"{results.name}: {name}: expected {' or '.join(CHECKPOINTS)}")
+        found.append(path)
+    if not found:
+        raise ModelRefused(f"{results.name}: expected folders fold_0, fold_1, ..., found none")
+    return found
+
+
+def _read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint; its file can make nothing but tensors, numbers and text."""
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        with torch.serialization.safe_globals([*NUMBERS, *SCALARS]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        weights = state["network_weights"].items()
+        mirror = state.get("inference_allowed_mirroring_axes") or ()
+        return Checkpoint(
+            fold=path.parent.name,
+            weights={
+                name.removeprefix("module."): one
+                for name, one in weights
+                if isinstance(one, Tensor)
+            },
+            configuration=str(state["init_args"]["configuration"]),
+            mirror=tuple(int(axis) for axis in mirror),
+            trainer=str(state["trainer_name"]),
+        )
+    except (
+        pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, ValueError,
+        EOFError,
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
+        raise ModelRefused(
+            f"{where}: expected a checkpoint of nnU-Net, version 2, of nothing but tensors, "
+            f"numbers and text, got {type(error).__name__}: {reason:.300}"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelRefused(f"{path.parent.name}: expected {path.name} to read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelRefused(f"{path.parent.name}: {path.name}: expected an object")
+    return content
+
+
+def _count_channels(name: str, checkpoint: Checkpoint, plan: Plan) -> int:
+    """Say how many channels a network answers: one for each landmark, perhaps a background."""
+    heads = [key for key in checkpoint.weights if "seg_layers" in key and key.endswith("weight")]
+    channels = {len(checkpoint.weights[head]) for head in heads}
+    landmarks = len(plan.landmarks)
+    if channels not in ({landmarks}, {landmarks + 1}):
+        raise ModelRefused(
+            f"{name}: expected a network of {landmarks} heatmaps, or {landmarks + 1} with a "
+            f"background, as dataset.json has {landmarks} landmarks; got {sorted(channels)}"
+        )
+    return channels.pop()
+
+
+def _build(name: str, training: Training, checkpoint: Checkpoint) -> nn.Module:
+    """Build the network of a checkpoint."""
+    plan = training.plan
+    network = build_network(name, plan.architecture, training.arguments, checkpoint.weights)
+    try:
+        network.load_state_dict(checkpoint.weights)
+    except RuntimeError as error:
+        raise ModelRefused(
+            f"{name}: {checkpoint.fold}: expected weights of plans.json, got {error!s:.300}"
+        ) from error
+    return network
+
+
+def _voting(training: Training, radius: float | None) -> dict[str, Any]:
+    """Say at what distance from a landmark the answer falls to the threshold."""
+    voxel_mm = float(np.prod(training.plan.spacing_mm)) ** (1 / 3)
+    if not training.answers_labels:
+        reach = (1 - THRESHOLD) * ((BALL_RADIUS if radius is None else radius) + 1)
+        return {"threshold": THRESHOLD, "radius_mm": round(reach * voxel_mm, 4)}
+    if radius is None:
+        raise BadParameter(
+            "--radius: expected the radius in voxels of what each label of the training marks, as "
+            "the network answers labels, not heatmaps"
+        )
+    return {"threshold": 0.5, "radius_mm": round(radius * voxel_mm, 4)}
+
+
+def _manifest(name: str, version: str, training: Training) -> dict[str, Any]:
+    """Write all of the manifest but the section ``voting``."""
+    plan, checkpoints = training.plan, training.checkpoints
+    files = [each.file for each in checkpoints]
+    return {
+        "schema": 1,
+        "name": name,
+        "version": version,
+        "description": f"{len(plan.landmarks)} landmarks of {plan.dataset}",
+        "license": plan.licence,
+        "input": {
+            "orientation": plan.orientation,
+            "spacing_mm": list(plan.spacing_mm),
+            "tile_shape": list(plan.patch),
+            "tile_overlap": OVERLAP,
+            "tile_sigma": SIGMA,
+            "intensity": plan.intensity,
+        },
+        "network": {
+            "output": "heatmaps",
+            "architecture": plan.architecture,
+            "weights": files[0],
+            "members": files[1:],
+            "mirror": ["ijk"[axis] for axis in checkpoints[0].mirror],
+            "activation": "softmax" if training.answers_labels else "sigmoid",
+            "arguments": training.arguments,
+        },
+        "voting": {},
+        "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
+        "landmarks": [{"name": landmark} for landmark in plan.landmarks],
+    }
+
+
+def _card(name: str, training: Training) -> str:
+    """Write the model card: where the model comes from."""
+    plan, first = training.plan, training.checkpoints[0]
+    folds = ", ".join(each.fold for each in training.checkpoints)
+    return (
+        f"# {name}\n\n"
+        f"{len(plan.landmarks)} landmarks. Imported from a training of nnU-Net: dataset "
+        f"`{plan.dataset}`, configuration `{first.configuration}`, trainer `{first.trainer}`, "
+        f"{folds}.\n\nIts errors on scans that it has not seen were not measured here.\n"
+    )

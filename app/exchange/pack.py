@@ -1,0 +1,200 @@
+"""A model folder -> one file to share, and back.
+
+The file is a ZIP archive of a folder ``NAME@VERSION`` with what the manifest names, the card, the
+licence, and ``SHA256SUMS`` in the form that sha256sum checks. Nothing in it is compressed, and it
+has no dates: the same folder makes the same bytes everywhere, and no file holds more than its size.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+
+from app.errors import BadParameter, ModelRefused
+from app.model import Manifest, hash_file, read_manifest, scan_models
+
+SUMS: Final = "SHA256SUMS"
+
+EXTRAS: Final = ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt")
+"""Files that no manifest names, and that are shared."""
+
+VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""Versions that may be part of a folder's name."""
+
+PLACE: Final = re.compile(
+    r"[a-z0-9-]{1,64}@[A-Za-z0-9][A-Za-z0-9._+-]{0,31}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){1,2}"
+)
+"""Paths in an archive: files of the folder, and of the folder of its second model."""
+
+MAX_FILES: Final = 64
+MAX_SUMS: Final = 1 << 16
+EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+BLOCK: Final = 1 << 20
+
+
+def pack_model(folder: Path, output: Path | None = None) -> Path:
+    """Write a model folder as one file.
+
+    Args:
+        folder: The model folder; the caller has checked that it serves.
+        output: File to write; None: ``NAME-VERSION.zip`` in the working directory.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModelRefused: The folder is no model, or its version cannot be part of a name.
+        BadParameter: The output exists.
+    """
+    manifest = read_manifest(folder)
+    if not VERSION.fullmatch(manifest.version):
+        raise ModelRefused(
+            f"{folder.name}: version: expected letters, digits, '.', '_', '+' and '-', as it "
+            f"becomes part of a name, got {manifest.version!r}"
+        )
+    output = output or Path(f"{manifest.name}-{manifest.version}.zip")
+    if output.exists():
+        raise BadParameter(f"-o: expected a file that is not there yet, {output.name} is")
+    files = sorted(_files(folder, manifest))
+    sums = "".join(f"{hash_file(folder / name)}  {name}\n" for name in files)
+    temporary = output.with_name(f".{output.name}.new")
+    try:
+        with ZipFile(temporary, "x") as archive:
+            top = f"{manifest.name}@{manifest.version}"
+            archive.writestr(_entry(f"{top}/{SUMS}"), sums)
+            for name in files:
+                _add(archive, f"{top}/{name}", folder / name)
+        temporary.rename(output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return output
+
+
+def install_model(file: Path, models: Path, check: Callable[[Path], object]) -> tuple[Path, bool]:
+    """Unpack a file beside the other models, in a folder ``NAME@VERSION``.
+
+    Nothing that is there is changed; a file with a wrong hash, or with anything else than a model,
+    leaves nothing.
+
+    Args:
+        file: As ``pack_model`` writes it.
+        models: The folder of model folders.
+        check: Raises if a folder does not serve; it is then not installed.
+
+    Returns:
+        The folder, and whether it is new.
+
+    Raises:
+        StartupError: There is no such folder of models.
+        ModelRefused: The file is something else, is damaged, or its version is there with other
+            content.
+    """
+    scan_models(models)
+    try:
+        with ZipFile(file) as archive:
+            entries = _check_entries(archive, file)
+            top = entries[0].filename.partition("/")[0]
+            target = models / top
+            sums = _read_sums(archive, top)
+            if target.exists():
+                if not _has(target, sums):
+                    raise ModelRefused(f"{file.name}: {top} is there already, with other content")
+                return target, False
+            with TemporaryDirectory(prefix=".", dir=models) as temporary:
+                folder = Path(temporary) / top
+                _extract(archive, entries, Path(temporary), dict(sums))
+                check(folder)
+                folder.rename(target)
+    except (BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise ModelRefused(
+            f"{file.name}: expected a file that landmarkd pack wrote, got {error!s:.200}"
+        ) from error
+    return target, True
+
+
+def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """List what belongs to a model, relative to its folder."""
+    yield "model.toml"
+    yield from manifest.network.files
+    if manifest.shape is not None:
+        yield manifest.shape.mean
+    if manifest.selfcheck.expected is not None:
+        yield manifest.selfcheck.expected
+    yield from (name for name in EXTRAS if (folder / name).is_file())
+    if manifest.refine is not None:
+        inner = folder / manifest.refine.folder
+        yield from (f"{inner.name}/{name}" for name in _files(inner, read_manifest(inner)))
+
+
+def _entry(name: str) -> ZipInfo:
+    """Describe a file of an archive, the same at any time."""
+    entry = ZipInfo(name, EPOCH)
+    entry.compress_type, entry.create_system = ZIP_STORED, 3
+    entry.external_attr = 0o100644 << 16
+    return entry
+
+
+def _add(archive: ZipFile, name: str, path: Path) -> None:
+    entry = _entry(name)
+    entry.file_size = path.stat().st_size
+    with path.open("rb") as source, archive.open(entry, "w") as target:
+        while block := source.read(BLOCK):
+            target.write(block)
+
+
+def _check_entries(archive: ZipFile, file: Path) -> list[ZipInfo]:
+    """Refuse archives of anything else than the files of one folder, as large as they say."""
+    entries = archive.infolist()
+    names = [entry.filename for entry in entries]
+    if not 1 < len(entries) <= MAX_FILES or len(set(names)) < len(names):
+        raise BadZipFile(f"{len(entries)} files")
+    for name in names:
+        if not PLACE.fullmatch(name):
+            raise BadZipFile(f"a file {name!r:.100}")
+    if len({name.partition("/")[0] for name in names}) > 1:
+        raise BadZipFile("files of several models")
+    if any(entry.compress_type != ZIP_STORED for entry in entries):
+        raise BadZipFile("compressed files")
+    if sum(entry.file_size for entry in entries) > file.stat().st_size:
+        raise BadZipFile("files that are larger than all of it")
+    return entries
+
+
+def _extract(
+    archive: ZipFile, entries: list[ZipInfo], root: Path, expected: dict[str, str]
+) -> None:
+    """Write the files of an archive, each of which must have its promised hash."""
+    top = entries[0].filename.partition("/")[0]
+    for entry in entries:
+        path = root / entry.filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with archive.open(entry) as source, path.open("xb") as target:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                target.write(block)
+        name = entry.filename.removeprefix(f"{top}/")
+        if name != SUMS and expected.pop(name, None) != digest.hexdigest():
+            raise BadZipFile(f"another hash of {name} than its {SUMS} promises")
+    if expected:
+        raise BadZipFile(f"none of {', '.join(expected)!r:.100}")
+
+
+def _read_sums(archive: ZipFile, top: str) -> dict[str, str]:
+    """Read the hash of each file of a model's folder."""
+    entry = archive.getinfo(f"{top}/{SUMS}")
+    if entry.file_size > MAX_SUMS:
+        raise BadZipFile(f"{SUMS} of {entry.file_size} bytes")
+    lines = (line.partition("  ") for line in archive.read(entry).decode("utf-8").splitlines())
+    return {name: digest for digest, _, name in lines if PLACE.fullmatch(f"{top}/{name}")}
+
+
+def _has(folder: Path, sums: Mapping[str, str]) -> bool:
+    """Say whether a folder holds the files of these hashes."""
+    return all(
+        (folder / name).is_file() and hash_file(folder / name) == digest
+        for name, digest in sums.items()
+    )

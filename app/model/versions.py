@@ -1,0 +1,53 @@
+"""Which version of a model a name means, where several are side by side.
+
+A folder is called ``NAME``, or ``NAME@VERSION``. A request for ``NAME@VERSION`` means that version,
+in whichever folder it is; one for ``NAME`` means the newest.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+VersionKey: TypeAlias = tuple[object, ...]
+
+
+def split_name(wanted: str) -> tuple[str, str | None]:
+    """Split ``NAME@VERSION``; the version is None if there is none."""
+    name, at, version = wanted.partition("@")
+    return name, version if at else None
+
+
+def choose_version(wanted: str, known: Iterable[tuple[str, str, str]]) -> str | None:
+    """Choose the folder of a model.
+
+    Args:
+        wanted: A name, perhaps with a version.
+        known: Folder, name and version of each model.
+
+    Returns:
+        The folder: that of the version, or of the newest; among equals the one that is called as
+        ``wanted``. None if there is none.
+    """
+    name, version = split_name(wanted)
+    fitting = [
+        (version_key(one), folder == wanted, folder)
+        for folder, model, one in known
+        if model == name and version in (None, one)
+    ]
+    return max(fitting)[2] if fitting else None
+
+
+def version_key(version: str) -> VersionKey:
+    """Return what orders versions: 1.10 is newer than 1.9, and 1.0 than 1.0-rc1.
+
+    Parts between dots are compared as numbers if they are some, which are newer than text. What
+    follows a plus says nothing.
+    """
+    release, dash, suffix = version.partition("+")[0].partition("-")
+    return _parts(release), not dash, _parts(suffix)
+
+
+def _parts(text: str) -> tuple[tuple[bool, int, str], ...]:
+    return tuple(
+        (True, int(part), "") if part.isascii() and part.isdigit() else (False, 0, part)
+        for part in text.split(".")
+    )

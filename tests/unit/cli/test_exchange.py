@@ -1,0 +1,82 @@
+"""Model folders are imported, packed and installed by the command."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.model import hash_file
+from tests.support.model_folders import make_model_folder
+from tests.support.nnunet_results import build, write_results
+from tests.support.services import toy_scan
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    (tmp_path / "scan.nii").write_bytes(toy_scan())
+    return tmp_path / "scan.nii"
+
+
+def test_packed_model_is_installed_beside_another_version(
+    tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = tmp_path / "models"
+    models.mkdir()
+    folder = make_model_folder(models)
+    packed = run("pack", folder)
+    file = tmp_path / "toy-1.0.0.zip"
+    assert packed.exit_code == 0, packed.output
+    assert hash_file(file) in packed.output.replace("\n", "")
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(text.replace('"1.0.0"', '"0.9.0"'))
+    for words in ("is installed", "is there already"):
+        result = run("install", file, "--models-dir", models)
+        assert result.exit_code == 0, result.output
+        assert words in result.output
+    for wanted, version in (("toy", "1.0.0"), ("toy@0.9.0", "0.9.0"), (None, "1.0.0")):
+        chosen = [] if wanted is None else ["-m", wanted]
+        result = run("detect", scan, *chosen, "--models-dir", models)
+        assert json.loads(result.stdout)["model"]["version"] == version
+    for wanted in ("toy@2", "else"):
+        result = run("detect", scan, "-m", wanted, "--models-dir", models)
+        assert isinstance(result.exception, UnknownModel)
+    make_model_folder(models, "other")
+    assert isinstance(run("detect", scan, "--models-dir", models).exception, BadParameter)
+
+
+def test_folder_that_does_not_serve_is_not_packed(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").write_bytes(b"")
+    result = run("pack", folder, "-o", tmp_path / "toy.zip")
+    assert isinstance(result.exception, ModelRefused)
+    assert not (tmp_path / "toy.zip").exists()
+
+
+def test_training_of_nnunet_is_imported(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    write_results(results, [build(), build()])
+    folder = tmp_path / "blobs"
+    result = run("import", "nnunet", results, "-o", folder, "--orientation", "RAS", "--fold", 1)
+    assert result.exit_code == 0, result.output
+    assert (folder / "fold_1.safetensors").exists()
+    assert not (folder / "fold_0.safetensors").exists()
+    assert run("check", folder).exit_code == 0
+
+
+def test_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tomlkit", None)
+    monkeypatch.delitem(sys.modules, "app.exchange.nnunet", raising=False)
+    monkeypatch.delattr("app.exchange.nnunet", raising=False)
+    result = run("import", "nnunet", tmp_path, "-o", tmp_path / "blobs")
+    assert isinstance(result.exception, StartupError)
+    assert "pip install 'landmarkd[nnunet]'" in str(result.exception)

@@ -1,0 +1,302 @@
+"""Trainings of nnU-Net and nnLandmark become model folders that answer what the originals do."""
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from app.errors import BadParameter, ModelRefused
+from app.exchange.nnunet import import_nnunet
+from app.inference import Detector, load_checked
+from app.io import read_volume
+from app.model.manifest import Manifest, read_manifest
+from app.model.outputs import make_output
+from app.voting import GridFrame, filter_votes, locate
+from app.voting.readout import Readout
+from tests.support import nnunet_results
+from tests.support.nnunet_results import (
+    ORIENTATION,
+    PATCH,
+    SPACING,
+    TRANSPOSE,
+    make_case,
+    make_plans,
+    predict,
+    trained,
+    write_results,
+)
+
+CPU = torch.device("cpu")
+LARGE = (40, 50, 30)
+EXACT = 0.01
+ALIKE = 0.025
+"""Voxels. Where tiles overlap, nnU-Net averages logits, and this service what they stand for; of a
+network that was trained for seconds, tiles differ more than of a real one."""
+
+
+def scan_of(values: Float[np.ndarray, "j i k"]) -> bytes:
+    """Write a scan that SimpleITK reads and nnU-Net permutes to these values."""
+    read = values.transpose(np.argsort(TRANSPOSE))  # As SimpleITK reads it: k, j, i.
+    k, j, i = (SPACING[list(TRANSPOSE).index(axis)] for axis in range(3))
+    signs = [1.0 if code in "RAS" else -1.0 for code in ORIENTATION]
+    affine = np.diag([*(sign * mm for sign, mm in zip(signs, (i, j, k), strict=True)), 1.0])
+    image = nib.Nifti1Image(read.transpose(2, 1, 0), affine)
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+def to_file(points: np.ndarray) -> np.ndarray:
+    """Map indices of the network's input to those of the file."""
+    return np.asarray(points[:, np.argsort(TRANSPOSE)][:, ::-1])
+
+
+def detect(folder: Path, values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Find the landmarks, in voxels of the file; and say of how many tiles."""
+    detection = Detector(load_checked(folder, CPU)).detect(read_volume(scan_of(values)))
+    assert [one.status for one in detection.landmarks] == ["detected"] * 2
+    return np.array([one.ijk for one in detection.landmarks]), detection.tiles
+
+
+def read_out(logits: Tensor, manifest: Manifest) -> np.ndarray:
+    """Read the landmarks of heatmaps that are there whole, in voxels of the file."""
+    i, j, k = logits.shape[1:]
+    voting = manifest.voting
+    readout = Readout(2, (i, j, k), SPACING, voting.radius_mm, heatmap_threshold=voting.threshold)
+    field = make_output(manifest).field(logits, logits.shape[1:])
+    frame = GridFrame(np.eye(4), np.diag([*SPACING, 1.0]))
+    votes = filter_votes(field, voting.threshold)
+    return to_file(np.array([one.ijk for one in locate(votes, readout, frame, manifest.landmarks)]))
+
+
+def imported(
+    root: Path, networks: Sequence[nn.Module], mirror: tuple[int, ...] | None = None
+) -> Path:
+    """Import a training of some folds."""
+    results = root / "Dataset900_Blobs"
+    results.mkdir()
+    write_results(results, networks, mirror=mirror)
+    radius = float(nnunet_results.BALL_RADIUS)
+    return import_nnunet(results, root / "blobs", orientation=ORIENTATION, radius=radius)
+
+
+@pytest.mark.parametrize("mirror", [None, (0, 2)])
+@pytest.mark.parametrize("folds", [1, 2])
+def test_landmarks_are_those_of_the_original_in_one_tile(
+    tmp_path: Path, folds: int, mirror: tuple[int, ...] | None
+) -> None:
+    networks = [trained(seed) for seed in range(folds)]
+    folder = imported(tmp_path, networks, mirror=mirror)
+    manifest = read_manifest(folder)
+    values, truth = make_case(PATCH, seed=77)
+    found, tiles = detect(folder, values)
+    logits = predict(networks, values, mirror or ())
+    assert tiles == 1
+    assert np.abs(found - read_out(logits, manifest)).max() <= EXACT
+    peaks = [np.unravel_index(int(one.argmax()), PATCH) for one in logits]
+    assert np.abs(found - to_file(np.array(peaks))).max() < 1.5, "nnU-Net's own read-out"
+    assert np.abs(found - to_file(truth)).max() < 1.5
+
+
+def test_landmarks_are_those_of_the_original_in_several_tiles(tmp_path: Path) -> None:
+    networks = [trained(0), trained(1)]
+    folder = imported(tmp_path, networks)
+    values, truth = make_case(LARGE, seed=78)
+    found, tiles = detect(folder, values)
+    assert tiles == 3 * 3 * 2
+    expected = read_out(predict(networks, values), read_manifest(folder))
+    assert np.abs(found - expected).max() <= ALIKE
+    assert np.abs(found - to_file(truth)).max() < 1.5
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Write a training of one fold, of a network that was not trained."""
+    torch.manual_seed(1)
+    folder = tmp_path / "Dataset900_Blobs"
+    folder.mkdir()
+    return write_results(folder, [nnunet_results.build()])
+
+
+def change(path: Path, **values: object) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_configuration(results: Path, **values: object) -> None:
+    """Change keys of the configuration in the plans."""
+    configurations = make_plans()["configurations"]
+    configurations["3d_fullres"] |= values
+    change(results / "plans.json", configurations=configurations)
+
+
+def test_manifest_says_what_the_plans_say(results: Path, tmp_path: Path) -> None:
+    folder = import_nnunet(results, tmp_path / "blobs", orientation=ORIENTATION, version="0.3.0")
+    manifest = read_manifest(folder)
+    assert manifest.version == "0.3.0"
+    assert manifest.license == "CC0-1.0"
+    assert [one.name for one in manifest.landmarks] == ["bright", "dark"]
+    spec, network = manifest.input, manifest.network
+    # The file's k, j, i are S, P, L; the plans take the second, the third and the first.
+    assert (spec.orientation, spec.spacing_mm, spec.tile_shape) == ("PLS", SPACING, PATCH)
+    assert spec.intensity.model_dump(exclude_unset=True) == {"method": "zscore", "region": "box"}
+    assert (network.output, network.activation) == ("heatmaps", "sigmoid")
+    assert (network.members, network.mirror) == ((), ())
+    # The ball of 15 voxels falls to a fifth at 12.8 of them, which are 3 mm³ large.
+    assert manifest.voting.radius_mm == pytest.approx(12.8 * 3 ** (1 / 3), abs=1e-3)
+    assert "nnLandmark" in (folder / "README.md").read_text()
+
+
+def test_intensities_of_ct_are_clipped_as_in_training(results: Path, tmp_path: Path) -> None:
+    change_configuration(results, normalization_schemes=["CTNormalization"])
+    folder = import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    rule = read_manifest(folder).input.intensity
+    assert (rule.method, rule.lower, rule.upper) == ("clip", -2.0, 9.0)
+    assert (rule.mean, rule.deviation) == (3.0, 2.0)
+
+
+def test_scans_that_were_reoriented_need_no_orientation(results: Path, tmp_path: Path) -> None:
+    change(results / "plans.json", image_reader_writer="NibabelIOWithReorient")
+    folder = import_nnunet(results, tmp_path / "blobs")
+    assert read_manifest(folder).input.orientation == "ARS"
+
+
+def test_plans_before_version_2_4_name_the_same_network(results: Path, tmp_path: Path) -> None:
+    configurations = make_plans()["configurations"]
+    given = configurations["3d_lowres"].pop("architecture")["arch_kwargs"]
+    configurations["3d_lowres"] |= {
+        "UNet_class_name": "PlainConvUNet",
+        "UNet_base_num_features": 8,
+        "unet_max_num_features": 16,
+        "n_conv_per_stage_encoder": given["n_conv_per_stage"],
+        "n_conv_per_stage_decoder": given["n_conv_per_stage_decoder"],
+        "conv_kernel_sizes": given["kernel_sizes"],
+        "pool_op_kernel_sizes": given["strides"],
+    }
+    results.joinpath("fold_0", "checkpoint_final.pth").unlink()
+    results.joinpath("fold_0").rmdir()
+    plans = make_plans() | {"configurations": configurations}
+    network = nnunet_results.build(features_per_stage=[8, 16, 16])
+    write_results(results, [network], plans)
+    folder = import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    load_checked(folder, CPU)
+
+
+def test_labels_of_a_segmentation_need_a_radius(tmp_path: Path) -> None:
+    results = tmp_path / "Dataset900_Blobs"
+    results.mkdir()
+    write_results(results, [nnunet_results.build(num_classes=3)])
+    with pytest.raises(BadParameter, match="--radius"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    manifest = read_manifest(
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS", radius=3.0)
+    )
+    assert manifest.network.activation == "softmax"
+    assert manifest.voting.radius_mm == pytest.approx(3 * 3 ** (1 / 3), abs=1e-3)
+
+
+def test_best_checkpoint_serves_where_the_final_one_is_missing(
+    results: Path, tmp_path: Path
+) -> None:
+    final = results / "fold_0" / "checkpoint_final.pth"
+    final.rename(final.with_name("checkpoint_best.pth"))
+    (results / "fold_0").rename(results / "fold_all")
+    folder = import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    assert (folder / "fold_all.safetensors").exists()
+
+
+class Malicious:
+    """What a checkpoint must not make."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("it ran"),)
+
+
+def test_checkpoint_runs_no_code(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"network_weights": Malicious()}, results / "fold_0" / "checkpoint_final.pth")
+    with pytest.raises(ModelRefused, match="nothing but tensors, numbers and text"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    assert not (tmp_path / "it ran").exists()
+    assert not (tmp_path / "blobs").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a checkpoint", pickle.dumps({"epoch": 3}, protocol=2)]
+)
+def test_file_that_is_no_checkpoint_is_refused(
+    results: Path, tmp_path: Path, content: bytes
+) -> None:
+    (results / "fold_0" / "checkpoint_final.pth").write_bytes(content)
+    with pytest.raises(ModelRefused, match=r"fold_0/checkpoint_final\.pth: expected a checkpoint"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("dataset.json", {"channel_names": {"0": "T1", "1": "T2"}}, "one channel"),
+        ("dataset.json", {"labels": {"background": 0, "a": [1, 2]}}, "expected"),
+        ("dataset.json", {"labels": {"0": 0, "a": 1, "b": 2, "c": 3}}, "a network of 3 heatmaps"),
+        ("dataset.json", {"labels": {"background": 0, "a": 1, "b": 3}}, "labels 0 for the"),
+        ("plans.json", {"configurations": {}}, "expected plans.json and dataset.json of nnU-Net"),
+        ("plans.json", {"transpose_forward": [0, 1, 7]}, "plans.json"),
+    ],
+)
+def test_training_that_cannot_be_served_is_refused(
+    results: Path, tmp_path: Path, file: str, values: dict[str, object], message: str
+) -> None:
+    change(results / file, **values)
+    with pytest.raises(ModelRefused, match=rf"Dataset900_Blobs: .*{message}"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+    assert not (tmp_path / "blobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"patch_size": [64, 64]}, "in 3D"),
+        ({"previous_stage": "3d_lowres"}, "needs no other"),
+        ({"normalization_schemes": ["MyNormalization"]}, "a normalisation of ZScore"),
+        ({"inherits_from": "3d_fullres"}, "nnU-Net"),
+        ({"patch_size": [24, 32, 5000]}, r"input\.tile_shape"),
+    ],
+)
+def test_configuration_that_cannot_be_served_is_refused(
+    results: Path, tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    change_configuration(results, **values)
+    with pytest.raises(ModelRefused, match=message):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+def test_layer_that_plans_name_is_taken_from_a_list_only(results: Path, tmp_path: Path) -> None:
+    plans = make_plans()
+    plans["configurations"]["3d_lowres"]["architecture"]["arch_kwargs"]["nonlin"] = "os.system"
+    (results / "plans.json").write_text(json.dumps(plans))
+    with pytest.raises(ModelRefused, match=r"arguments\.nonlin: expected one of"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+@pytest.mark.parametrize("orientation", [None, "RASS", "RR"])
+def test_orientation_must_be_known(results: Path, tmp_path: Path, orientation: str | None) -> None:
+    with pytest.raises(BadParameter, match="--orientation"):
+        import_nnunet(results, tmp_path / "blobs", orientation=orientation)
+
+
+def test_folds_can_be_chosen_and_must_be_there(results: Path, tmp_path: Path) -> None:
+    import_nnunet(results, tmp_path / "blobs", orientation="RAS", folds=["0"])
+    with pytest.raises(ModelRefused, match=r"fold_3: expected checkpoint_final\.pth"):
+        import_nnunet(results, tmp_path / "others", orientation="RAS", folds=["3"])
+    with pytest.raises(BadParameter, match="not there yet"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
