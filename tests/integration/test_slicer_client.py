@@ -199,14 +199,18 @@ def test_points_and_regions_of_the_volume_appear_where_the_service_found_them(
     assert "of 6 landmarks found" in panel.widget.status.text
 
 
-def test_a_second_search_replaces_the_points_of_the_first(panel: Panel, scan: Path) -> None:
+def test_a_second_search_keeps_the_points_that_were_corrected_after_the_first(
+    panel: Panel, scan: Path
+) -> None:
     volume = find(panel, scan)
-    count = len(panel.scene.nodes)
+    first: Any = volume.GetNodeReference("landmarkd.points")
+    first.points[0]["ras_mm"] = (1.0, -2.0, 3.0)
     panel.click("Find landmarks")
     panel.wait()
-    points: Any = volume.GetNodeReference("landmarkd.points")
-    assert len(panel.scene.nodes) == count
-    assert len(points.points) == 6
+    second: Any = volume.GetNodeReference("landmarkd.points")
+    assert first.points[0]["ras_mm"] == (1.0, -2.0, 3.0)
+    assert second.points[0]["ras_mm"] != (1.0, -2.0, 3.0)
+    assert len({node.GetName() for node in panel.scene.nodes.values()}) == 5
 
 
 def test_corrected_points_are_saved_beside_the_scan_where_the_trainer_finds_them(

@@ -30,9 +30,6 @@ class Node:
     def GetName(self) -> str:
         return self._name
 
-    def SetName(self, name: str) -> None:
-        self._name = name
-
     def GetID(self) -> str:
         return self._id
 
@@ -87,9 +84,6 @@ class vtkMRMLMarkupsFiducialNode(Node):
         super().__init__(scene, number, name)
         self.points: list[dict[str, Any]] = []
 
-    def RemoveAllControlPoints(self) -> None:
-        self.points.clear()
-
     def AddControlPoint(self, x: float, y: float, z: float, label: str) -> int:
         self.points.append({"label": label, "ras_mm": (x, y, z), "description": ""})
         return len(self.points) - 1
@@ -116,6 +110,10 @@ class Scene:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+
+    def GenerateUniqueName(self, name: str) -> str:
+        taken = sum(node.GetName().startswith(name) for node in self.nodes.values())
+        return f"{name}_{taken}" if taken else name
 
     def AddNewNodeByClass(self, kind: str, name: str) -> Node:
         node = self.KINDS[kind](self, len(self.nodes) + 1, name)

@@ -70,14 +70,14 @@ class LandmarkdLogic(ScriptedLoadableModuleLogic):
         return path
 
     def show(self, volume: Any, answer: dict[str, Any]) -> None:
-        """Add landmarks and their 95 % regions to the scene, in place of earlier ones.
+        """Add landmarks and their 95 % regions to the scene.
 
-        Both are moved by the volume's parent transform, as the volume is.
+        Earlier ones stay, as they may have been corrected; ``save`` takes the latest. Both are
+        moved by the volume's parent transform, as the volume is.
         """
         shown = shown_points(answer)
         name = f"{volume.GetName()} {answer['model']['name']}"
         points = self._node(volume, POINTS_ROLE, "vtkMRMLMarkupsFiducialNode", name)
-        points.RemoveAllControlPoints()
         for point in shown:
             index = points.AddControlPoint(*(point.ras_mm or (0.0, 0.0, 0.0)), point.name)
             points.SetNthControlPointDescription(index, point.description)
@@ -118,11 +118,8 @@ class LandmarkdLogic(ScriptedLoadableModuleLogic):
         return scan.with_name(f"{stem}.mrk.json")
 
     def _node(self, volume: Any, role: str, kind: str, name: str) -> Any:
-        node = volume.GetNodeReference(role)
-        if node is None:
-            node = slicer.mrmlScene.AddNewNodeByClass(kind, name)
-            volume.SetNodeReferenceID(role, node.GetID())
-        node.SetName(name)
+        node = slicer.mrmlScene.AddNewNodeByClass(kind, slicer.mrmlScene.GenerateUniqueName(name))
+        volume.SetNodeReferenceID(role, node.GetID())
         node.CreateDefaultDisplayNodes()
         node.SetAndObserveTransformNodeID(volume.GetTransformNodeID())
         return node
