@@ -11,6 +11,8 @@
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
     │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
     │   ├── UnknownModel          404 unknown-model
+    │   ├── UnknownCase           404 unknown-case         no such case is kept
+    │   ├── NoStore               404 no-store             the service keeps nothing
     │   ├── UnknownFormat         406 unknown-format
     │   ├── SlowUpload            408 slow-upload
     │   ├── TooLarge              413 too-large            bytes or voxels over a limit
@@ -26,16 +28,18 @@
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   └── InsufficientMemory    507 does-not-fit         needs more memory than there is
+    │   ├── InsufficientMemory    507 does-not-fit         needs more memory than there is
+    │   └── StoreFull             507 store-full           no room for another case
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
     └── StartupError              settings or device that cannot work
 
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
-``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden and
-ClientLeft; ``app.server`` HeadTooLarge; ``app.engine`` the ServiceErrors; ``app.inference``
-NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
+``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
+ClientLeft, UnknownCase, NoStore and StoreFull; ``app.server`` HeadTooLarge; ``app.engine`` the
+other ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory; ``app.model``
+UnknownModel and ModelRefused.
 """
 
 
@@ -105,6 +109,20 @@ class UnknownModel(RequestError):
 
     status = 404
     code = "unknown-model"
+
+
+class UnknownCase(RequestError):
+    """No case of that model and id is kept."""
+
+    status = 404
+    code = "unknown-case"
+
+
+class NoStore(RequestError):
+    """The service has no store, so that it keeps no cases."""
+
+    status = 404
+    code = "no-store"
 
 
 class UnknownFormat(RequestError):
@@ -225,6 +243,13 @@ class InsufficientMemory(ServiceError):
 
     status = 507
     code = "does-not-fit"
+
+
+class StoreFull(ServiceError):
+    """The store is at its quota, or its disk is full."""
+
+    status = 507
+    code = "store-full"
 
 
 class NetworkFailed(LandmarkdError):

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
+from app.api.cases import CaseStore, cases_router
 from app.api.dependencies import Shared
 from app.api.health import health_router
 from app.api.landmarks import landmarks_router
@@ -67,10 +68,12 @@ def create_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.phantoms = PhantomScans()
+    app.state.cases = None if chosen.store is None else CaseStore(chosen.store, chosen.store_quota)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
-    for router in (landmarks_router, models_router, health_router, votes_router, page_router):
+    for router in (landmarks_router, models_router, health_router, votes_router, cases_router):
         app.include_router(router)
+    app.include_router(page_router)
     return app
 
 
