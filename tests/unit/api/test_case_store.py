@@ -1,25 +1,20 @@
 """The store of cases: whole ones only, whenever its process is killed, and no more than allowed."""
 
 import json
-import os
-import signal
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from app.api.cases import CaseStore
 from app.errors import StartupError, StoreFull, UnknownCase
 from app.io import CaseAnswer, ModelRef
+from tests.support.killing import killed_at
 
 MODEL = "toy"
 SCAN = b"a scan" * 1000
 QUOTA = 1 << 20
 FIRST, SECOND = "1" * 32, "2" * 32 + "-frame3"
-EVENTS = {"open", "os.rename", "os.remove", "os.mkdir"}
 KILLED = 50
 """More than a process makes steps here."""
 
@@ -44,31 +39,6 @@ def files_of(root: Path) -> set[str]:
 
 def paths_of(case_id: str) -> set[str]:
     return {f"{MODEL}/scans/{case_id}.nii.gz", f"{MODEL}/landmarks/{case_id}.mrk.json"}
-
-
-def killed_at(step: int, work: Callable[[], object]) -> bool:
-    """Do work in a process that kills itself before one of its steps on files; return if it did."""
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        assert status in {0, signal.SIGKILL}
-        return status == signal.SIGKILL
-    left = iter(range(step))
-
-    def count() -> None:
-        if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def fsync(descriptor: int, original: Callable[[int], None] = os.fsync) -> None:
-        count()
-        original(descriptor)
-
-    sys.addaudithook(lambda event, _: count() if event in EVENTS else None)
-    try:
-        with mock.patch.object(os, "fsync", fsync):
-            work()
-    finally:
-        os._exit(0)
 
 
 def test_process_killed_at_any_step_leaves_whole_cases(tmp_path: Path) -> None:
