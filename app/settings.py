@@ -29,6 +29,11 @@ def _split(value: object) -> object:
     return value
 
 
+def _unset_if_empty(value: object) -> object:
+    """Read an empty variable as none, as an empty path would be the current folder."""
+    return value or None
+
+
 KeyHash = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True)
 ]
@@ -162,7 +167,7 @@ class Settings(BaseSettings):
         description="SHA-256 hash (hex) of the key that may reload models. Unset: reloading is "
         "disabled.",
     )
-    store: Path | None = Field(
+    store: Annotated[Path | None, BeforeValidator(_unset_if_empty)] = Field(
         None,
         description="Folder in which corrected cases are kept if a client asks for that: scans as "
         "they were uploaded, with their landmarks. Unset: nothing is kept.",

@@ -115,7 +115,8 @@ def read_tolerances(path: Path) -> dict[str, float | None]:
     return {
         name: judgement["region95_mm"]
         for name, judgement in judged.items()
-        if judgement and (judgement["decided_by"] == "network" or judgement["confidence"])
+        if judgement
+        and (judgement["decided_by"] == "network" or judgement["confidence"] is not None)
     }
 
 

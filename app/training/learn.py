@@ -19,8 +19,10 @@ from app.errors import BadParameter
 from app.io import read_tolerances
 from app.model import WHOLE, Manifest, load_shape, read_manifest
 from app.training.data.check_data import CheckedData
+from app.training.data.issues import shorten
 from app.training.data.specimens import SpecimenFiles, list_files
 from app.training.data.split import Split, split
+from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.metrics import group
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, validate
@@ -93,7 +95,7 @@ class Comparison:
         """Describe the comparison in a sentence."""
         before, after = self.losses_mm
         return (
-            f"On {self.cases} cases that neither was trained on, version {self.versions[0]} is "
+            f"On {self.cases} held-out cases, version {self.versions[0]} is "
             f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: better by "
             f"{before - after:.3f} mm, 95 % interval {self.low_mm:.3f} to {self.high_mm:.3f} mm"
         )
@@ -154,13 +156,18 @@ def hold_out(
     """List the cases that no version is trained on.
 
     Raises:
-        BadParameter: They are too few to tell which version is better.
+        BadParameter: They are too few to tell which version is better, or not unseen.
     """
     record = read_record(options.folder) or {}
     before = set(record.get("held_out", ()))
     names = before | set(choose_held_out([files.name for files in kept], record))
     names |= set(options.hold_out or ())
     chosen = [files for files in [*kept, *old] if files.name in names]
+    if leaked := find_leaked(options.folder, chosen):
+        raise BadParameter(
+            f"--validate: expected scans that {options.folder} was not trained on, got "
+            f"{shorten(leaked)}"
+        )
     if len(chosen) < MIN_HELD_OUT:
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "

@@ -107,7 +107,7 @@ def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
         try:
             _learn(options, url, console)
         except LandmarkdError as error:
-            console.print(str(error), style="yellow", markup=False, highlight=False)
+            console.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:

@@ -77,7 +77,7 @@ def test_better_version_takes_the_place_and_the_one_before_comes_back(
     before = hash_file(model / "weights.safetensors")
     words = ("--from", store, "--steps", 40, "--rate", 1e-3, "--device", "cpu")
     said = landmarkd("learn", model, *words)
-    assert re.search(r"On 5 cases .* version 1\.1\.0 is (2\.9|3\.0)\d\d mm off and", said)
+    assert re.search(r"On 5 held-out cases, version 1\.1\.0 is (2\.9|3\.0)\d\d mm off and", said)
     assert "version 1.1.1 is in place" in said
     loaded = load_checked(model, torch.device("cpu"))
     assert loaded.manifest.version == "1.1.1"
@@ -117,7 +117,8 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     landmarkd("refine", model, *where, *small, "--validate", "none")
     store = tmp_path / "store"
     shutil.copytree(data, store)
-    (model / RECORD).unlink()  # It has not seen the scans of these names.
+    for inner in (".", "refine"):
+        (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
     compared = learn(options(model, store, 3, 1e-2), Console())
     assert compared is not None
     assert compared.cases == 6
@@ -151,6 +152,8 @@ def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
     chosen = {files.name for files in hold_out(given, whole_cases(store), old)}
     assert len(chosen) == 7
     assert chosen & {"seen", "recorded", "named"} == {"recorded", "named"}
+    with pytest.raises(BadParameter, match=r"--validate: expected scans that .*, got seen"):
+        hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
 
 
 def test_loss_is_bounded_and_forgives_what_a_person_found_right() -> None:
