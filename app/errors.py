@@ -12,6 +12,7 @@
     │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownJob            404 unknown-job          none of this client's
+    │   ├── UnknownCase           404 unknown-case         no such case is kept
     │   ├── UnknownFormat         406 unknown-format
     │   ├── SlowUpload            408 slow-upload
     │   ├── NotFinished           409 not-finished         a scan of a job, not settled yet
@@ -26,11 +27,13 @@
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
     │   ├── NoJobs                501 no-jobs              the service keeps none
+    │   ├── NoStore               501 no-store             the service keeps no cases
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
     │   ├── InsufficientMemory    507 does-not-fit         needs more memory than there is
-    │   └── NotStored             507 not-stored           the disk took no more
+    │   ├── NotStored             507 not-stored           the disk took no more
+    │   └── StoreFull             507 store-full           no room for another case
     ├── GivenUp                   500 given-up             a job's scan that ends the process
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
@@ -39,9 +42,10 @@
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
 ``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
-ClientLeft, NotFinished and NoJobs; ``app.server`` HeadTooLarge; ``app.jobs`` UnknownJob, TooLarge,
-QueueFull, NotStored and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference``
-NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
+ClientLeft, NotFinished, NoJobs, UnknownCase, NoStore and StoreFull; ``app.server`` HeadTooLarge;
+``app.jobs`` UnknownJob, TooLarge, QueueFull, NotStored and GivenUp; ``app.engine`` the other
+ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel
+and ModelRefused.
 """
 
 
@@ -118,6 +122,13 @@ class UnknownJob(RequestError):
 
     status = 404
     code = "unknown-job"
+
+
+class UnknownCase(RequestError):
+    """No case of that model and id is kept."""
+
+    status = 404
+    code = "unknown-case"
 
 
 class UnknownFormat(RequestError):
@@ -228,6 +239,13 @@ class NoJobs(ServiceError):
     code = "no-jobs"
 
 
+class NoStore(ServiceError):
+    """The service has no store, so that it keeps no cases."""
+
+    status = 501
+    code = "no-store"
+
+
 class NotReady(ServiceError):
     """The model or the service is not ready to answer."""
 
@@ -265,6 +283,13 @@ class GivenUp(LandmarkdError):
     """A scan of a job during which the process has ended, again and again."""
 
     code = "given-up"
+
+
+class StoreFull(ServiceError):
+    """The store is at its quota, or its disk is full."""
+
+    status = 507
+    code = "store-full"
 
 
 class NetworkFailed(LandmarkdError):

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import nibabel as nib
 import numpy as np
 from blake3 import blake3
 from jaxtyping import Float64
 
 from app.geometry import Affine, Points, spacing_of, transform, translation
-from app.io import Volume, markups_json
+from app.io import Volume, markups_json, write_nifti
 
 Point = Float64[np.ndarray, " 3"]
 Distance = Callable[[Float64[np.ndarray, "i j k 3"]], Float64[np.ndarray, "i j k"]]
@@ -93,13 +92,13 @@ def make_phantom(seed: int) -> Phantom:
     values += rng.uniform(*NOISE) * rng.standard_normal(shape)
     scale, offset = float(np.exp(rng.uniform(np.log(150), np.log(6000)))), rng.uniform(-1000, 1000)
     voxels = np.round(values * scale + offset).astype(np.int16)
-    digest = blake3(_nifti(voxels, affine)).hexdigest()
+    digest = blake3(write_nifti(voxels, affine)).hexdigest()
     return Phantom(Volume(voxels, affine, 0, digest, ()), tuple(STRUCTURES), points)
 
 
 def scan_bytes(phantom: Phantom) -> bytes:
     """Encode the scan of a phantom as a gzipped NIfTI-1 file; equal phantoms give equal bytes."""
-    content = _nifti(phantom.volume.voxels, phantom.volume.affine)
+    content = write_nifti(phantom.volume.voxels, phantom.volume.affine)
     return gzip.compress(content, compresslevel=1, mtime=0)
 
 
@@ -122,12 +121,6 @@ def write_phantom(phantom: Phantom, path: Path) -> Path:
     path.write_bytes(scan_bytes(phantom))
     truth.write_text(markups_json(phantom.names, phantom.points), encoding="utf-8")
     return truth
-
-
-def _nifti(voxels: np.ndarray, affine: Affine) -> bytes:
-    image = nib.Nifti1Image(voxels, affine)
-    image.header.set_xyzt_units("mm")
-    return bytes(image.to_bytes())
 
 
 def _draw_pose(rng: np.random.Generator) -> tuple[tuple[int, int, int], Affine]:

@@ -29,11 +29,22 @@ def _split(value: object) -> object:
     return value
 
 
+def _unset_if_empty(value: object) -> object:
+    """Read an empty variable as none, as an empty path would be the current folder."""
+    return value or None
+
+
 KeyHash = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True)
 ]
+NamedKeyHash = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([\w.-]{1,32}:)?[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True
+    ),
+]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-KeyHashes = Annotated[tuple[KeyHash, ...], NoDecode, BeforeValidator(_split)]
+KeyHashes = Annotated[tuple[NamedKeyHash, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -156,8 +167,8 @@ class Settings(BaseSettings):
     )
     api_keys: KeyHashes = Field(
         (),
-        description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`. Unset: "
-        "no key is needed.",
+        description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`, each "
+        "with a name in front if it shall have one: `anna:HASH`. Unset: no key is needed.",
     )
     allowed_hosts: Names = Field(
         (),
@@ -169,6 +180,16 @@ class Settings(BaseSettings):
         None,
         description="SHA-256 hash (hex) of the key that may reload models. Unset: reloading is "
         "disabled.",
+    )
+    store: Annotated[Path | None, BeforeValidator(_unset_if_empty)] = Field(
+        None,
+        description="Folder in which corrected cases are kept if a client asks for that: scans as "
+        "they were uploaded, with their landmarks. Unset: nothing is kept.",
+    )
+    store_quota: ByteSize = Field(
+        ByteSize(20 * GIB),
+        ge=0,
+        description="Maximum size of all that is kept there; a case beyond it is refused.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity that is logged."

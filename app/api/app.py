@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
+from app.api.cases import CaseStore, cases_router
 from app.api.dependencies import Shared
 from app.api.health import health_router
 from app.api.middleware import RequestTracking
@@ -34,6 +35,7 @@ ROUTERS: Final = (
     models_router,
     health_router,
     votes_router,
+    cases_router,
     page_router,
 )
 
@@ -83,6 +85,7 @@ def create_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.phantoms = PhantomScans()
+    app.state.cases = None if chosen.store is None else CaseStore(chosen.store, chosen.store_quota)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
     for router in ROUTERS:

@@ -22,6 +22,10 @@ from app.settings import Settings
 bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
 
 
+KEY_DIGITS: Final = 8
+"""Of a key's hash, that stand for a key without a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """State of one application.
@@ -71,7 +75,7 @@ async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
     settings = shared.settings
     if settings.api_keys:
         admin = (settings.admin_key_hash,) if settings.admin_key_hash else ()
-        _check_key(key, (*settings.api_keys, *admin), "an API key")
+        _check_key(key, (*_hashes(settings), *admin), "an API key")
 
 
 async def has_api_key(shared: SharedDep, key: KeyDep) -> bool:
@@ -93,6 +97,20 @@ async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
     if admin is None:
         raise Unauthorized("expected the admin key, but LANDMARKD_ADMIN_KEY_HASH is not set")
     _check_key(key, (admin,), "the admin key")
+
+
+async def name_key(shared: SharedDep, key: KeyDep) -> str | None:
+    """Name the key of a call; of one without a name, the start of its hash; None without keys."""
+    if key is None or not shared.settings.api_keys:
+        return None
+    digest = hash_key(key.credentials)
+    names = dict(zip(_hashes(shared.settings), shared.settings.api_keys, strict=True))
+    name, _, _ = names.get(digest, "admin:").rpartition(":")
+    return name or digest[:KEY_DIGITS]
+
+
+def _hashes(settings: Settings) -> tuple[str, ...]:
+    return tuple(key.rpartition(":")[2] for key in settings.api_keys)
 
 
 def hash_key(key: str) -> str:

@@ -31,7 +31,7 @@ models_router: Final = APIRouter(tags=["models"])
 )
 async def get_models(shared: SharedDep) -> ModelsAnswer:
     """List all model folders; those that were refused with the reason."""
-    return list_models(shared.engine)
+    return list_models(shared.engine, keeps_cases=shared.settings.store is not None)
 
 
 @models_router.get(
@@ -57,8 +57,8 @@ async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
     return describe_model(shared.engine, name, shared.engine.registry.models[name])
 
 
-def list_models(engine: Engine) -> ModelsAnswer:
-    """List all model folders, loaded or refused, by name."""
+def list_models(engine: Engine, *, keeps_cases: bool) -> ModelsAnswer:
+    """List all model folders, loaded or refused, by name; and say whether cases are kept."""
     loaded = engine.registry.models
     summaries = []
     for name, status in sorted(engine.readiness().models.items()):
@@ -73,7 +73,7 @@ def list_models(engine: Engine) -> ModelsAnswer:
                 landmarks=len(model.manifest.landmarks) if model else None,
             )
         )
-    return ModelsAnswer(models=summaries)
+    return ModelsAnswer(models=summaries, keeps_cases=keeps_cases)
 
 
 def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:

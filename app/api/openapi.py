@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
-from app.api.upload.plan import ARRAYS, MULTIPART, SCAN, UploadKind
+from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
 from app.io import FORMATS, Problem
 from app.voting import VOTES_FORMATS
 
@@ -48,6 +48,23 @@ VOTES_BODY: Final = _body(
     "voxels are not 1 mm cubes, `affine`, 4 x 4, voxel index → mm, RAS. Numbers are float16, "
     "float32, float64 or, in safetensors, bfloat16.",
 )
+
+CASE_BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "description": "A form: the scan, and the answer of `POST /v1/landmarks` to it, as JSON, "
+        "in which each landmark says who decided it (`decided_by`).",
+        "content": {
+            MULTIPART: {
+                "schema": {
+                    "type": "object",
+                    "required": list(CASE.fields),
+                    "properties": dict.fromkeys(CASE.fields, _BINARY),
+                }
+            }
+        },
+    }
+}
 
 EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
     "name": "nasion",

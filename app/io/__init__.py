@@ -11,18 +11,30 @@ volume            the file of a scan -> Volume: voxels and affine
 schemas           pydantic models of everything that crosses the wire
 slicer            landmark files of 3D Slicer and spreadsheets, written and read
 formats           the formats of an answer, and the choice among them
+cases             the files of a case that is kept: a scan, and who decided its landmarks
 """
 
+from app.io.cases import (
+    is_inside,
+    pack_scan,
+    read_case,
+    read_tolerances,
+    read_truth,
+    write_case,
+    write_nifti,
+)
 from app.io.dicom import SEARCH_BYTES, check_start, is_dicom
 from app.io.formats import FORMATS, AnswerFormat, Format, negotiate_format
 from app.io.gzip_stream import Content
-from app.io.header import check_spacing
+from app.io.header import Header, check_spacing
 from app.io.nifti_header import UNIT_WARNINGS
 from app.io.scan_archive import count_scans, extract_scan
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
     CandidateAnswer,
+    CaseAnswer,
+    CasesAnswer,
     DeviceInfo,
     JobAnswer,
     JobsAnswer,
@@ -68,12 +80,14 @@ from app.io.volume import (
 
 __all__ = [
     "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "SCAN_SUFFIXES", "SEARCH_BYTES",
-    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "Content",
-    "DeviceInfo", "Format", "JobAnswer", "JobScanAnswer", "JobSummary", "JobsAnswer",
-    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo",
-    "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row",
-    "Selection", "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
-    "check_spacing", "check_start", "count_scans", "declared_frame", "extract_scan", "is_dicom",
-    "is_landmark_file", "landmark_stem", "markups_json", "negotiate_format", "read_landmarks",
-    "read_volume", "scan_stem", "write_long",
+    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer",
+    "CasesAnswer", "Content", "DeviceInfo", "Format", "Header", "JobAnswer", "JobScanAnswer",
+    "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
+    "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
+    "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer", "Triple", "Volume",
+    "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start", "count_scans",
+    "declared_frame", "extract_scan", "is_dicom", "is_inside", "is_landmark_file", "landmark_stem",
+    "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
+    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_case", "write_long",
+    "write_nifti",
 ]  # fmt: skip

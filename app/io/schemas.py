@@ -131,6 +131,29 @@ class LandmarksAnswer(_WireModel):
     timing_ms: TimingAnswer
 
 
+class CaseAnswer(_WireModel):
+    """A scan that is kept with its corrected landmarks."""
+
+    id: str = Field(description="From the scan's content; the name of both of its files.")
+    model: ModelRef = Field(description="The model whose answer was corrected.")
+    kept: str = Field(description="When, in UTC, ISO 8601.")
+    key: str | None = Field(
+        description="Name of the API key that kept it, or the start of the hash of one without a "
+        "name; null where the service needs no key."
+    )
+    placed: int = Field(description="Number of points that a person placed.")
+    accepted: int = Field(description="Number of points that a person found right.")
+    absent: int = Field(description="Number of landmarks that a person found absent.")
+    unjudged: int = Field(description="Number of landmarks that no person judged.")
+
+
+class CasesAnswer(_WireModel):
+    """The answer of ``GET /v1/cases``."""
+
+    cases: list[CaseAnswer]
+    next: str | None = Field(description="`after` of the next part of the list; null at its end.")
+
+
 class LandmarkInfo(_WireModel):
     """One landmark of a model."""
 
@@ -158,6 +181,7 @@ class ModelsAnswer(_WireModel):
     """The answer of ``GET /v1/models``."""
 
     models: list[ModelSummary]
+    keeps_cases: bool = Field(description="Whether `POST /v1/cases` keeps corrected cases.")
 
 
 class BatchInfo(_WireModel):

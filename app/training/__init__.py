@@ -18,6 +18,8 @@ record         recipe.json: what a training was started with
 pipeline       options -> a trained network, the first or the second of a model
 crossvalidate  the same K times, each without one fold, and once on all scans
 average        the mean of two models' weights
+learn          kept cases -> the next version of a model, in place if it is better
+versions       the version before, and the exchange of folders
 =============  ==================================================================================
 """
 
@@ -35,6 +37,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "refine": "app.training.cli.train:refine",
         "evaluate": "app.training.cli.evaluate:evaluate",
         "calibrate": "app.training.cli.calibrate:calibrate",
+        "learn": "app.training.cli.learn:learn",
         "average": "app.training.cli.average:average",
     }
 )

@@ -2,14 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from app.api.dependencies import hash_key
+from app.io import read_case, read_landmarks, read_truth
+from app.training.data.specimens import pair_files
+from tests.integration.conftest import PHANTOM
 from tests.support.browser import (
     ABSENT,
+    KEY,
     MISSING,
     NEAR_MM,
     SCAN,
@@ -229,3 +235,40 @@ def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any
     choose(page, answer[1]["name"])
     page.keyboard.press("a")
     assert page.evaluate(leaving) is True
+
+
+def test_service_without_a_store_offers_to_keep_nothing(page: Page) -> None:
+    assert page.text_content("#keeps") == ", and not stored"
+    assert page.is_hidden("#keep")
+
+
+def test_corrected_case_is_kept(browser: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    store = tmp_path / "store"
+    named = f"anna:{hash_key(KEY)}"
+    service = ServiceProcess(PHANTOM.parent, STORE=str(store), API_KEYS=named, THREADS="1")
+    try:
+        with opened(browser, service.url) as page:
+            assert page.text_content("#keeps") == ", and stored there only if you press Keep"
+            page.select_option("#model", "phantom")
+            drop(page, ("head.nii.gz", SCAN))
+            page.wait_for_selector("#rows tr")
+            name = page.evaluate("landmarkd.queue.current.edits.landmarks[0].name")
+            choose(page, name)
+            drag(page, name, 0, 12, -8)
+            page.mouse.up()
+            choose(page, ABSENT)
+            page.keyboard.press("x")
+            moved = landmark(page, name)["ras_mm"]
+            page.click("#keep")
+            page.wait_for_selector('#state:text("Kept as case")')
+            leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+            assert page.evaluate(leaving) is False
+    finally:
+        service.kill()
+    (files,) = pair_files(store / "phantom" / "scans", store / "phantom" / "landmarks")
+    assert files.scan.read_bytes() == SCAN
+    truth = read_truth(files.landmarks)
+    assert truth[ABSENT] is None
+    assert_allclose(read_landmarks(files.landmarks)[name], moved, atol=NEAR_MM)
+    case = read_case(files.landmarks)
+    assert (case.key, case.placed, case.absent) == ("anna", 1, 1)

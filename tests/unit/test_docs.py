@@ -29,7 +29,7 @@ IMAGE_BYTES = 400_000
 NOT_SETTINGS = {"LANDMARKD_DATA", "LANDMARKD_API_KEY"}
 """Of the tests, and of the command line as a client."""
 
-TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "average")
+TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "learn", "average")
 OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "--model"}
 """Of pip, curl, and the modules in ``app.training.tools``."""
 

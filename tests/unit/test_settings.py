@@ -84,3 +84,13 @@ def test_public_address_without_keys_is_told_apart(
     host: str, keys: tuple[str, ...], expected: bool
 ) -> None:
     assert is_public_without_keys(Settings(host=host, api_keys=keys)) is expected
+
+
+def test_empty_variable_is_no_folder_to_store_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANDMARKD_STORE", "")
+    assert Settings().store is None
+
+
+def test_key_may_have_a_name() -> None:
+    keys = (f"anna:{HASH.upper()}", HASH)
+    assert Settings(api_keys=keys).api_keys == (f"anna:{HASH}", HASH)

@@ -3,30 +3,41 @@
 from typing import Final
 
 import numpy as np
+from pydantic import ValidationError
 
 from app.engine import Engine
 from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, transform
 from app.inference import measure_answer
-from app.io import LandmarkAnswer, LandmarksAnswer
+from app.io import Content, LandmarkAnswer, LandmarksAnswer
+
+MAX_ANSWER_BYTES: Final = 4 << 20
+"""Of an answer; one of 256 landmarks with candidates takes 1 MB."""
 
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
 
 
-def complete_corrections(answer: LandmarksAnswer, engine: Engine) -> LandmarksAnswer:
-    """Check the positions of an answer, and measure again if a person decided any of them.
+def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
+    """Read an answer of ``POST /v1/landmarks``, check it, and measure again what was corrected.
 
     Args:
-        answer: From the page.
+        content: JSON.
         engine: Its models measure.
 
     Returns:
         The answer. Its measurements are left out, with a warning, if its model is not loaded.
 
     Raises:
-        BadParameter: The frames of a position disagree, or a status and its position do.
+        BadParameter: It is no answer, the frames of a position disagree, or a status and its
+            position do.
     """
+    try:
+        answer = LandmarksAnswer.model_validate_json(bytes(content))
+    except ValidationError as error:
+        raise BadParameter(
+            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"
+        ) from error
     affine = np.array((*answer.volume.affine,), dtype=np.float64)
     for landmark in answer.landmarks:
         _check_position(landmark, affine)

@@ -19,20 +19,16 @@ from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 
 from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
-from app.api.ui.corrections import complete_corrections
+from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.ui.phantoms import PhantomScans
 from app.api.upload.plan import UploadKind, plan_upload
 from app.api.upload.receive import read_upload
 from app.errors import BadParameter
-from app.io import FORMATS, LandmarksAnswer, negotiate_format
+from app.io import FORMATS, negotiate_format
 
 WEB: Final = Path(__file__).with_name("web")
-MAX_ANSWER_BYTES: Final = 4 << 20
-"""Of an answer to convert; one of 256 landmarks with candidates takes 1 MB."""
-
 ANSWER: Final = UploadKind(
     name="an answer of POST /v1/landmarks",
     field="answer",
@@ -188,13 +184,7 @@ async def convert_landmarks(
     form = negotiate_format(FORMATS, name, None)
     plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
     upload = await read_upload(request, plan, shared.settings, admitted)
-    try:
-        answer = LandmarksAnswer.model_validate_json(bytes(upload.content))
-    except ValidationError as error:
-        raise BadParameter(
-            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"
-        ) from error
-    answer = complete_corrections(answer, shared.engine)
+    answer = read_corrections(upload.content, shared.engine)
     return Response(form.write(answer), headers=HEADERS, media_type=form.media_type)
 
 

@@ -35,6 +35,7 @@ class UploadKind:
             missing Content-Type is accepted, too.
         encodings: Content-Encodings that the reader of the file undoes.
         empty_error: Raised when there is no file.
+        second: Name of a second field, which a form must have, too; then only a form is accepted.
     """
 
     name: str
@@ -42,6 +43,12 @@ class UploadKind:
     media_types: tuple[str, ...]
     encodings: tuple[str, ...]
     empty_error: type[RequestError]
+    second: str | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields of a form."""
+        return (self.field,) if self.second is None else (self.field, self.second)
 
 
 SCAN: Final = UploadKind(
@@ -69,6 +76,14 @@ ARRAYS: Final = UploadKind(
     media_types=("application/octet-stream", "application/zip", "application/x-npz"),
     encodings=("identity",),
     empty_error=NotAnArchive,
+)
+CASE: Final = UploadKind(
+    name="a scan",
+    field="volume",
+    media_types=(),
+    encodings=("identity",),
+    empty_error=NotAVolume,
+    second="answer",
 )
 
 
@@ -126,14 +141,19 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
 
 def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
     content_type = headers.get("content-type")
-    if content_type is None:
+    if content_type is None and kind.second is None:
         return None
-    name, options = parse_options_header(content_type)
+    name, options = parse_options_header(content_type or "")
     media_type = name.decode("latin-1").strip().lower()
     if media_type == MULTIPART:
         if not options.get(b"boundary"):
             raise UnsupportedMediaType("expected a boundary in Content-Type, got none")
         return options[b"boundary"]
+    if kind.second is not None:
+        raise UnsupportedMediaType(
+            f"expected Content-Type {MULTIPART} with the fields {' and '.join(kind.fields)}; "
+            f"got {media_type[:64]!r}"
+        )
     if media_type in (*kind.media_types, CURL_TYPE):
         return None
     raise UnsupportedMediaType(

@@ -29,10 +29,12 @@ class Upload:
     Attributes:
         content: Its bytes; for a raw body of known length the buffer it was received into.
         receive_ms: Time it took to arrive.
+        second: Content of the second field of a form, where there is one.
     """
 
     content: Content
     receive_ms: float
+    second: Content = b""
 
 
 async def read_upload(
@@ -84,7 +86,7 @@ async def read_upload(
     if check_head is not None:
         check_head(content)
     admitted.start_work()
-    return Upload(content, 1e3 * (time.perf_counter() - start))
+    return Upload(content, 1e3 * (time.perf_counter() - start), sink.second)
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,7 @@
 
 A body of known length that is the file goes into one buffer, which the reader of the file uses
 without a copy. Other bodies are collected in one array. Starlette's own form parser spools to disk
-through a thread pool; the one here collects the only part.
+through a thread pool; the one here collects one part, or the two that a route asks for.
 """
 
 import numpy as np
@@ -11,10 +11,14 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.api.upload.plan import UploadKind, UploadPlan
 from app.errors import BadParameter, RequestError
+from app.io import Content
 
 
 class BufferSink:
     """A body of known length that is the file."""
+
+    second = b""
+    """There is no second field."""
 
     def __init__(self, length: int) -> None:
         # Not zeroed: only bytes that have been received are ever returned.
@@ -53,6 +57,9 @@ class GrowingSink:
     It is one array of bytes, however small the chunks are: a chunk in a list takes 40 bytes more.
     """
 
+    second = b""
+    """There is no second field."""
+
     def __init__(self) -> None:
         self._content = bytearray()
 
@@ -70,22 +77,21 @@ class GrowingSink:
 
 
 class MultipartSink:
-    """A multipart body whose only part is the file.
+    """A multipart body whose only part is the file, or with a second one beside it.
 
     Args:
         boundary: From the Content-Type header.
-        kind: What the part must be; names its field.
+        kind: What the parts must be; names their fields.
 
     Raises:
         RequestError: The boundary is too long.
     """
 
     def __init__(self, boundary: bytes, kind: UploadKind) -> None:
-        self._field = kind.field
-        self._file = GrowingSink()
+        self._fields = kind.fields
+        self._parts: dict[str, GrowingSink] = {}
         self._header_name = self._header_value = b""
-        self._parts = 0
-        self._named = False
+        self._part: GrowingSink | None = None
         self._ended = False
         try:
             self._parser = MultipartParser(
@@ -117,27 +123,35 @@ class MultipartSink:
 
     def head(self, size: int) -> bytes | None:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
-        return self._file.head(size)
+        part = self._parts.get(self._fields[0])
+        return None if part is None else part.head(size)
 
     def close(self) -> bytearray:
         """Return the file.
 
         Raises:
-            BadParameter: There was no field.
+            BadParameter: A field is missing.
             RequestError: The last boundary is missing.
         """
-        if self._parts == 0:
-            raise BadParameter(f"expected a form field {self._field!r}, got none")
+        missing = [field for field in self._fields if field not in self._parts]
+        if missing and (self._ended or not self._parts):
+            raise BadParameter(f"expected a form field {missing[0]!r}, got none")
         if not self._ended:
             raise _malformed()
-        return self._file.close()
+        return self._parts[self._fields[0]].close()
+
+    @property
+    def second(self) -> Content:
+        """Content of the second field, if one is expected."""
+        return b"".join(self._parts[field].close() for field in self._fields[1:])
 
     def _on_part_begin(self) -> None:
-        self._parts += 1
-        self._named = False
-        if self._parts > 1:
+        self._part = None
+        if len(self._parts) == len(self._fields):
+            count = "one form field" if len(self._fields) == 1 else "two form fields"
+            named = " and ".join(map(repr, self._fields))
             raise BadParameter(
-                f"expected one form field, {self._field!r}, got more (parameters go into the query)"
+                f"expected {count}, {named}, got more (parameters go into the query)"
             )
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -151,20 +165,20 @@ class MultipartSink:
         self._header_name = self._header_value = b""
         if name.lower() != b"content-disposition":
             return
-        got = parse_options_header(value)[1].get(b"name", b"")
-        self._named = got == self._field.encode()
-        if not self._named:
-            raise BadParameter(
-                f"expected a form field {self._field!r}, "
-                f"got {got[:64].decode('utf-8', 'replace')!r}"
-            )
+        got = parse_options_header(value)[1].get(b"name", b"").decode("utf-8", "replace")
+        missing = [field for field in self._fields if field not in self._parts]
+        if got not in missing:
+            expected = " or ".join(map(repr, missing))
+            raise BadParameter(f"expected a form field {expected}, got {got[:64]!r}")
+        self._part = self._parts[got] = GrowingSink()
 
     def _on_headers_finished(self) -> None:
-        if not self._named:
-            raise BadParameter(f"expected a form field {self._field!r}, got one without a name")
+        if self._part is None:
+            raise BadParameter(f"expected a form field {self._fields[0]!r}, got one without a name")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._file.write(data[start:end])
+        if self._part is not None:  # Its headers have been read.
+            self._part.write(data[start:end])
 
     def _on_end(self) -> None:
         self._ended = True

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.progress import track
 
-from app.io import Volume, read_landmarks, read_volume
+from app.io import Volume, read_truth, read_volume
 from app.model import LoadedModel
 from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
@@ -81,7 +81,7 @@ def run_scan(
         LandmarkdError: The scan cannot be read or answered.
         ValueError: The landmark file cannot be read.
     """
-    volume, truth = read_volume(files.scan.read_bytes()), read_landmarks(files.landmarks)
+    volume, truth = read_volume(files.scan.read_bytes()), read_truth(files.landmarks)
     runner = StageRunner(model)
     runs = []
     versions: tuple[tuple[Kind, Iterable[Volume]], ...] = (

@@ -5,6 +5,7 @@ arguments    command-line arguments and options that several commands share
 train        ``landmarkd train`` and ``landmarkd refine``
 evaluate     ``landmarkd evaluate``
 calibrate    ``landmarkd calibrate``
+learn        ``landmarkd learn``
 average      ``landmarkd average``
 ===========  ======================================================================
 """

@@ -149,7 +149,7 @@ def _check_missing(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -
         Issue(
             "note",
             shorten(incomplete),
-            f"{total - given} of {total} positions are not given; they count as unknown, "
-            "or with --missing absent as not in the scan",
+            f"{total - given} of {total} positions are not given; they count as unknown, or with "
+            "--missing absent as not in the scan, as those do that a person has marked so",
         )
     ]

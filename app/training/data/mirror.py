@@ -28,7 +28,9 @@ def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Spe
     flip = np.diag([-1.0, 1.0, 1.0, 1.0])
     points = specimen.points[partners] * (-1.0, 1.0, 1.0)
     points[partners < 0] = np.nan
-    return replace(specimen, to_world=flip @ specimen.to_world, points=points)
+    absent = frozenset(np.flatnonzero(np.isin(partners, list(specimen.absent))).tolist())
+    to_world = flip @ specimen.to_world
+    return replace(specimen, to_world=to_world, points=points, absent=absent)
 
 
 def with_mirror_images(specimens: Sequence[Specimen], mean: Points) -> tuple[Specimen, ...]:

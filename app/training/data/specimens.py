@@ -16,6 +16,7 @@ from app.io import (
     is_landmark_file,
     landmark_stem,
     read_landmarks,
+    read_truth,
     read_volume,
     scan_stem,
 )
@@ -47,12 +48,14 @@ class Specimen:
             at the scan's own resolution, float32.
         to_world: Voxel index -> mm, RAS.
         points: Landmarks in mm, RAS; NaN where the file has none.
+        absent: Rows of those that are known not to be in the scan.
     """
 
     name: str
     voxels: Voxels
     to_world: Affine
     points: Points
+    absent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,9 @@ def load_specimen(
     coarse, _ = resample(values, (window_spacing_mm or spacing_mm) / spacing_of(volume.affine))
     values = normalise(values, intensity, find_window(coarse, intensity))
     values = smooth_for(values, spacing_mm, volume.affine)
-    return Specimen(name=files.name, voxels=values, to_world=volume.affine, points=points)
+    truth = read_truth(files.landmarks)
+    absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
+    return Specimen(files.name, values, volume.affine, points, frozenset(absent))
 
 
 def inside_volume(

@@ -18,7 +18,7 @@ from rich.progress import track
 from app.errors import LandmarkdError
 from app.geometry import transform
 from app.inference import Detector, load_checked
-from app.io import Volume, read_landmarks, read_volume
+from app.io import Volume, read_landmarks, read_truth, read_volume
 from app.training.data.specimens import SpecimenFiles, pair_files
 from app.training.files import OUTCOMES
 from app.training.options import Missing
@@ -130,7 +130,7 @@ def validate_scan(
         ValueError: The landmark file cannot be read.
     """
     volume = read_volume(files.scan.read_bytes())
-    truth = read_landmarks(files.landmarks)
+    truth = read_truth(files.landmarks)
     groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}
     return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing, groups)
 
@@ -176,7 +176,7 @@ def measure(
 def compare(
     name: str,
     volume: Volume,
-    truth: Mapping[str, Point],
+    truth: Mapping[str, Point | None],
     found: Iterable[Landmark],
     missing: Missing = "unknown",
     groups: Mapping[str, str] = NO_GROUPS,
@@ -186,7 +186,7 @@ def compare(
     Args:
         name: Of the scan.
         volume: The scan.
-        truth: Positions of the landmarks in mm, RAS, by name; one outside the volume is absent.
+        truth: Positions of the landmarks in mm, RAS, by name; absent if None or outside the volume.
         found: One for each landmark of the model.
         missing: How a landmark counts that the truth does not have.
         groups: The group of each landmark, if it has one.
@@ -200,7 +200,7 @@ def compare(
     for landmark in found:
         true = truth.get(landmark.name)
         beyond = math.inf if true is None else _distance_beyond(true, volume)
-        known = true is not None or missing == "absent"
+        known = landmark.name in truth or missing == "absent"
         true = true if beyond == 0 else None
         off = nowhere if true is None or landmark.ras_mm is None else landmark.ras_mm - true
         outcomes.append(

@@ -55,18 +55,27 @@ def measure_spread(
     means = mean_errors(outcomes, subjects)
     if len(means) < 2:
         return None
-    draws = np.random.default_rng(SEED).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.percentile(means[draws].mean(axis=1), [2.5, 97.5])
+    low, high = bootstrap_interval(means)
     by_fold = mean_errors(outcomes, folds)
     return Spread(
         specimens=len(means),
         mean_mm=float(means.mean()),
         specimens_mm=float(means.std(ddof=1)),
-        low_mm=float(low),
-        high_mm=float(high),
+        low_mm=low,
+        high_mm=high,
         folds=len(by_fold),
         folds_mm=float(by_fold.std(ddof=1)) if len(by_fold) > 1 else float("nan"),
     )
+
+
+def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the bounds of the 95 % interval of the mean of values, one for each independent case.
+
+    Of differences between two models on the same cases, it is that of the paired bootstrap.
+    """
+    draws = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def mean_errors(outcomes: Sequence[Outcome], groups: Mapping[str, str]) -> np.ndarray:

@@ -45,11 +45,13 @@ class Sample:
         image: Values, (1 i j k).
         points: Landmarks in voxels of the image, NaN where there is none.
         visible: False where a part of the scan was blanked.
+        absent: Rows of landmarks that are known not to be in the scan.
     """
 
     image: Float[Tensor, "1 i j k"]
     points: Points
     visible: Bool[Tensor, "i j k"]
+    absent: frozenset[int] = frozenset()
 
 
 def draw_sample(
@@ -96,7 +98,8 @@ def draw_sample(
     deformed = invert_deformation(points[:3].T, knots, shape)
     visible = draw_visible(shape, augmentation, rng)
     shown = visible & in_reach(index, specimen.voxels.shape)
-    return Sample(image=(jitter(image, rng) * shown)[None], points=deformed, visible=visible)
+    image = (jitter(image, rng) * shown)[None]
+    return Sample(image, points=deformed, visible=visible, absent=specimen.absent)
 
 
 def draw_centre(

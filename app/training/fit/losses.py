@@ -59,7 +59,7 @@ def make_targets(
         stride: Image voxels per output voxel.
         radius_mm: Distance up to which a voxel votes.
         missing_is_absent: Whether a landmark without a position is absent (its score should be low
-            everywhere) rather than unknown.
+            everywhere) rather than unknown, even if nobody has said so of its scan.
 
     Returns:
         The targets.
@@ -80,13 +80,16 @@ def make_targets(
     size = distance[0, 0].shape
     owner = image * points.shape[1] + landmark
     index = ((owner * size[0] + voxel[0]) * size[1] + voxel[1]) * size[2] + voxel[2]
+    known = torch.isfinite(points).all(dim=2) | missing_is_absent
+    for each, sample in zip(known, samples, strict=True):
+        each[list(sample.absent)] = True
     return Targets(
         index=index,
         owner=owner,
         offsets=torch.stack(
             [offset[image, landmark, at] for offset, at in zip(offsets, voxel, strict=True)], dim=1
         ),
-        known=torch.isfinite(points).all(dim=2) | missing_is_absent,
+        known=known,
     )
 
 

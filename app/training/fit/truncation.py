@@ -110,7 +110,8 @@ def _crop(sample: Sample, first: np.ndarray, edges: np.ndarray) -> Sample:
     i, j, k = np.maximum(first + edges - np.array(sample.visible.shape), 0).tolist()
     pad = (0, k, 0, j, 0, i)
     points: Points = sample.points - first
-    return Sample(
+    return replace(
+        sample,
         image=functional.pad(sample.image[(slice(None), *part)], pad),
         points=points,
         visible=functional.pad(sample.visible[part], pad),

@@ -8,7 +8,8 @@ from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
-from app.api.ui.page import MAX_ANSWER_BYTES, WEB, export_niivue, page_files
+from app.api.ui.corrections import MAX_ANSWER_BYTES
+from app.api.ui.page import WEB, export_niivue, page_files
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
 from app.phantom import make_phantom, scan_bytes

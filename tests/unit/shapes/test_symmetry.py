@@ -51,12 +51,14 @@ def test_the_mirror_image_of_a_specimen_shows_its_partners_where_they_are() -> N
     affine[:3, :3] = 2 * Rotation.random(random_state=random).as_matrix()
     affine[:3, 3] = (5, 60, -20)
     index = random.uniform(1, 8, (4, 3))
-    specimen = Specimen("a", torch.zeros(9, 10, 11), affine, transform(affine, index))
+    points, absent = transform(affine, index), frozenset({1})
+    specimen = Specimen("a", torch.zeros(9, 10, 11), affine, points, absent)
     image = mirror(specimen, np.array([1, 0, 2, -1]))
     assert image.voxels is specimen.voxels
     found = transform(np.linalg.inv(image.to_world), image.points)
     np.testing.assert_allclose(found[:3], index[[1, 0, 2]])
     assert np.isnan(found[3]).all()
+    assert image.absent == {0}
     assert np.linalg.det(image.to_world) == pytest.approx(-np.linalg.det(affine))
 
 

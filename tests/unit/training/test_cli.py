@@ -25,6 +25,7 @@ DATA = ["--scans", "scans", "--landmarks", "landmarks"]
         ["refine", ".", ".", "."],
         ["evaluate", "model", *DATA],
         ["calibrate", "model", *DATA, "--folds"],
+        ["learn", ".", "--from", "."],
         ["average", ".", ".", "-o", "model"],
     ],
 )

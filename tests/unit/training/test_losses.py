@@ -1,5 +1,7 @@
 """Targets and loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -60,3 +62,15 @@ def test_unknown_landmark_carries_no_loss() -> None:
     assert field.grad is not None
     assert field.grad[:, 1].abs().max() == 0
     assert field.grad[:, 0].abs().max() > 0
+
+
+def test_absent_landmark_is_learned_as_such_where_others_are_unknown() -> None:
+    one, other = random_samples(np.random.default_rng(0))
+    samples = [one, replace(other, absent=frozenset({1}))]
+    field = torch.randn(2, 12, 20, 24, 16, requires_grad=True)
+    targets = make_targets(samples, SPACING, 2, 6.0, missing_is_absent=False)
+    score, offset = vote_loss(field, targets, 6.0)
+    torch.autograd.backward([score + offset])
+    assert field.grad is not None
+    assert field.grad[0, 1].abs().max() == 0
+    assert field.grad[1, 1].min() > 0

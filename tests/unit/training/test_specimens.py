@@ -12,9 +12,10 @@ from app.geometry import scaling, transform
 from app.io.volume import read_volume
 from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing.grid import make_grid
-from app.training.data.specimens import load_specimen, pair_files
+from app.training.data.specimens import SpecimenFiles, load_specimen, pair_files
 from tests.support.dicom_files import PLACE, as_dicom, zipped
-from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.unit.io.test_cases import kept
 
 SHAPE = (20, 24, 28)
 RULE = IntensitySpec(method="percentile", lower=2.0, upper=97.0)
@@ -66,3 +67,12 @@ def test_a_landmark_outside_its_scan_is_refused(tmp_path: Path) -> None:
     (files,) = pair_files(tmp_path, tmp_path)
     with pytest.raises(ValueError, match="expected all landmarks of one inside its volume, got 1"):
         load_specimen(files, ["a"], 1.0, RULE)
+
+
+def test_landmarks_that_a_person_found_absent_are_told_from_unknown_ones(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.int16)
+    (tmp_path / "case.nii").write_bytes(as_nifti(voxels, np.diag([-9.0, -9.0, 9.0, 1.0])))
+    specimen = load_specimen(SpecimenFiles("case", tmp_path / "case.nii", path), "ecba", 9.0, RULE)
+    assert specimen.absent == {1}
+    assert np.isfinite(specimen.points).all(axis=1).tolist() == [False, False, True, True]

@@ -4,6 +4,7 @@ import { describeModel } from "./about.js";
 import { offerDownloads, saveAll, stemOf } from "./downloads.js";
 import { Edits, nearestToAll } from "./edits.js";
 import { invert, transform } from "./geometry.js";
+import { keep, offerToKeep } from "./keep.js";
 import { CANCELLED, showProblem, showProgress } from "./notices.js";
 import { Queue, filesOf } from "./queue.js";
 import { Results } from "./results.js";
@@ -226,7 +227,9 @@ async function showScan(file) {
 
 /** Fill the list of models; rejects with `unauthorized` if the service needs a key. */
 async function loadModels() {
-  const models = (await listModels()).filter(({ landmarks }) => landmarks !== null);
+  const { models: all, keeps_cases } = await listModels();
+  const models = all.filter(({ landmarks }) => landmarks !== null);
+  offerToKeep(keeps_cases);
   state.models = Object.fromEntries(models.map((model) => [model.name, model]));
   element("model").replaceChildren(...models.map(({ name }) => new Option(name)));
   element("model").disabled = !models.length;
@@ -306,6 +309,7 @@ function listen() {
     present(current);
   };
   element("again").onclick = () => again(queue.current);
+  element("keep").onclick = () => keep(queue.current, setStatus);
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
     saveAll(queue.answered.map(({ name, edits: { landmarks } }) => ({ name: stemOf(name), landmarks })));

@@ -57,8 +57,9 @@ export async function getReadiness() {
   }
 }
 
+/** All models, and whether the service keeps cases: {models, keeps_cases}. */
 export async function listModels() {
-  return (await (await request("v1/models")).json()).models;
+  return (await request("v1/models")).json();
 }
 
 export async function getModel(name) {
@@ -74,6 +75,14 @@ export async function generateScan(seed) {
 export async function convertAnswer(answer, format) {
   const options = { method: "POST", body: JSON.stringify(answer) };
   return (await request(`page/landmarks?format=${encodeURIComponent(format)}`, options)).blob();
+}
+
+/** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
+export async function keepCase(file, answer, choice) {
+  const body = new FormData();
+  body.append("volume", file);
+  body.append("answer", new Blob([JSON.stringify(answer)]));
+  return (await request(`v1/cases?${new URLSearchParams(choice)}`, { method: "POST", body })).json();
 }
 
 /**

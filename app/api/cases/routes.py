@@ -1,0 +1,300 @@
+"""``/v1/cases``: scans that are kept with their corrected landmarks, if the service has a store."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Final, TypeVar, cast
+
+import numpy as np
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.cases.store import CaseStore
+from app.api.dependencies import (
+    AdmittedDep,
+    SharedDep,
+    name_key,
+    request_timeout_s,
+    require_api_key,
+)
+from app.api.openapi import CASE_BODY, problems
+from app.api.request_log import record_of
+from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
+from app.api.upload.plan import CASE, plan_upload
+from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
+from app.engine import AdmittedRequest, Engine
+from app.errors import BadParameter, NoStore, TooLarge
+from app.io import (
+    SEARCH_BYTES,
+    CaseAnswer,
+    CasesAnswer,
+    Content,
+    Header,
+    LandmarkAnswer,
+    LandmarksAnswer,
+    Selection,
+    Volume,
+    VolumeLimits,
+    check_header,
+    check_start,
+    is_dicom,
+    is_inside,
+    pack_scan,
+    read_volume,
+    write_case,
+)
+
+ID_DIGITS: Final = 32
+"""Of a scan's digest, hex: 128 bits."""
+
+KEEP_BYTES: Final = 24
+"""Per voxel of a scan that is kept: as stored, scaled to 8 bytes, written and packed."""
+
+BASE_BYTES: Final = 1 << 20
+"""Of any request."""
+
+AFFINE_MM: Final = 1e-6
+"""Between an affine and itself as JSON."""
+
+MAX_LISTED: Final = 1000
+"""Cases, of a few hundred bytes each."""
+
+T = TypeVar("T")
+
+cases_router: Final = APIRouter(tags=["cases"], dependencies=[Depends(require_api_key)])
+
+
+class KeepQuery(BaseModel):
+    """Query of ``POST /v1/cases``; unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
+    series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")
+    timeout_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
+    )
+
+    @property
+    def selection(self) -> Selection:
+        """Which scan of the file is meant."""
+        return Selection(self.frame, self.series)
+
+
+async def get_store(request: Request) -> CaseStore:
+    """Return the store.
+
+    Raises:
+        NoStore: The service has none.
+    """
+    if request.app.state.cases is None:
+        raise NoStore("expected a service that keeps cases, got one without LANDMARKD_STORE")
+    return cast("CaseStore", request.app.state.cases)
+
+
+StoreDep = Annotated[CaseStore, Depends(get_store)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """A case that has arrived, to be checked and kept on host threads."""
+
+    store: CaseStore
+    upload: Upload
+    answer: LandmarksAnswer
+    query: KeepQuery
+    limits: VolumeLimits
+    key: str | None
+
+    def look(self, check_cancelled: Callable[[], None]) -> Header:
+        """Read the header of the scan."""
+        selection = self.query.selection
+        return check_header(self.upload.content, self.limits, selection, check_cancelled)
+
+    def keep(self, header: Header, check_cancelled: Callable[[], None]) -> CaseAnswer:
+        """Read the scan, check that the answer is about it, and keep both."""
+        content, query = self.upload.content, self.query
+        volume = read_volume(content, self.limits, query.selection, check_cancelled)
+        _check_same(self.answer, volume)
+        # All frames of a file have one digest.
+        frame = query.frame if header.frames > 1 else None
+        case = describe_case(self.answer, frame, self.key)
+        scan = pack_scan(content, volume, as_uploaded=frame is None)
+        check_cancelled()
+        self.store.keep(case, scan, write_case(self.answer, case))
+        return case
+
+
+@cases_router.post(
+    "/v1/cases",
+    summary="Keep a corrected case",
+    status_code=201,
+    responses=problems(400, 401, 404, 408, 413, 415, 422, 429, 500, 501, 503, 504, 507),
+    openapi_extra=CASE_BODY,
+)
+async def keep_case(
+    request: Request,
+    shared: SharedDep,
+    store: StoreDep,
+    admitted: AdmittedDep,
+    key: Annotated[str | None, Depends(name_key)],
+    query: Annotated[KeepQuery, Query()],
+) -> CaseAnswer:
+    """Keep a scan with its landmarks as a person has corrected them, to learn from it.
+
+    A case is named by its scan's content: one that is kept again replaces the one before. What
+    nobody has judged counts as right, unless it is doubtful.
+    """
+    engine, record = shared.engine, record_of(request.scope)
+    timeout_s = request_timeout_s(query.timeout_s, shared.settings)
+    plan = plan_upload(request.headers, engine.max_body_bytes, CASE)
+
+    def check_head(head: Content) -> None:
+        if is_dicom(head):
+            check_start(head)
+        else:
+            check_header(head, engine.limits, query.selection)
+
+    upload = await read_upload(request, plan, shared.settings, admitted, check_head)
+    record.bytes = len(upload.content)
+    if len(upload.second) > MAX_ANSWER_BYTES:
+        got = len(upload.second)
+        raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {got}")
+    answer = read_corrections(upload.second, engine)
+    record.model = check_landmarks(answer, engine)
+    keeping = _Keeping(store, upload, answer, query, engine.limits, key)
+
+    async def keep() -> CaseAnswer:
+        header = await _compute(engine, admitted, timeout_s, SEARCH_BYTES, keeping.look)
+        memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape)
+        work = partial(keeping.keep, header)
+        return await _compute(engine, admitted, timeout_s, memory, work)
+
+    return await cancel_on_disconnect(request.receive, keep())
+
+
+@cases_router.get(
+    "/v1/cases",
+    summary="List the cases of a model",
+    responses=problems(401, 404, 422, 429, 501, 503, 504),
+)
+async def list_cases(
+    shared: SharedDep,
+    store: StoreDep,
+    admitted: AdmittedDep,
+    model: Annotated[str, Query(description="Name of the model.")],
+    after: Annotated[str, Query(description="`next` of the part of the list before.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+) -> CasesAnswer:
+    """List what is kept for a model, in the order of the ids, a part at a time."""
+
+    def read(_: Callable[[], None]) -> CasesAnswer:
+        cases, last = store.list(model, after, limit)
+        return CasesAnswer(cases=cases, next=last)
+
+    admitted.start_work()
+    timeout_s = shared.settings.timeout_s
+    return await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, read)
+
+
+@cases_router.delete(
+    "/v1/cases/{model}/{id}",
+    summary="Delete a case",
+    status_code=204,
+    responses=problems(401, 404, 429, 501, 503, 504),
+)
+async def delete_case(
+    shared: SharedDep,
+    store: StoreDep,
+    admitted: AdmittedDep,
+    model: str,
+    case: Annotated[str, Path(alias="id")],
+) -> None:
+    """Delete a scan and its landmarks from the store."""
+    admitted.start_work()
+    timeout_s = shared.settings.timeout_s
+    work = partial(_delete, store, model, case)
+    await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, work)
+
+
+def describe_case(answer: LandmarksAnswer, frame: int | None, key: str | None) -> CaseAnswer:
+    """Describe a case that is kept now; all frames of a file have one digest."""
+    counts = Counter(map(_judgement, answer.landmarks))
+    suffix = "" if frame is None else f"-frame{frame}"
+    return CaseAnswer(
+        id=answer.volume.digest[:ID_DIGITS] + suffix,
+        model=answer.model,
+        kept=datetime.now(UTC).isoformat(timespec="seconds"),
+        key=key,
+        placed=counts["placed"],
+        accepted=counts["accepted"],
+        absent=counts["absent"],
+        unjudged=counts["unjudged"],
+    )
+
+
+def check_landmarks(answer: LandmarksAnswer, engine: Engine) -> str:
+    """Check that an answer has the landmarks of its model; return the model's name.
+
+    Raises:
+        UnknownModel: The model is not loaded.
+        BadParameter: The landmarks are others, or one that a person placed is not in the scan.
+    """
+    manifest = engine.registry.get(answer.model.name).manifest
+    expected = [landmark.name for landmark in manifest.landmarks]
+    if [landmark.name for landmark in answer.landmarks] != expected:
+        raise BadParameter(
+            f"answer: expected the {len(expected)} landmarks of {manifest.name} in their order, "
+            f"got {len(answer.landmarks)} that are others or in another order"
+        )
+    shape = np.array(answer.volume.shape)
+    for landmark in answer.landmarks:
+        ijk = landmark.ijk if landmark.decided_by == "person" else None
+        if ijk is not None and not is_inside(ijk, shape):
+            raise BadParameter(
+                f"landmark {landmark.name!r}: expected a position in the scan of "
+                f"{' x '.join(map(str, answer.volume.shape))} voxels, got {list(ijk)}"
+            )
+    if not any(one.status == "detected" for one in answer.landmarks):
+        raise BadParameter("answer: expected a landmark that is detected or placed, got none")
+    return manifest.name
+
+
+def _judgement(landmark: LandmarkAnswer) -> str:
+    if landmark.decided_by == "network":
+        return "unjudged"
+    if landmark.ijk is None:
+        return "absent"
+    return "placed" if landmark.confidence is None else "accepted"
+
+
+def _check_same(answer: LandmarksAnswer, volume: Volume) -> None:
+    """Refuse landmarks of another scan."""
+    if answer.volume.digest != volume.digest:
+        raise BadParameter(
+            f"answer: expected that to the scan in this upload, whose digest is {volume.digest}, "
+            f"got one to {answer.volume.digest[: ID_DIGITS * 2]!r}"
+        )
+    same_place = np.allclose(answer.volume.affine, volume.affine, rtol=0, atol=AFFINE_MM)
+    if answer.volume.shape != volume.voxels.shape or not same_place:
+        raise BadParameter("answer: expected shape and affine of this scan, got others")
+
+
+def _delete(store: CaseStore, model: str, case: str, _: Callable[[], None]) -> None:
+    store.delete(model, case)
+
+
+async def _compute(
+    engine: Engine,
+    admitted: AdmittedRequest,
+    timeout_s: float,
+    memory: int,
+    work: Callable[[Callable[[], None]], T],
+) -> T:
+    """Do work whose result is small; see ``Engine.compute``."""
+    return await engine.compute(
+        work, admitted=admitted, memory=memory, result_bytes=lambda _: 0, timeout_s=timeout_s
+    )

@@ -1,0 +1,158 @@
+"""The files of a kept case: a scan as NIfTI, and a landmark file that says who decided each point.
+
+The landmark file is one of Slicer's. What its schema has no key for stands under one of our own,
+which Slicer passes over: in the list, what was kept when; in a point, who decided it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import nibabel as nib
+import numpy as np
+from isal import igzip
+
+from app.geometry import Affine
+from app.io.dicom import is_dicom
+from app.io.gzip_stream import GZIP_MAGIC, Content, FileStream
+from app.io.metaimage_header import METAIMAGE_MAGIC
+from app.io.nrrd_header import NRRD_MAGIC
+from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
+from app.io.slicer import RasPoint, read_landmarks, write_mrk_json
+from app.io.volume import Volume
+
+OWN_KEY: Final = "landmarkd"
+JUDGEMENT: Final = {"status", "decided_by", "confidence", "region95_mm"}
+"""What a kept point says of itself besides its position."""
+
+SLICER_MISSING: Final = "missing"
+"""How Slicer marks a point that is not in the scan."""
+
+COMPRESSION: Final = 1
+
+
+def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
+    """Write a NIfTI-1 file, not compressed, whose affine is in mm, RAS."""
+    image = nib.Nifti1Image(voxels, affine, dtype=voxels.dtype)
+    image.header.set_xyzt_units("mm")
+    return bytes(image.to_bytes())
+
+
+def pack_scan(content: Content, volume: Volume, *, as_uploaded: bool) -> bytes:
+    """Make the ``.nii.gz`` of a scan.
+
+    Args:
+        content: The file as it was uploaded.
+        volume: The scan that was read from it.
+        as_uploaded: Whether the file is to be kept as it is if it is NIfTI; else, and of other
+            formats, voxels and affine alone are.
+    """
+    if not (as_uploaded and _is_nifti(content)):
+        content = write_nifti(volume.voxels, volume.affine)
+    if content[:2] == GZIP_MAGIC:
+        return bytes(content)
+    return igzip.compress(content, COMPRESSION, mtime=0)
+
+
+def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
+    """Write the landmark file of a case.
+
+    A doubtful point, or one outside the scan, that nobody has judged has no position there, as
+    nothing should be learned from it.
+
+    Args:
+        answer: As a person has corrected it.
+        case: What is said of the case as a whole.
+
+    Returns:
+        A Slicer Markups file.
+    """
+    shape = np.array(answer.volume.shape)
+    points = [one if _is_sure(one, shape) else _unplaced(one) for one in answer.landmarks]
+    document = json.loads(write_mrk_json(answer.model_copy(update={"landmarks": points})))
+    (markup,) = document["markups"]
+    markup[OWN_KEY] = case.model_dump(mode="json")
+    for point, landmark in zip(markup["controlPoints"], answer.landmarks, strict=True):
+        point[OWN_KEY] = landmark.model_dump(include=JUDGEMENT)
+    return json.dumps(document, indent=1).encode()
+
+
+def read_case(path: Path) -> CaseAnswer:
+    """Read what the landmark file of a case says of it as a whole."""
+    (markup,) = json.loads(path.read_bytes())["markups"]
+    return CaseAnswer.model_validate(markup[OWN_KEY])
+
+
+def read_truth(path: Path) -> dict[str, RasPoint | None]:
+    """Read the points of a landmark file, and which are known to be absent.
+
+    Args:
+        path: As ``read_landmarks`` takes it.
+
+    Returns:
+        Position in mm, RAS, by landmark name; None of one that a person, here or in Slicer, has
+        marked as not in the scan. Of others without a position nothing is known.
+
+    Raises:
+        ValueError: As ``read_landmarks``.
+    """
+    points = read_landmarks(path)
+    absent = [str(point["label"]) for point in _controls(path) if _is_absent(point)]
+    return points | dict.fromkeys(absent)
+
+
+def read_tolerances(path: Path) -> dict[str, float | None]:
+    """Read how exactly the points of a case are known that no person has placed.
+
+    Args:
+        path: A landmark file.
+
+    Returns:
+        Radius in mm, by name, within which the network's position was taken for right, None where
+        it had no such region. A point that is not listed was placed by a person.
+    """
+    judged = {str(point["label"]): point.get(OWN_KEY) for point in _controls(path)}
+    return {
+        name: judgement["region95_mm"]
+        for name, judgement in judged.items()
+        if judgement
+        and (judgement["decided_by"] == "network" or judgement["confidence"] is not None)
+    }
+
+
+def _is_nifti(content: Content) -> bool:
+    others = (NRRD_MAGIC, *METAIMAGE_MAGIC)
+    return not is_dicom(content) and not FileStream(content).peek(max(map(len, others))).startswith(
+        others
+    )
+
+
+def _is_sure(landmark: LandmarkAnswer, shape: np.ndarray) -> bool:
+    if landmark.decided_by == "person":
+        return True
+    inside = landmark.ijk is not None and is_inside(landmark.ijk, shape)
+    return landmark.status == "detected" and inside
+
+
+def is_inside(ijk: tuple[float, float, float], shape: np.ndarray) -> bool:
+    """Return whether a voxel index lies in a scan, up to the faces of its outermost voxels."""
+    index = np.array(ijk)
+    return bool(((index >= -0.5) & (index <= shape - 0.5)).all())
+
+
+def _unplaced(landmark: LandmarkAnswer) -> LandmarkAnswer:
+    return landmark.model_copy(update={"ijk": None, "ras_mm": None, "lps_mm": None})
+
+
+def _controls(path: Path) -> list[dict[str, Any]]:
+    if not path.name.lower().endswith(".mrk.json"):
+        return []
+    markups = json.loads(path.read_text(encoding="utf-8-sig"))["markups"]
+    return [point for markup in markups for point in markup["controlPoints"]]
+
+
+def _is_absent(point: dict[str, Any]) -> bool:
+    status = point.get("positionStatus", "defined")
+    judged = point.get(OWN_KEY) or {}
+    by_person = judged.get("decided_by") == "person"
+    return status == SLICER_MISSING or (status != "defined" and by_person)

@@ -1,0 +1,162 @@
+"""``landmarkd learn``: the next version of a model, from kept cases."""
+
+import os
+import time
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+
+from app.errors import BadParameter, LandmarkdError
+from app.settings import API_KEY
+from app.training.cli.arguments import FOLDER, Device, require_extra
+from app.training.cli.train import INTERRUPTED
+
+if TYPE_CHECKING:
+    from app.training.learn import LearnOptions
+
+WATCH_S: Final = 10.0
+"""Between two looks at a store."""
+
+RELOAD_S: Final = 120.0
+
+
+Model = Annotated[Path, typer.Argument(help="A model folder.", **FOLDER)]
+Cases = Annotated[
+    Path | None, typer.Option("--from", metavar="STORE/NAME", help="The model's folder in a store.")
+]
+Old = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(
+        "--with",
+        metavar="SCANS LANDMARKS",
+        help="Folders of what the model was trained on, so that it forgets nothing.",
+    ),
+]
+Validate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Old scans that the model was not trained on, besides those of recipe.json.",
+    ),
+]
+Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps of each network.")]
+Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Go on, and learn again whenever cases have changed.")
+]
+Back = Annotated[
+    bool, typer.Option("--back", help="Put the version before in place again, and stop.")
+]
+Url = Annotated[
+    str | None,
+    typer.Option(help=f"Service that shall load the new version; its admin key in {API_KEY}."),
+]
+
+
+def learn(
+    model: Model,
+    cases: Cases = None,
+    old: Old = None,
+    validate: Validate = None,
+    steps: Steps = 1000,
+    rate: Rate = 5e-4,
+    watch: Watch = False,
+    back: Back = False,
+    url: Url = None,
+    device: Device = "auto",
+) -> None:
+    """Let a model learn from corrected cases, and replace it only if it has become better.
+
+    A third of the cases is held out, and stays so. The next version is put in place, in one step,
+    if its error on those is smaller with 95 % confidence; the one before stays beside it.
+    """
+    require_extra()
+    from app.training.learn import LearnOptions
+    from app.training.options import read_names
+    from app.training.versions import put_back
+
+    console = Console()
+    if back:
+        now, before = put_back(model)
+        console.print(f"version {before} is in place again, {now} is not", highlight=False)
+        _reload(url, model, console)
+        return
+    if cases is None:
+        raise BadParameter("expected --from STORE/NAME, a model's folder in a store, or --back")
+    options = LearnOptions(model, cases, old, read_names(validate), steps, rate, device)
+    if watch:
+        _watch(options, url, console)
+    else:
+        _learn(options, url, console)
+
+
+def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
+    """Learn again and again; what cannot be learned from now may be later."""
+    seen = None
+    while True:
+        if (state := _state(options.cases)) == seen:
+            time.sleep(WATCH_S)
+            continue
+        seen = state
+        try:
+            _learn(options, url, console)
+        except LandmarkdError as error:
+            console.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
+    """Learn once, and say what came of it."""
+    from app.training.learn import learn
+
+    compared = learn(options, console)
+    if compared is None:
+        raise typer.Exit(INTERRUPTED)
+    console.print(compared.describe(), highlight=False, soft_wrap=True)
+    if not compared.is_better:
+        console.print(
+            f"version {compared.versions[0]} stays: the interval does not exclude that "
+            f"{compared.versions[1]} is no better; more cases may show it",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    console.print(
+        f"version {compared.versions[1]} is in place; {compared.versions[0]} comes back with "
+        f"landmarkd learn {options.folder} --back",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _reload(url, options.folder, console)
+
+
+def _state(cases: Path) -> list[tuple[str, int]]:
+    """Describe which cases there are, and when each was kept."""
+    files = (cases / "landmarks").glob("*.mrk.json")
+    return sorted((path.name, path.stat().st_mtime_ns) for path in files)
+
+
+def _reload(url: str | None, model: Path, console: Console) -> None:
+    """Let a service load the folder again; requests in progress finish on the old version."""
+    if url is None:
+        return
+    parts = urlsplit(url)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = connect(parts.netloc, timeout=RELOAD_S)
+    headers = {"Authorization": f"Bearer {os.environ.get(API_KEY, '')}"}
+    path = f"{parts.path.rstrip('/')}/v1/models/{model.resolve().name}/reload"
+    try:
+        with closing(connection):
+            connection.request("POST", path, headers=headers)
+            response = connection.getresponse()
+            said = response.read().decode(errors="replace")
+    except OSError as error:
+        raise BadParameter(f"--url: expected a service at {url}, got: {error}") from None
+    if response.status != HTTPStatus.OK:
+        raise BadParameter(f"--url: expected {url} to load the version in place, got: {said}")
+    console.print(f"{url} has loaded it", highlight=False)

@@ -1,0 +1,360 @@
+"""Kept cases -> the next version of a model, put in place only if it is better on others.
+
+What one version was trained on is never held out for the next, and the other way round.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+
+from app.compute import choose_device
+from app.errors import BadParameter
+from app.io import read_tolerances
+from app.model import WHOLE, Manifest, load_shape, read_manifest
+from app.training.data.check_data import CheckedData
+from app.training.data.issues import shorten
+from app.training.data.specimens import SpecimenFiles, list_files
+from app.training.data.split import Split, split
+from app.training.evaluate.leakage import find_leaked
+from app.training.evaluate.metrics import group
+from app.training.evaluate.model_card import write_section
+from app.training.evaluate.outcomes import Outcome, validate
+from app.training.evaluate.spread import bootstrap_interval
+from app.training.files import REFINE
+from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
+from app.training.options import Options, Schedule
+from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
+from app.training.record import read_record
+from app.training.versions import prepare_next, put_in_place
+
+HELD_OUT: Final = 3
+"""One in so many kept cases is held out."""
+
+MIN_HELD_OUT: Final = 5
+"""An interval over fewer cases says nothing."""
+
+UPRIGHT_DEG: Final = 25.0
+"""Random rotations for a model of upright scans that does not say how it was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """The options of ``landmarkd learn``.
+
+    Attributes:
+        folder: The model folder.
+        cases: The model's folder in a store.
+        old: Folders of scans and of landmark files that the model was trained on, if at hand.
+        hold_out: Names of old scans that it was not trained on, besides those of its record.
+        steps: Optimiser steps of each network.
+        rate: Peak learning rate.
+        device: As the command names it.
+    """
+
+    folder: Path
+    cases: Path
+    old: tuple[Path, Path] | None
+    hold_out: tuple[str, ...] | None
+    steps: int
+    rate: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two versions of a model on held-out cases.
+
+    Attributes:
+        versions: Their numbers, the old one first.
+        losses_mm: Mean losses of the cases, of both.
+        low_mm: Lower bound of the 95 % interval of how much smaller those of the second are: paired
+            bootstrap over cases.
+        high_mm: Its upper bound.
+        cases: Number of cases.
+    """
+
+    versions: tuple[str, str]
+    losses_mm: tuple[float, float]
+    low_mm: float
+    high_mm: float
+    cases: int
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the second version is better for sure."""
+        return self.low_mm > 0
+
+    def describe(self) -> str:
+        """Describe the comparison in a sentence."""
+        before, after = self.losses_mm
+        return (
+            f"On {self.cases} held-out cases, version {self.versions[0]} is "
+            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: better by "
+            f"{before - after:.3f} mm, 95 % interval {self.low_mm:.3f} to {self.high_mm:.3f} mm"
+        )
+
+
+def learn(options: LearnOptions, console: Console) -> Comparison | None:
+    """Train the next version of a model, and put it in place if it is better.
+
+    Args:
+        options: The options.
+        console: Where to print.
+
+    Returns:
+        How it compares with the version before; None if the training was interrupted.
+
+    Raises:
+        BadParameter: There are too few cases, or the model cannot be trained here.
+        StartupError: The data are wrong, or the folders cannot be exchanged.
+        ModelRefused: The folder is no model.
+    """
+    kept = whole_cases(options.cases)
+    old = list_files(*options.old).pairs() if options.old else []
+    held_out = hold_out(options, kept, old)
+    candidate = prepare_next(options.folder)
+    with merged([*kept, *old]) as (scans, landmarks):
+        given = options_like(options, scans, landmarks, candidate)
+        checked = check_and_report(given, console)
+        names = [files.name for files in held_out]
+        if not fine_tune(given, checked, split(checked.specimens, names, "kept apart"), console):
+            return None
+    compared = compare_versions(options.folder, candidate, held_out, options.device)
+    if compared.is_better:
+        text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."
+        write_section(candidate, "learn", f"{text} {compared.describe()}.")
+        put_in_place(candidate, options.folder)
+    return compared
+
+
+def whole_cases(folder: Path) -> list[SpecimenFiles]:
+    """List the cases of a model in a store.
+
+    Raises:
+        BadParameter: There are none.
+    """
+    scans, landmarks = folder / "scans", folder / "landmarks"
+    found = list_files(scans, landmarks).pairs() if scans.is_dir() and landmarks.is_dir() else []
+    if not found:
+        raise BadParameter(
+            f"--from: expected a model's folder in a store, STORE/NAME, with cases; {folder} has "
+            "none"
+        )
+    return found
+
+
+def hold_out(
+    options: LearnOptions, kept: Sequence[SpecimenFiles], old: Sequence[SpecimenFiles]
+) -> list[SpecimenFiles]:
+    """List the cases that no version is trained on.
+
+    Raises:
+        BadParameter: They are too few to tell which version is better, or not unseen.
+    """
+    record = read_record(options.folder) or {}
+    before = set(record.get("held_out", ()))
+    names = before | set(choose_held_out([files.name for files in kept], record))
+    names |= set(options.hold_out or ())
+    chosen = [files for files in [*kept, *old] if files.name in names]
+    if leaked := find_leaked(options.folder, chosen):
+        raise BadParameter(
+            f"--validate: expected scans that {options.folder} was not trained on, got "
+            f"{shorten(leaked)}"
+        )
+    if len(chosen) < MIN_HELD_OUT:
+        raise BadParameter(
+            f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
+            f"version is better; got {len(chosen)}: one in {HELD_OUT} of {len(kept)} kept cases, "
+            "and those old ones that recipe.json or --validate names. Nothing was trained"
+        )
+    return chosen
+
+
+def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]:
+    """Choose which kept cases are held out, besides those that were for the version in place.
+
+    Args:
+        kept: Names of all kept cases.
+        record: Of the version in place; a case that it was trained on cannot be held out any more.
+
+    Returns:
+        As many of the others as are missing to one in ``HELD_OUT``, by a hash of the name.
+    """
+    seen = {*record.get("train", ()), *record.get("held_out", ())}
+    new = [name for name in kept if name not in seen]
+    held_out = len(set(kept) & set(record.get("held_out", ())))
+    count = max(round(len(kept) / HELD_OUT) - held_out, 0)
+    return sorted(new, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
+
+
+@contextmanager
+def merged(cases: Iterable[SpecimenFiles]) -> Iterator[tuple[Path, Path]]:
+    """Make folders of scans and of landmark files that link to those of several folders."""
+    with TemporaryDirectory() as folder:
+        folders = Path(folder, "scans"), Path(folder, "landmarks")
+        for made in folders:
+            made.mkdir()
+        for files in cases:
+            for made, path in zip(folders, (files.scan, files.landmarks), strict=True):
+                (made / path.name).symlink_to(path.resolve())
+        yield folders
+
+
+def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Path) -> Options:
+    """Make the options that a model was trained with, as far as it tells.
+
+    Raises:
+        BadParameter: It is not one that is trained here.
+    """
+    manifest = read_manifest(options.folder)
+    record = read_record(options.folder) or {}
+    upright = UPRIGHT_DEG if manifest.input.upright else 180.0
+    common = _common(manifest, record, upright)
+    return Options(
+        scans=scans,
+        landmarks=landmarks,
+        folder=folder,
+        hold_out=None,
+        tile=WHOLE if manifest.input.tile_shape == WHOLE else manifest.input.tile_shape[0],
+        schedule=Schedule(options.steps, None, options.rate, seed=1),
+        start=options.folder,
+        device=options.device,
+        strict=False,
+        intensity=manifest.input.intensity,
+        **common,
+    )
+
+
+def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) -> dict[str, Any]:
+    """Return the options that each of a model's networks has for itself."""
+    filters = manifest.network.arguments.get("filters")
+    if not isinstance(filters, list):
+        raise BadParameter(
+            f"expected a model that landmarkd train has made, {manifest.name} is of another kind"
+        )
+    recipe = record.get("recipe", {})
+    random = recipe.get("augmentation", {})
+    return {
+        "spacing_mm": min(manifest.input.spacing_mm),
+        "radius_mm": manifest.voting.radius_mm,
+        "filters": tuple(filters),
+        "stride": manifest.network.output_stride,
+        "mirror": record.get("mirror", False),
+        "rotation_deg": random.get("rotation_deg", rotation_deg),
+        "scale": random.get("scale"),
+        "elastic_mm": random.get("elastic_mm"),
+        "contrast": random.get("contrast", 0.0),
+        "reflect": random.get("reflect", 0.0),
+        "missing": recipe.get("missing", "unknown"),
+        "cuts": recipe.get("cuts", 0.0),
+    }
+
+
+def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Console) -> bool:
+    """Train both networks of a model on, from the weights that they have.
+
+    Their mean shapes stay: a few cases are no better ones, and second networks know one pose only.
+
+    Args:
+        options: The folder is that of the next version; the start is the one in place.
+        checked: The data.
+        chosen: Training and held-out cases.
+        console: Where to print.
+
+    Returns:
+        Whether it is done; False if it was interrupted.
+    """
+    start = options.start or options.folder
+    manifest = read_manifest(start)
+    names = tuple(landmark.name for landmark in manifest.landmarks)
+    suggested = suggest_recipe(options, checked)
+    plan = make_plan(options, options.folder, names, chosen, suggested, None)
+    if not run_first(options, plan, console):
+        return False
+    if manifest.refine is None:
+        return True
+    start /= REFINE
+    finer = read_manifest(start)
+    common = _common(finer, read_record(start) or {}, options.rotation_deg)
+    options = replace(options, start=start, **common)
+    mean = load_shape(start, finer)
+    if mean is None or finer.input.tile_shape == WHOLE:
+        raise BadParameter(f"expected a second network with a mean shape, {start} has none")
+    recipe, choices = suggest_refine_recipe(options, checked, manifest, mean)
+    recipe = replace(recipe, tile_shape=finer.input.tile_shape)
+    plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), mean)
+    return run_refine(options, plan, console)
+
+
+def compare_versions(
+    before: Path, after: Path, held_out: Sequence[SpecimenFiles], device: str
+) -> Comparison:
+    """Compare two versions of a model on cases that neither was trained on.
+
+    Args:
+        before: Folder of the one.
+        after: Folder of the other.
+        held_out: The cases.
+        device: Where to run.
+
+    Returns:
+        The comparison.
+    """
+    manifests = [read_manifest(folder) for folder in (before, after)]
+    radius = manifests[0].voting.radius_mm
+    voxel = min(manifests[0].input.spacing_mm)
+    tolerances = {
+        files.name: {
+            name: voxel if mm is None else mm
+            for name, mm in read_tolerances(files.landmarks).items()
+        }
+        for files in held_out
+    }
+    losses = [
+        case_losses(validate(folder, held_out, choose_device(device)), tolerances, radius)
+        for folder in (before, after)
+    ]
+    gains = losses[0] - losses[1]
+    low, high = bootstrap_interval(gains)
+    return Comparison(
+        (manifests[0].version, manifests[1].version),
+        (float(losses[0].mean()), float(losses[1].mean())),
+        low,
+        high,
+        len(gains),
+    )
+
+
+def case_losses(
+    outcomes: Sequence[Outcome], tolerances: Mapping[str, Mapping[str, float]], radius_mm: float
+) -> np.ndarray:
+    """Average what a model is off in each case.
+
+    The error of a point counts up to the voting radius, which stands for a missed or invented point
+    as well. A point that the old model had placed, and a person found right, is known no better
+    than within its region: only what is beyond counts, or no other model could be as good.
+
+    Args:
+        outcomes: Of a model.
+        tolerances: Radius of those regions in mm, by case and landmark.
+        radius_mm: The voting radius.
+
+    Returns:
+        Mean loss of each case, in mm.
+    """
+
+    def loss(one: Outcome) -> float:
+        if not one.present:
+            return radius_mm if one.status == "detected" else 0.0
+        off = np.nan_to_num(one.error_mm, nan=np.inf) - tolerances[one.scan].get(one.landmark, 0.0)
+        return float(np.clip(off, 0.0, radius_mm))
+
+    known = group([one for one in outcomes if one.known], lambda one: one.scan)
+    return np.array([np.mean([loss(one) for one in members]) for members in known.values()])

@@ -1,0 +1,111 @@
+"""Versions of a model folder: the one in its place, and the one before, beside it.
+
+The other versions are in a folder of the model's name with a dot in front, which the service does
+not look into. Each is in a folder of the model's own name, as its manifest demands.
+"""
+
+import ctypes
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+import tomlkit
+
+from app.errors import BadParameter, StartupError
+from app.model import read_manifest
+from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
+
+NEXT: Final = "next"
+BEFORE: Final = "before"
+AT_FDCWD: Final = -100
+RENAME_EXCHANGE: Final = 2
+"""Of Linux, linux/fcntl.h and linux/fs.h."""
+
+
+def prepare_next(folder: Path) -> Path:
+    """Copy a model folder to where its next version is made, under the number of that version.
+
+    Args:
+        folder: The model folder.
+
+    Returns:
+        The copy, without what belongs to the training of this version.
+    """
+    candidate = _beside(folder, NEXT)
+    shutil.rmtree(candidate, ignore_errors=True)
+    leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY)
+    shutil.copytree(folder, candidate, ignore=leave)
+    path = candidate / "model.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    document["version"] = next_version(str(document["version"]))
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    return candidate
+
+
+def next_version(version: str) -> str:
+    """Count the last number of a version up, such as 2.2.2 to 2.2.3; one without gets a first."""
+    found = re.search(r"\d+(?=\D*$)", version)
+    if found is None:
+        return f"{version}.1"
+    return f"{version[: found.start()]}{int(found[0]) + 1}{version[found.end() :]}"
+
+
+def put_in_place(candidate: Path, folder: Path) -> None:
+    """Exchange a model folder for its next version, at once; the old one stays beside it.
+
+    A process that is killed meanwhile leaves one of both in place, and loses neither.
+
+    Args:
+        candidate: As ``prepare_next`` has returned it.
+        folder: The model folder.
+
+    Raises:
+        StartupError: The system cannot do that at once.
+    """
+    before = _beside(folder, BEFORE)
+    # Until they are exchanged, this is a version after that in place, which is none to go back to.
+    shutil.rmtree(before, ignore_errors=True)
+    before.parent.mkdir(exist_ok=True)
+    candidate.rename(before)
+    _exchange(before, folder)
+
+
+def put_back(folder: Path) -> tuple[str, str]:
+    """Exchange a model folder for the version before.
+
+    Args:
+        folder: The model folder.
+
+    Returns:
+        The versions that were and that are in place.
+
+    Raises:
+        BadParameter: There is none before.
+        StartupError: The system cannot do that at once.
+    """
+    before = _beside(folder, BEFORE)
+    now = read_manifest(folder).version
+    old = read_manifest(before).version if (before / "model.toml").exists() else None
+    if old is None or next_version(old) != now:
+        raise BadParameter(f"--back: expected a version before {now} of {folder.name}, found none")
+    _exchange(before, folder)
+    return now, old
+
+
+def _beside(folder: Path, which: str) -> Path:
+    name = folder.resolve().name
+    return folder.resolve().parent / f".{name}" / which / name
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange the names of two folders in one step, which nobody sees half done."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+    if rename is None or rename(*names):
+        reason = os.strerror(ctypes.get_errno()) if rename else "no renameat2"
+        raise StartupError(
+            f"expected a system that exchanges {other} for {one} in one step, got: {reason}; "
+            "exchange them by hand"
+        )

@@ -1,0 +1,132 @@
+"""The store of cases: whole ones only, whenever its process is killed, and no more than allowed."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.api.cases import CaseStore
+from app.errors import StartupError, StoreFull, UnknownCase
+from app.io import CaseAnswer, ModelRef
+from tests.support.killing import killed_at
+
+MODEL = "toy"
+SCAN = b"a scan" * 1000
+QUOTA = 1 << 20
+FIRST, SECOND = "1" * 32, "2" * 32 + "-frame3"
+KILLED = 50
+"""More than a process makes steps here."""
+
+
+def case_of(case_id: str, key: str | None = None) -> CaseAnswer:
+    model = ModelRef(name=MODEL, version="1", digest="0")
+    return CaseAnswer(
+        id=case_id, model=model, kept="2026-01-01T00:00:00+00:00", key=key, placed=1, accepted=0,
+        absent=0, unjudged=0,
+    )  # fmt: skip
+
+
+def keep(store: CaseStore, case_id: str, scan: bytes = SCAN) -> bool:
+    case = case_of(case_id)
+    markup = {"controlPoints": [], "landmarkd": case.model_dump(mode="json")}
+    return store.keep(case, scan, json.dumps({"markups": [markup]}).encode())
+
+
+def files_of(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - {".lock"}
+
+
+def paths_of(case_id: str) -> set[str]:
+    return {f"{MODEL}/scans/{case_id}.nii.gz", f"{MODEL}/landmarks/{case_id}.mrk.json"}
+
+
+def test_process_killed_at_any_step_leaves_whole_cases(tmp_path: Path) -> None:
+    def work(root: Path) -> None:
+        store = CaseStore(root, QUOTA)
+        keep(store, SECOND)
+        keep(store, FIRST, SCAN * 2)  # replaces
+        store.delete(MODEL, FIRST)
+
+    states = set()
+    for step in range(KILLED):
+        root = tmp_path / str(step)
+        keep(CaseStore(root, QUOTA), FIRST)
+        killed = killed_at(step, partial(work, root))
+        # Whoever starts next finds whole cases only.
+        cases, _ = CaseStore(root, QUOTA).list(MODEL, "", 10)
+        ids = {case.id for case in cases}
+        assert files_of(root) == set().union(*map(paths_of, ids))
+        states.add(tuple(sorted(ids)))
+        if not killed:
+            break
+    assert not killed
+    assert states == {(FIRST,), (FIRST, SECOND), (SECOND,)}
+
+
+def test_case_kept_twice_replaces_itself(tmp_path: Path) -> None:
+    store = CaseStore(tmp_path, QUOTA)
+    assert not keep(store, FIRST)
+    assert keep(store, FIRST, b"another")
+    assert files_of(tmp_path) == paths_of(FIRST)
+    assert (tmp_path / MODEL / "scans" / f"{FIRST}.nii.gz").read_bytes() == b"another"
+
+
+def test_case_over_the_quota_is_refused_and_leaves_the_others(tmp_path: Path) -> None:
+    quota = len(SCAN) * 2 + 1000
+    store = CaseStore(tmp_path, quota)
+    keep(store, FIRST)
+    with pytest.raises(StoreFull, match=f"at most {quota:,} bytes"):
+        keep(store, SECOND, SCAN * 3)
+    assert files_of(tmp_path) == paths_of(FIRST)
+    keep(store, FIRST, SCAN * 2)  # The one that it replaces makes room.
+    store.delete(MODEL, FIRST)
+    keep(store, SECOND, SCAN * 2)
+
+
+def test_disk_that_fails_leaves_no_half_of_a_case(tmp_path: Path) -> None:
+    store = CaseStore(tmp_path, QUOTA)
+    (tmp_path / MODEL).mkdir()
+    (tmp_path / MODEL / "landmarks").write_text("no folder")
+    with pytest.raises(StoreFull, match="expected a disk"):
+        keep(store, FIRST)
+    assert not list((tmp_path / MODEL / "scans").iterdir())
+
+
+def test_cases_are_listed_in_parts(tmp_path: Path) -> None:
+    store = CaseStore(tmp_path, QUOTA)
+    ids = [f"{number:032x}" for number in range(5)]
+    for case_id in reversed(ids):
+        keep(store, case_id)
+    listed: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        cases, after = store.list(MODEL, after, 2)
+        assert len(cases) <= 2
+        listed += [case.id for case in cases]
+    assert listed == ids
+    assert store.list("other", "", 2) == ([], None)
+
+
+def test_what_others_put_there_is_neither_listed_nor_removed(tmp_path: Path) -> None:
+    folder = tmp_path / MODEL
+    for name in ("scans/mine.nii.gz", "landmarks/notes.mrk.json", "landmarks/other.mrk.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    before = files_of(tmp_path)
+    assert CaseStore(tmp_path, QUOTA).list(MODEL, "", 10) == ([], None)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "case_id"), [("..", FIRST), (MODEL, "../x"), (MODEL, ""), (MODEL, FIRST), ("", FIRST)]
+)
+def test_unknown_case_is_not_deleted(tmp_path: Path, model: str, case_id: str) -> None:
+    with pytest.raises(UnknownCase):
+        CaseStore(tmp_path, QUOTA).delete(model, case_id)
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="LANDMARKD_STORE"):
+        CaseStore(tmp_path / "file" / "store", QUOTA)

@@ -1,0 +1,276 @@
+"""``/v1/cases``: what is kept, as what, for whom; and what is refused."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from numpy.testing import assert_allclose
+from pydantic import ByteSize
+
+from app.api.dependencies import hash_key
+from app.io import read_landmarks, read_truth, read_volume
+from app.training.data.specimens import pair_files
+from tests.support.dicom_files import as_dicom, zipped
+from tests.support.nifti_files import nifti
+from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.services import (
+    MODEL,
+    RAW,
+    SHAPE,
+    problem_of,
+    running,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
+from tests.unit.api.test_corrections import UNKNOWN
+
+URL = "/v1/cases"
+AFFINE = np.diag([1.0, 1.25, 0.8, 1.0])
+VOXELS = np.random.default_rng(7).normal(100.0, 20.0, SHAPE).astype(np.int16)
+OTHERS = {
+    "nrrd": as_nrrd(VOXELS, AFFINE, encoding="gzip"),
+    "zipped nrrd": gzip.compress(as_nrrd(VOXELS, AFFINE)),
+    "metaimage": as_metaimage(VOXELS, AFFINE, zipped=True),
+    "dicom": zipped(as_dicom(VOXELS, AFFINE)),
+}
+KEYS = {name: hash_key(name) for name in ("anna", "nameless", "admin")}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def client(models: Path, store: Path) -> Iterator[TestClient]:
+    with running(toy_settings(models, store=store)) as made:
+        yield made
+
+
+@pytest.fixture
+def empty(store: Path) -> Path:
+    for path in store.rglob("*.*z"):
+        path.unlink()
+    for path in store.rglob("*.json"):
+        path.unlink()
+    return store / MODEL
+
+
+def ask(client: TestClient, scan: bytes, **query: int) -> dict[str, Any]:
+    answer: dict[str, Any] = client.post(
+        "/v1/landmarks", content=scan, headers=RAW, params=query
+    ).json()
+    return answer
+
+
+def corrected(client: TestClient, scan: bytes, **query: int) -> dict[str, Any]:
+    """An answer whose first landmark a person placed; the second is absent, the third unjudged."""
+    answer = ask(client, scan, **query)
+    affine = np.array(answer["volume"]["affine"])
+    first, second, _ = answer["landmarks"]
+    for landmark in (first, second):
+        landmark.update(dict.fromkeys(UNKNOWN), decided_by="person")
+    ras = (affine @ [2, 4, 10, 1])[:3]
+    lps = ras * [-1, -1, 1]
+    first.update(status="detected", ijk=[2, 4, 10], ras_mm=ras.tolist(), lps_mm=lps.tolist())
+    second.update(status="not_found", ijk=None, ras_mm=None, lps_mm=None)
+    return answer
+
+
+def keep(
+    client: TestClient,
+    scan: bytes,
+    answer: dict[str, Any],
+    **query: int,
+) -> Any:  # noqa: ANN401
+    files = {"volume": ("jane doe.nii.gz", scan), "answer": ("x", json.dumps(answer).encode())}
+    return client.post(URL, files=files, params=query)
+
+
+def test_case_is_kept_as_training_reads_it(client: TestClient, empty: Path) -> None:
+    scan = gzip.compress(toy_scan())
+    answer = corrected(client, scan)
+    response = keep(client, scan, answer)
+    assert response.status_code == 201, response.text
+    case = response.json()
+    assert (case["id"], case["key"]) == (answer["volume"]["digest"][:32], None)
+    assert (case["placed"], case["accepted"], case["absent"], case["unjudged"]) == (1, 0, 1, 1)
+    assert case["model"] == answer["model"]
+    (files,) = pair_files(empty / "scans", empty / "landmarks")
+    assert files.name == case["id"]
+    assert files.scan.read_bytes() == scan
+    first, second, third = answer["landmarks"]
+    found = read_landmarks(files.landmarks)
+    assert_allclose(found[first["name"]], first["ras_mm"], atol=1e-3)
+    truth = read_truth(files.landmarks)
+    assert truth[second["name"]] is None
+    assert second["name"] not in found
+    sure = third["status"] == "detected"
+    assert (third["name"] in found, third["name"] in truth) == (sure, sure)
+
+
+def test_doubtful_point_that_nobody_judged_teaches_nothing(client: TestClient, empty: Path) -> None:
+    answer = corrected(client, toy_scan())
+    third = answer["landmarks"][2]
+    third.update(status="low_confidence", ijk=[5, 5, 5], ras_mm=[5, 6.25, 4], lps_mm=[-5, -6.25, 4])
+    keep(client, toy_scan(), answer)
+    (path,) = (empty / "landmarks").iterdir()
+    assert third["name"] not in read_truth(path)
+    third.update(decided_by="person", status="detected", confidence=0.4)
+    keep(client, toy_scan(), answer)
+    assert_allclose(read_landmarks(path)[third["name"]], [5, 6.25, 4])
+
+
+def test_landmark_file_says_who_kept_and_decided_what(client: TestClient, empty: Path) -> None:
+    answer = corrected(client, toy_scan())
+    case = keep(client, toy_scan(), answer).json()
+    (path,) = (empty / "landmarks").iterdir()
+    (markup,) = json.loads(path.read_text())["markups"]
+    assert markup["landmarkd"] == case
+    deciders = [point["landmarkd"]["decided_by"] for point in markup["controlPoints"]]
+    assert deciders == ["person", "person", "network"]
+    assert case["kept"].endswith("+00:00")
+
+
+def test_plain_and_packed_file_of_a_scan_are_one_case(client: TestClient, empty: Path) -> None:
+    scan = toy_scan()
+    for content in (scan, gzip.compress(scan)):
+        keep(client, content, corrected(client, content))
+    assert len(list((empty / "scans").iterdir())) == 1
+    (path,) = (empty / "scans").iterdir()
+    assert gzip.decompress(path.read_bytes()) == scan
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_scan_of_another_format_is_kept_as_nifti(
+    client: TestClient, empty: Path, form: str
+) -> None:
+    content = OTHERS[form]
+    response = keep(client, content, corrected(client, content))
+    assert response.status_code == 201, response.text
+    (path,) = (empty / "scans").iterdir()
+    kept, given = read_volume(path.read_bytes()), read_volume(content)
+    np.testing.assert_array_equal(kept.voxels, given.voxels)
+    assert_allclose(kept.affine, given.affine, atol=1e-5)
+    assert gzip.decompress(path.read_bytes())[344:348] == b"n+1\0"
+
+
+def test_frames_of_a_file_are_cases_of_their_own(client: TestClient, empty: Path) -> None:
+    frames = as_nifti(np.stack([VOXELS, VOXELS + 1], axis=-1), AFFINE)
+    ids = [
+        keep(client, frames, corrected(client, frames, frame=frame), frame=frame).json()["id"]
+        for frame in (0, 1)
+    ]
+    assert [each[32:] for each in ids] == ["-frame0", "-frame1"]
+    kept = read_volume((empty / "scans" / f"{ids[1]}.nii.gz").read_bytes())
+    np.testing.assert_array_equal(kept.voxels, VOXELS + 1)
+    alone = as_nifti(VOXELS, AFFINE)
+    named = keep(client, alone, corrected(client, alone, frame=0), frame=0).json()["id"]
+    assert len(named) == 32
+
+
+def test_cases_are_listed_and_deleted(client: TestClient, empty: Path) -> None:
+    case = keep(client, toy_scan(), corrected(client, toy_scan())).json()
+    assert client.get(URL, params={"model": MODEL}).json() == {"cases": [case], "next": None}
+    assert client.delete(f"{URL}/{MODEL}/{case['id']}").status_code == 204
+    assert client.get(URL, params={"model": MODEL}).json()["cases"] == []
+    assert not list(empty.rglob("*.*z"))
+    assert problem_of(client.delete(f"{URL}/{MODEL}/{case['id']}")).code == "unknown-case"
+
+
+def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) -> None:
+    answer = corrected(client, toy_scan())
+    problem = problem_of(keep(client, nifti(), answer))
+    assert (problem.code, "digest" in problem.detail) == ("bad-parameter", True)
+    answer["volume"]["shape"] = [1, 2, 3]
+    answer["landmarks"][0].update(ijk=[0, 0, 0], ras_mm=[0, 0, 0], lps_mm=[0, 0, 0])
+    assert "shape and affine" in problem_of(keep(client, toy_scan(), answer)).detail
+    assert not list(empty.rglob("*.*z"))
+
+
+def test_landmarks_that_cannot_be_learned_from_are_refused(client: TestClient, empty: Path) -> None:
+    scan = toy_scan()
+    answer = corrected(client, scan)
+    far = {"ijk": [50, 4, 10], "ras_mm": [50, 5, 8], "lps_mm": [-50, -5, 8]}
+    outside = {**answer, "landmarks": [answer["landmarks"][0] | far, *answer["landmarks"][1:]]}
+    assert "a position in the scan" in problem_of(keep(client, scan, outside)).detail
+    fewer = {**answer, "landmarks": answer["landmarks"][1:]}
+    assert "the 3 landmarks of toy" in problem_of(keep(client, scan, fewer)).detail
+    nothing = {"ijk": None, "ras_mm": None, "lps_mm": None, "status": "not_found"}
+    nothing["decided_by"] = "network"
+    none = {**answer, "landmarks": [one | nothing for one in answer["landmarks"]]}
+    assert "detected or placed" in problem_of(keep(client, scan, none)).detail
+    other = {**answer, "model": answer["model"] | {"name": "../toy"}}
+    assert problem_of(keep(client, scan, other)).code == "unknown-model"
+    assert problem_of(keep(client, scan, {"no": "answer"})).code == "bad-parameter"
+    assert not list(empty.rglob("*.*z"))
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "said"),
+    [
+        ({"content": toy_scan(), "headers": RAW}, 415, "volume and answer"),
+        ({"content": toy_scan()}, 415, "volume and answer"),
+        ({"files": {"volume": toy_scan()}}, 422, "'answer', got none"),
+        ({"files": {"answer": b"{}"}}, 422, "'volume', got none"),
+        ({"files": {"volume": toy_scan(), "scan": b"x"}}, 422, "'answer', got 'scan'"),
+        ({"files": [("volume", b"x"), ("answer", b"x"), ("more", b"x")]}, 422, "got more"),
+        ({"files": {"volume": b"", "answer": b"{}"}}, 400, "0 bytes"),
+        ({"files": {"volume": toy_scan(), "answer": b" " * (5 << 20)}}, 413, "4194304"),
+    ],
+)
+def test_malformed_upload_is_refused(
+    client: TestClient, form: dict[str, Any], status: int, said: str
+) -> None:
+    problem = problem_of(client.post(URL, **form))
+    assert problem.status == status
+    assert said in problem.detail
+
+
+def test_service_without_a_store_says_so(models: Path) -> None:
+    with running(toy_settings(models)) as client:
+        for response in (
+            keep(client, toy_scan(), {}),
+            client.get(URL, params={"model": MODEL}),
+            client.delete(f"{URL}/{MODEL}/{'0' * 32}"),
+        ):
+            problem = problem_of(response)
+            assert (problem.status, problem.code) == (501, "no-store")
+            assert "LANDMARKD_STORE" in problem.detail
+        assert client.get("/v1/models").json()["keeps_cases"] is False
+
+
+def test_service_with_a_store_says_so(client: TestClient) -> None:
+    assert client.get("/v1/models").json()["keeps_cases"] is True
+
+
+def test_case_over_the_quota_is_refused(models: Path, tmp_path: Path) -> None:
+    settings = toy_settings(models, store=tmp_path, store_quota=ByteSize(1000))
+    with running(settings) as client:
+        problem = problem_of(keep(client, toy_scan(), corrected(client, toy_scan())))
+        assert (problem.status, problem.code) == (507, "store-full")
+        assert "1,000 bytes" in problem.detail
+
+
+def test_name_of_the_key_is_kept(models: Path, tmp_path: Path) -> None:
+    keys = (f"anna:{KEYS['anna']}", KEYS["nameless"])
+    with running(
+        toy_settings(models, store=tmp_path, api_keys=keys, admin_key_hash=KEYS["admin"])
+    ) as client:
+        assert problem_of(keep(client, toy_scan(), {})).code == "unauthorized"
+        for key, name in (("anna", "anna"), ("nameless", KEYS["nameless"][:8]), ("admin", "admin")):
+            headers = {"Authorization": f"Bearer {key}"}
+            client.headers.update(headers)
+            kept = keep(client, toy_scan(), corrected(client, toy_scan())).json()
+            assert kept["key"] == name

@@ -1,0 +1,106 @@
+"""Landmark files of kept cases: what Slicer, training and learning read in them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.testing import assert_allclose
+
+from app.io import (
+    CaseAnswer,
+    read_case,
+    read_landmarks,
+    read_tolerances,
+    read_truth,
+    read_volume,
+    write_case,
+    write_nifti,
+)
+from app.io.schemas import LandmarkAnswer, LandmarksAnswer
+from tests.support.nifti_files import AFFINE, counting
+from tests.support.slicer_markups import MarkupsFile
+from tests.unit.io.test_formats import answer_of
+
+
+def kept(tmp_path: Path) -> tuple[Path, CaseAnswer]:
+    """Write a case of five points: placed, accepted, absent, unjudged and sure, and not found."""
+    places = {name: (float(at), 2.0, 3.0) for at, name in enumerate("abcd")}
+    answer: LandmarksAnswer = answer_of({**places, "e": None})
+    placed, accepted, absent, unjudged, missing = answer.landmarks
+
+    def judge(landmark: LandmarkAnswer, **changes: object) -> LandmarkAnswer:
+        return landmark.model_copy(update={"decided_by": "person", **changes})
+
+    gone = {"ijk": None, "ras_mm": None, "lps_mm": None, "status": "not_found", "confidence": None}
+    landmarks = [
+        judge(placed, confidence=None, region95_mm=None),
+        judge(accepted, region95_mm=0.6),
+        judge(absent, **gone),
+        unjudged.model_copy(update={"region95_mm": None}),
+        missing,
+    ]
+    answer = answer.model_copy(update={"landmarks": landmarks})
+    case = CaseAnswer(
+        id="0" * 32, model=answer.model, kept="2026-01-01T00:00:00+00:00", key="anna", placed=1,
+        accepted=1, absent=1, unjudged=2,
+    )  # fmt: skip
+    path = tmp_path / "case.mrk.json"
+    path.write_bytes(write_case(answer, case))
+    return path, case
+
+
+def test_case_is_read_back(tmp_path: Path) -> None:
+    path, case = kept(tmp_path)
+    assert read_case(path) == case
+
+
+def test_absent_points_are_told_from_unknown_ones(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    truth = read_truth(path)
+    assert list(read_landmarks(path)) == ["a", "b", "d"]
+    assert {name: point is None for name, point in truth.items()} == {
+        "a": False, "b": False, "c": True, "d": False,
+    }  # fmt: skip
+
+
+def test_point_that_slicer_marks_as_missing_is_absent(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    document = json.loads(path.read_text())
+    points = document["markups"][0]["controlPoints"]
+    for point in points:
+        del point["landmarkd"]
+    points[4]["positionStatus"] = "missing"
+    path.write_text(json.dumps(document))
+    assert {name for name, point in read_truth(path).items() if point is None} == {"e"}
+
+
+def test_other_landmark_files_have_no_absent_points(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("name,x,y,z\na,1,2,3\n")
+    assert all(point is not None for point in read_truth(path).values())
+    assert read_tolerances(path) == {}
+
+
+def test_points_that_the_network_placed_are_known_within_their_region(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    assert read_tolerances(path) == {"b": 0.6, "d": None, "e": 0.6}
+
+
+def test_kept_file_conforms_to_the_schema_of_slicer_but_for_keys_of_our_own(
+    tmp_path: Path,
+) -> None:
+    path, _ = kept(tmp_path)
+    document = json.loads(path.read_text())
+    (markup,) = document["markups"]
+    for part in (markup, *markup["controlPoints"]):
+        part.pop("landmarkd")
+    MarkupsFile.model_validate(document)
+
+
+def test_nifti_is_read_back_with_its_type() -> None:
+    for dtype in ("uint8", "int16", "int64", "float32", "float64"):
+        voxels = counting(dtype=dtype)
+        volume = read_volume(write_nifti(voxels, AFFINE))
+        np.testing.assert_array_equal(volume.voxels, voxels)
+        assert volume.voxels.dtype == dtype
+        assert_allclose(volume.affine, AFFINE, atol=1e-5)

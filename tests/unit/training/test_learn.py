@@ -1,0 +1,179 @@
+"""``landmarkd learn``: a better next version takes the place, any other does not."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from app.errors import BadParameter
+from app.inference.load import load_checked
+from app.model import hash_file, read_manifest, write_selfcheck
+from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.outcomes import Outcome
+from app.training.files import RECORD
+from app.training.learn import (
+    LearnOptions,
+    case_losses,
+    choose_held_out,
+    hold_out,
+    learn,
+    whole_cases,
+)
+from app.training.record import read_record
+from app.training.tools.make_phantoms import make_phantoms
+from tests.support.outcomes import outcome
+from tests.support.training_data import landmarkd, write_data
+
+PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
+HEAD = "output_block.conv.conv.bias"
+SHIFT = 1.5
+"""Voxels of 2 mm by which the model of these tests is wrong."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen phantoms."""
+    folder = tmp_path_factory.mktemp("store") / "phantom"
+    folder.mkdir()
+    make_phantoms(folder, count=16, seed=9000)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "phantom"
+    shutil.copytree(PHANTOM, folder)
+    make_worse(folder)
+    return folder
+
+
+def make_worse(folder: Path) -> None:
+    """Make the phantom's model err by 3 mm along the first axis of its grid."""
+    weights = load_file(folder / "weights.safetensors")
+    weights[HEAD][6:12] += SHIFT
+    save_file(weights, folder / "weights.safetensors")
+    path = folder / "model.toml"
+    text = path.read_text(encoding="utf-8").partition("[selfcheck]")[0]
+    check = '[selfcheck]\ninput = "noise:7"\nexpected = "selfcheck.safetensors"\n'
+    path.write_text(text + check, encoding="utf-8")
+    write_selfcheck(folder)
+
+
+def options(model: Path, store: Path, steps: int, rate: float) -> LearnOptions:
+    return LearnOptions(model, store, None, None, steps, rate, "cpu")
+
+
+def test_better_version_takes_the_place_and_the_one_before_comes_back(
+    model: Path, store: Path
+) -> None:
+    before = hash_file(model / "weights.safetensors")
+    words = ("--from", store, "--steps", 40, "--rate", 1e-3, "--device", "cpu")
+    said = landmarkd("learn", model, *words)
+    assert re.search(r"On 5 held-out cases, version 1\.1\.0 is (2\.9|3\.0)\d\d mm off and", said)
+    assert "version 1.1.1 is in place" in said
+    loaded = load_checked(model, torch.device("cpu"))
+    assert loaded.manifest.version == "1.1.1"
+    assert "learned from 16 kept cases" in loaded.card
+    record = read_record(model)
+    assert record is not None
+    assert (len(record["held_out"]), len(record["train"])) == (5, 11)
+    assert "version 1.1.0 is in place again, 1.1.1 is not" in landmarkd("learn", model, "--back")
+    assert hash_file(model / "weights.safetensors") == before
+
+
+def test_version_that_is_no_better_is_not_put_in_place(model: Path, store: Path) -> None:
+    before = hash_file(model / "model.toml")
+    said = landmarkd("learn", model, "--from", store, "--steps", 1, "--rate", 0, "--device", "cpu")
+    assert "better by 0.000 mm, 95 % interval 0.000 to 0.000 mm" in said
+    assert "version 1.1.0 stays" in said
+    assert hash_file(model / "model.toml") == before
+
+
+def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
+    model: Path, tmp_path: Path
+) -> None:
+    make_phantoms(tmp_path / "few", count=3, seed=9000)
+    with pytest.raises(BadParameter, match=r"at least 5 cases to be held out.*of 3 kept"):
+        learn(options(model, tmp_path / "few", 1, 0), Console())
+    with pytest.raises(BadParameter, match="--from: expected a model's folder in a store"):
+        learn(options(model, tmp_path, 1, 0), Console())
+    assert not (model.parent / ".phantom").exists()
+
+
+def test_second_network_learns_as_well(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", 18)
+    model = tmp_path / "mine"
+    small = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
+    where = (data / "scans", data / "landmarks")
+    landmarkd("train", *where, "-o", model, *small, "--validate", "none")
+    landmarkd("refine", model, *where, *small, "--validate", "none")
+    store = tmp_path / "store"
+    shutil.copytree(data, store)
+    for inner in (".", "refine"):
+        (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
+    compared = learn(options(model, store, 3, 1e-2), Console())
+    assert compared is not None
+    assert compared.cases == 6
+    candidate = tmp_path / ".mine" / ("before" if compared.is_better else "next") / "mine"
+    for inner in (".", "refine"):
+        one, other = (load_file(at / inner / "weights.safetensors") for at in (model, candidate))
+        assert any((one[name] != other[name]).any() for name in one)
+        shapes = [load_file(at / inner / "shape.safetensors")["mean"] for at in (model, candidate)]
+        assert_allclose(shapes[0], shapes[1])
+    grids = [read_manifest(at / "refine").input for at in (model, candidate)]
+    assert grids[0] == grids[1]
+
+
+def test_held_out_cases_stay_held_out_and_trained_ones_trained() -> None:
+    names = [f"case-{number}" for number in range(30)]
+    first = choose_held_out(names[:15], {})
+    assert len(first) == 5
+    record = {"held_out": first, "train": [name for name in names[:15] if name not in first]}
+    assert choose_held_out(names[:15], record) == []
+    more = choose_held_out(names, record)
+    assert len(more) == 5
+    assert set(more) <= set(names[15:])
+
+
+def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
+    model: Path, store: Path, tmp_path: Path
+) -> None:
+    old = [SpecimenFiles(name, tmp_path, tmp_path) for name in ("seen", "recorded", "named")]
+    (model / RECORD).write_text(json.dumps({"train": ["seen"], "held_out": ["recorded"]}))
+    given = replace(options(model, store, 1, 0), hold_out=("named",))
+    chosen = {files.name for files in hold_out(given, whole_cases(store), old)}
+    assert len(chosen) == 7
+    assert chosen & {"seen", "recorded", "named"} == {"recorded", "named"}
+    with pytest.raises(BadParameter, match=r"--validate: expected scans that .*, got seen"):
+        hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
+
+
+def test_loss_is_bounded_and_forgives_what_a_person_found_right() -> None:
+    def of(one: Outcome, tolerance: float = 0.0) -> float:
+        return float(case_losses([one], {"one": {"a": tolerance}}, 4.0)[0])
+
+    assert of(outcome(1.5)) == 1.5
+    assert of(outcome(9.0)) == 4.0
+    assert of(outcome(status="not_found")) == 4.0
+    assert of(outcome(present=False)) == 4.0
+    assert of(outcome(present=False, status="not_found")) == 0.0
+    assert of(outcome(0.9), tolerance=1.0) == 0.0
+    assert of(outcome(1.5), tolerance=1.0) == 0.5
+
+
+def test_losses_are_averaged_by_case_and_leave_out_what_is_unknown() -> None:
+    some = [
+        outcome(1.0, scan="one"),
+        outcome(3.0, scan="one"),
+        outcome(present=False, known=False, scan="one"),
+        outcome(0.5, scan="two"),
+    ]
+    np.testing.assert_allclose(case_losses(some, {"one": {}, "two": {}}, 4.0), [2.0, 0.5])

@@ -1,0 +1,71 @@
+"""Versions of a model folder: exchanged at once, and back, whenever a process is killed."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.errors import BadParameter
+from app.model import read_manifest, scan_models
+from app.training.files import CHECKPOINT
+from app.training.versions import next_version, prepare_next, put_back, put_in_place
+from tests.support.killing import killed_at
+from tests.support.model_folders import make_model_folder
+
+KILLED = 200
+"""More than a process makes steps here."""
+
+
+def version_of(folder: Path) -> str:
+    return read_manifest(folder).version
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("2.2.9", "2.2.10"), ("1", "2"), ("1.0-rc", "1.1-rc"), ("a", "a.1")]
+)
+def test_last_number_of_a_version_counts(version: str, expected: str) -> None:
+    assert next_version(version) == expected
+
+
+def test_next_version_is_a_copy_without_the_training_of_this_one(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / CHECKPOINT).touch()
+    candidate = prepare_next(folder)
+    assert version_of(candidate) == "1.0.1"
+    assert version_of(folder) == "1.0.0"
+    names = {path.name for path in folder.iterdir()} - {CHECKPOINT}
+    assert {path.name for path in candidate.iterdir()} == names
+    assert scan_models(tmp_path) == [folder]
+
+
+def test_version_before_comes_back_once(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    with pytest.raises(BadParameter, match=r"before 1\.0\.0 of toy, found none"):
+        put_back(folder)
+    put_in_place(prepare_next(folder), folder)
+    put_in_place(prepare_next(folder), folder)
+    assert version_of(folder) == "1.0.2"
+    assert put_back(folder) == ("1.0.2", "1.0.1")
+    assert version_of(folder) == "1.0.1"
+    with pytest.raises(BadParameter, match="found none"):
+        put_back(folder)
+
+
+def test_process_killed_at_any_step_leaves_a_whole_model_in_place(tmp_path: Path) -> None:
+    states = set()
+    for step in range(KILLED):
+        (tmp_path / str(step)).mkdir()
+        folder = make_model_folder(tmp_path / str(step))
+        put_in_place(prepare_next(folder), folder)
+        candidate = prepare_next(folder)
+        whole = {path.name for path in folder.iterdir()}
+        killed = killed_at(step, partial(put_in_place, candidate, folder))
+        assert {path.name for path in folder.iterdir()} == whole
+        version = version_of(folder)
+        states.add(version)
+        if version == "1.0.2":
+            assert put_back(folder) == ("1.0.2", "1.0.1")
+        if not killed:
+            break
+    assert not killed
+    assert states == {"1.0.1", "1.0.2"}
