@@ -1,11 +1,30 @@
 """Answers of the service, as a test wants them."""
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from app.geometry import LPS_FROM_RAS, transform
 from app.io import LandmarksAnswer
+
+UNKNOWN: Final = (
+    "confidence", "mass", "coherence", "spread_mm", "region95_mm", "disagreement_mm"
+)  # fmt: skip
+"""What nobody knows of a landmark that a person has placed."""
+
+
+def place_by_hand(answer: dict[str, Any], number: int, ijk: Sequence[float]) -> None:
+    """Move a landmark in the JSON of an answer, as the page does for a person."""
+    ras = transform(np.array(answer["volume"]["affine"]), np.array(ijk, dtype=float))
+    answer["landmarks"][number].update(
+        dict.fromkeys(UNKNOWN),
+        decided_by="person",
+        status="detected",
+        ijk=list(ijk),
+        ras_mm=ras.tolist(),
+        lps_mm=transform(LPS_FROM_RAS, ras).tolist(),
+    )
 
 
 def make_answer(

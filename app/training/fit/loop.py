@@ -225,7 +225,7 @@ def optimiser_step(
     norm = nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     if norm.isfinite():
         optimiser.step()
-    schedule.step()
+        schedule.step()
     optimiser.zero_grad(set_to_none=True)
 
 

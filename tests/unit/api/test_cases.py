@@ -15,6 +15,7 @@ from pydantic import ByteSize
 from app.api.dependencies import hash_key
 from app.io import read_landmarks, read_truth, read_volume
 from app.training.data.specimens import pair_files
+from tests.support.answers import UNKNOWN, place_by_hand
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import nifti
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
@@ -28,7 +29,6 @@ from tests.support.services import (
     toy_scan,
     toy_settings,
 )
-from tests.unit.api.test_corrections import UNKNOWN
 
 URL = "/v1/cases"
 AFFINE = np.diag([1.0, 1.25, 0.8, 1.0])
@@ -77,13 +77,9 @@ def ask(client: TestClient, scan: bytes, **query: int) -> dict[str, Any]:
 def corrected(client: TestClient, scan: bytes, **query: int) -> dict[str, Any]:
     """An answer whose first landmark a person placed; the second is absent, the third unjudged."""
     answer = ask(client, scan, **query)
-    affine = np.array(answer["volume"]["affine"])
-    first, second, _ = answer["landmarks"]
-    for landmark in (first, second):
-        landmark.update(dict.fromkeys(UNKNOWN), decided_by="person")
-    ras = (affine @ [2, 4, 10, 1])[:3]
-    lps = ras * [-1, -1, 1]
-    first.update(status="detected", ijk=[2, 4, 10], ras_mm=ras.tolist(), lps_mm=lps.tolist())
+    place_by_hand(answer, 0, (2, 4, 10))
+    second = answer["landmarks"][1]
+    second.update(dict.fromkeys(UNKNOWN), decided_by="person")
     second.update(status="not_found", ijk=None, ras_mm=None, lps_mm=None)
     return answer
 

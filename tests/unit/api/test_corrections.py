@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.support.answers import UNKNOWN
 from tests.support.services import (
     MODEL,
     RAW,
@@ -20,7 +21,6 @@ from tests.support.services import (
 )
 
 WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["1", "2"]\n'
-UNKNOWN = ("confidence", "mass", "coherence", "spread_mm", "region95_mm", "disagreement_mm")
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_voxel_values_are_those_of_the_grid_in_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Percentiles of a large scan are read from a sample of its voxels, here from few."""
-    monkeypatch.setattr("app.preprocessing.grid.PERCENTILE_SAMPLES", 500)
+    monkeypatch.setattr("app.preprocessing.intensity.PERCENTILE_SAMPLES", 500)
     voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.float32)
     path = tmp_path / "one.nii"
     image = nib.Nifti1Image(voxels, np.eye(4))
