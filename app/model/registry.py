@@ -148,6 +148,11 @@ def _check_refine(manifest: Manifest, refine: LoadedModel) -> None:
         raise ModelRefused(f"{key}: expected input.tile_shape in voxels, got {WHOLE!r}")
     if refine.manifest.network.output == "coordinates":
         raise ModelRefused(f"{key}: expected network.output votes or heatmaps, got coordinates")
+    if refine.manifest.network.mirror:
+        # In the frame of the mean shape, left and right may lie along any direction.
+        raise ModelRefused(
+            f"{key}: expected no network.mirror, got {refine.manifest.network.mirror}"
+        )
     if refine.manifest.selfcheck.is_phantom:
         raise ModelRefused(f"{key}: expected selfcheck.input noise, got a phantom")
 

@@ -235,6 +235,17 @@ def test_what_is_loaded_are_the_bytes_that_were_hashed(
     assert not target.exists()
 
 
+def test_second_network_is_not_mirrored(tmp_path: Path) -> None:
+    """Its left and right lie along no axis that its manifest could know."""
+    folder = make_model_folder(tmp_path, shape=SHAPE)
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(f'{text}\n[refine]\nfolder = "inner"\n')
+    make_model_folder(folder, "inner", shape=SHAPE, network={"mirror": ["j"]})
+    write_selfcheck(folder)
+    with pytest.raises(ModelRefused, match=r"refine: expected no network\.mirror, got \('j',\)"):
+        load(folder)
+
+
 def test_second_network_may_answer_heatmaps_but_no_coordinates(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, shape=SHAPE)
     text = (folder / "model.toml").read_text()
