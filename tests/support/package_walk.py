@@ -26,7 +26,8 @@ from app.api.app import create_app
 from app.settings import Settings
 
 ORDER: Final = (
-    "io", "model", "preprocessing", "voting", "inference", "engine", "api", "server", "cli"
+    "io", "shapes", "model", "preprocessing", "voting", "inference", "engine", "jobs", "api",
+    "server", "cli",
 )  # fmt: skip
 """From below, as the contract of layers in pyproject.toml has them."""
 
