@@ -259,6 +259,11 @@ def test_corrected_case_is_kept(browser: Any, tmp_path: Path) -> None:  # noqa: 
             choose(page, ABSENT)
             page.keyboard.press("x")
             moved = landmark(page, name)["ras_mm"]
+            page.route("**/v1/cases?*", lambda route: route.abort())
+            page.click("#keep")
+            page.wait_for_selector("#problem:not([hidden])")
+            assert page.is_hidden("#again")  # It would forget the corrections.
+            page.unroute("**/v1/cases?*")
             page.click("#keep")
             page.wait_for_selector('#state:text("Kept as case")')
             leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"

@@ -96,7 +96,7 @@ async function present(entry) {
   element("problem").hidden = !entry.problem;
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
-  if (entry.problem) showProblem(entry.problem);
+  if (entry.problem) showProblem(entry.problem, true);
   const now = entry.state;
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
@@ -136,6 +136,7 @@ function select(index, options) {
 function showEdit(index) {
   const entry = queue.current;
   const { edits } = entry;
+  setStatus(""); // what was kept is not this
   results.update(edits.landmarks);
   if (state.visible) state.viewer.setLandmarks(edits.landmarks);
   showReview(edits, state.placing);
