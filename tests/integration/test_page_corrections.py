@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.api.dependencies import hash_key
+from app.geometry import Points, transform
 from app.io import read_case, read_landmarks, read_truth
 from app.training.data.specimens import pair_files
 from tests.integration.conftest import PHANTOM
@@ -32,6 +33,21 @@ from tests.support.browser import (
     row,
 )
 from tests.support.services import ServiceProcess
+
+SEEN = ("ball", "dumbbell", ABSENT)  # whose heatmaps a test looks at; the page keeps them
+HEATMAP = "#show-heatmap"
+
+
+def highest_voxel(page: Page) -> tuple[Points, float]:
+    """Read where the heatmap over the scan is highest, in mm, and its value there."""
+    at, value, shape, affine = page.evaluate(
+        """() => {
+            const [, { img, hdr, cal_max }] = landmarkd.viewer.nv.volumes;
+            return [img.indexOf(cal_max), cal_max, hdr.dims.slice(1, 4), hdr.affine];
+        }"""
+    )
+    ijk = np.unravel_index(at, shape, order="F")
+    return transform(np.array(affine), np.array(ijk, dtype=np.float64)), value
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +158,58 @@ def test_missing_landmark_is_placed_by_a_click(page: Page) -> None:
     page.keyboard.press("p")
     page.keyboard.press("Enter")  # without a mouse
     assert_allclose(landmark(page, ABSENT)["ras_mm"], crosshair(page), atol=0.05)
+
+
+def test_heatmap_is_laid_over_the_scan_when_asked_for(page: Page) -> None:
+    first, second, third = (landmark(page, name) for name in SEEN)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for one in (first, second, first):
+        choose(page, one["name"])
+        assert page.get_attribute(HEATMAP, "aria-pressed") == "false"
+        page.keyboard.press("h")
+        page.wait_for_selector(f'#heatmap:text-matches("^Heatmap of {one["name"]}")')
+        assert page.get_attribute(HEATMAP, "aria-pressed") == "true"
+        at, highest = highest_voxel(page)
+        words = page.text_content("#heatmap")
+        assert np.linalg.norm(np.subtract(at, one["ras_mm"])) < 2.0  # mm, as is a voxel
+        assert f" is {highest:.2f} of 1 at voxel " in words
+        assert words.endswith(" mm from the point found.")
+    assert sum("heatmaps" in url for url in asked) == 2  # the first one was kept
+    page.click(HEATMAP)
+    assert page.text_content("#heatmap") == ""
+    assert page.evaluate("landmarkd.viewer.nv.volumes.length") == 1
+    choose(page, third["name"])
+    page.click(HEATMAP)
+    page.wait_for_selector(f'#heatmap:text-matches("^Heatmap of {third["name"]}")')
+    assert_allclose(crosshair(page), highest_voxel(page)[0], atol=0.05)
+    page.click(HEATMAP)
+
+
+def test_heatmap_is_given_up_with_its_landmark(page: Page, answer: list[dict[str, Any]]) -> None:
+    page.route("**/v1/heatmaps?*", lambda _: None)  # never answered
+    choose(page, answer[0]["name"])
+    for leave in (lambda: choose(page, answer[1]["name"]), lambda: page.keyboard.press("h")):
+        with page.expect_event("requestfailed"):
+            with page.expect_request("**/v1/heatmaps?*"):
+                page.keyboard.press("h")
+            assert page.text_content("#heatmap").startswith("Making the heatmap of")
+            leave()
+        assert page.text_content("#heatmap") == ""
+    page.unroute("**/v1/heatmaps?*")
+
+
+def test_page_says_why_the_service_makes_no_heatmap(
+    page: Page, answer: list[dict[str, Any]]
+) -> None:
+    choose(page, next(one["name"] for one in answer if one["name"] not in SEEN))
+    page.evaluate("landmarkd.queue.current.model = 'gone'")
+    page.keyboard.press("h")
+    page.wait_for_selector('#heatmap:text("No heatmap of ")')
+    page.evaluate("landmarkd.queue.current.model = 'phantom'")
+    assert "'gone'" in page.text_content("#heatmap")
+    assert page.is_hidden("#problem")
+    assert page.get_attribute(HEATMAP, "aria-pressed") == "false"
 
 
 def test_measurements_follow_corrections(page: Page, answer: list[dict[str, Any]]) -> None:
@@ -259,6 +327,11 @@ def test_corrected_case_is_kept(browser: Any, tmp_path: Path) -> None:  # noqa: 
             choose(page, ABSENT)
             page.keyboard.press("x")
             moved = landmark(page, name)["ras_mm"]
+            page.route("**/v1/cases?*", lambda route: route.abort())
+            page.click("#keep")
+            page.wait_for_selector("#problem:not([hidden])")
+            assert page.is_hidden("#again")  # It would forget the corrections.
+            page.unroute("**/v1/cases?*")
             page.click("#keep")
             page.wait_for_selector('#state:text("Kept as case")')
             leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"

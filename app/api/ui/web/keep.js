@@ -8,13 +8,14 @@ const element = (id) => document.getElementById(id);
 /** Say whether the service stores anything, and offer it if so. */
 export function offerToKeep(keeps) {
   element("keeps").textContent = keeps ? ", and stored there only if you press Keep" : ", and not stored";
-  element("keep").hidden = element("keep-note").hidden = !keeps;
+  element("keeping").hidden = !keeps;
 }
 
 /** Keep a scan of the list as it is corrected now; `setStatus` is told how it goes. */
 export async function keep({ file, choice, edits }, setStatus) {
   const { answer, landmarks } = edits;
   element("keep").disabled = true;
+  element("problem").hidden = true;
   setStatus("Keeping…");
   try {
     const { id } = await keepCase(file, answer, choice);

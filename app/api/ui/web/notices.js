@@ -41,17 +41,17 @@ export function showProgress({ stage, part, ahead, tile, tiles }) {
   }[stage]();
 }
 
-/** Show a problem of the service, or an error. */
-export function showProblem(error) {
+/** Show a problem of the service, or an error; `again`: what failed is the scan's answer, which can be asked for again. */
+export function showProblem(error, again = false) {
   const misfit = MISFITS.includes(error.code) && error.message.includes("the model's");
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
     (misfit ? MISFIT_TITLE : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  const asked = ["frame", "series"].find((name) => error.message.includes(`${name}=`));
+  const asked = again && ["frame", "series"].find((name) => error.message.includes(`${name}=`));
   element("ask-choice").hidden = !asked;
-  element("choice-name").textContent = element("choice").name = asked ?? "";
-  element("again").hidden = !RETRYABLE.has(error.code);
+  element("choice-name").textContent = element("choice").name = asked || "";
+  element("again").hidden = !again || !RETRYABLE.has(error.code);
   element("problem").hidden = false;
 }

@@ -3,10 +3,12 @@
 import { describeModel } from "./about.js";
 import { offerDownloads, saveAll, stemOf } from "./downloads.js";
 import { Edits, nearestToAll } from "./edits.js";
+import { listenForFiles } from "./files.js";
 import { invert, transform } from "./geometry.js";
+import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { CANCELLED, showProblem, showProgress } from "./notices.js";
-import { Queue, filesOf } from "./queue.js";
+import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
 import { convertAnswer, findLandmarks, generateScan, getReadiness, listModels, setKey } from "./service.js";
@@ -20,6 +22,7 @@ const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);
 const queue = new Queue((entry) => entry !== queue.current && look(entry));
 const state = { queue, seed: FIRST_SEED, viewer: null, models: {}, shown: Promise.resolve(false), placing: false };
+const heatmap = new Heatmap();
 const results = new Results({
   onSelect: (index) => select(index, { focus: true }),
   onHover: (index) => state.viewer?.hover(index),
@@ -40,6 +43,7 @@ function look(entry) {
   results.hide();
   state.visible = false;
   state.viewer?.clear();
+  heatmap.forget(state.viewer);
   element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
   // One at a time: NiiVue does not load two scans at once.
@@ -96,7 +100,7 @@ async function present(entry) {
   element("problem").hidden = !entry.problem;
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
-  if (entry.problem) showProblem(entry.problem);
+  if (entry.problem) showProblem(entry.problem, true);
   const now = entry.state;
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
@@ -126,6 +130,7 @@ function showAnswer(entry, visible) {
 function select(index, options) {
   const { edits } = queue.current;
   queue.current.selected = index;
+  heatmap.hide(state.viewer, index);
   results.select(index, options);
   const expected = edits.landmarks[index]?.expected_ras_mm;
   const near = expected && transform(invert(edits.original.volume.affine), expected);
@@ -136,6 +141,7 @@ function select(index, options) {
 function showEdit(index) {
   const entry = queue.current;
   const { edits } = entry;
+  setStatus(""); // what was kept is not this
   results.update(edits.landmarks);
   if (state.visible) state.viewer.setLandmarks(edits.landmarks);
   showReview(edits, state.placing);
@@ -153,6 +159,9 @@ function act(name) {
     if (next >= 0) select(next);
   } else if (name === "place") {
     setPlacing(!state.placing);
+  } else if (name === "heatmap") {
+    if (state.visible) heatmap.toggle(queue.current, state.viewer);
+    else setStatus("A heatmap is drawn over its scan, which is not shown here.");
   } else if (name === "here") {
     if (state.placing) placeChosen(state.viewer.crosshair);
   } else if (name === "cancel") {
@@ -271,35 +280,9 @@ async function start() {
   }
 }
 
-/** Whether the picker would offer a file of this name. */
-const isScan = (name) =>
-  element("file").accept.split(",").some((suffix) => suffix.startsWith(".") && name.toLowerCase().endsWith(suffix));
-
-function listenForFiles() {
-  const drop = document.documentElement;
-  drop.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-  drop.addEventListener("dragleave", (event) => event.relatedTarget ?? drop.classList.remove("over"));
-  drop.addEventListener("drop", async (event) => {
-    event.preventDefault();
-    drop.classList.remove("over");
-    open(await filesOf(event.dataTransfer, isScan));
-  });
-  element("choose").onclick = element("welcome").onclick = () => element("file").click();
-  element("choose-folder").onclick = () => element("folder").click();
-  const choose = (isWanted) => ({ target }) => {
-    open([...target.files].filter(({ name }) => isWanted(name)));
-    target.value = ""; // so that the same file can be chosen again
-  };
-  element("file").onchange = choose(() => true);
-  element("folder").onchange = choose(isScan);
-  element("generate").onclick = generate;
-}
-
 function listen() {
-  listenForFiles();
+  listenForFiles(open);
+  element("generate").onclick = generate;
   listenForReview(act, step);
   element("model").onchange = changeModel;
   element("cancel").onclick = () => {

@@ -1,9 +1,10 @@
 // The scans of this page: a list of what was opened, each with its answer and corrections.
 
+import { nameOf } from "./files.js";
+
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
 const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null };
-const paths = new WeakMap(); // of files that were dropped with their folder
 
 const element = (id) => document.getElementById(id);
 
@@ -36,8 +37,6 @@ export class Queue {
 
   /** Append files to be answered by a model; return the first one's entry. */
   add(files, model) {
-    // With the folder, as in many studies all scans have the same name.
-    const nameOf = (file) => paths.get(file) ?? (file.webkitRelativePath || file.name);
     const added = files.map((file) => ({ file, name: nameOf(file), model, choice: {}, ...UNANSWERED }));
     this.#entries.push(...added);
     this.render();
@@ -85,34 +84,6 @@ export class Queue {
     this.onShow(entry);
     element("scans").children[this.#entries.indexOf(entry)].scrollIntoView({ block: "nearest" });
   }
-}
-
-/** The scans among what was dropped; folders are searched. `isScan` says so of a name in a folder. */
-export async function filesOf(transfer, isScan) {
-  // Before anything is awaited: afterwards the items are gone.
-  const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
-  const files = [...transfer.files];
-  if (!items.some((item) => item?.isDirectory)) return files;
-  const found = await Promise.all(items.map((item) => item && filesIn(item, () => true, isScan)));
-  return found.flat().filter(Boolean);
-}
-
-/** Files below a folder, by name. */
-async function filesIn(item, isWanted, isScan) {
-  if (item.isFile) {
-    if (!isWanted(item.name)) return [];
-    const file = await new Promise((resolve, reject) => item.file(resolve, reject));
-    paths.set(file, item.fullPath.slice(1));
-    return [file];
-  }
-  const reader = item.createReader();
-  const children = [];
-  // It returns some at a time, and none at the end.
-  for (let some; (some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject))).length; ) {
-    children.push(...some);
-  }
-  children.sort((one, other) => one.name.localeCompare(other.name));
-  return (await Promise.all(children.map((child) => filesIn(child, isScan, isScan)))).flat();
 }
 
 function newRow() {

@@ -33,6 +33,7 @@ export class Results {
     rows.addEventListener("pointerleave", () => onHover(-1));
     element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame);
     this.#showFrame(this.#frame);
+    new ResizeObserver(() => this.#reveal()).observe(element("scroll"));
   }
 
   /** Show the answer for a scan. */
@@ -77,9 +78,14 @@ export class Results {
   select(index, { focus = false } = {}) {
     this.#selected = index;
     this.#mark();
-    if (index < 0) return;
-    const row = element("rows").rows[index];
-    if (focus) row.focus();
+    if (focus) element("rows").rows[index]?.focus();
+    this.#reveal();
+  }
+
+  /** Scroll the selected row into sight. */
+  #reveal() {
+    const row = element("rows").rows[this.#selected];
+    if (!row) return;
     // Only the table scrolls: on a phone, the scan stays where it is.
     const [box, head] = [element("scroll"), row.offsetHeight];
     const top = row.offsetTop - head;

@@ -2,17 +2,17 @@
 
 // Steps of the arrow keys, to the right and upwards.
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-const KEYS = { n: "next", a: "accept", x: "absent", p: "place", Escape: "cancel" };
+const KEYS = { n: "next", a: "accept", x: "absent", p: "place", h: "heatmap", Escape: "cancel" };
 const FINE = 0.1; // of a voxel; a whole one with Shift
 
 const element = (id) => document.getElementById(id);
 
 /**
- * Calls `act` with "next", "accept", "absent", "place", "here" (at the crosshair), "cancel", "undo" or "redo", and
- * `step` with voxels to the right and upwards, and whether a key is held down.
+ * Calls `act` with "next", "accept", "absent", "place", "here" (at the crosshair), "heatmap", "cancel", "undo" or
+ * "redo", and `step` with voxels to the right and upwards, and whether a key is held down.
  */
 export function listenForReview(act, step) {
-  for (const button of element("judge").querySelectorAll("button")) {
+  for (const button of element("results").querySelectorAll("[data-act]")) {
     button.onclick = () => act(button.dataset.act);
   }
   // Before NiiVue, which has keys of its own.

@@ -77,6 +77,13 @@ export async function convertAnswer(answer, format) {
   return (await request(`page/landmarks?format=${encodeURIComponent(format)}`, options)).blob();
 }
 
+/** Make the heatmap of a landmark; `query` names model and landmark, and maybe frame or series. */
+export async function makeHeatmap(file, query, signal) {
+  const headers = { "Content-Type": "application/octet-stream" };
+  const options = { method: "POST", body: file, headers, signal };
+  return (await request(`v1/heatmaps?${new URLSearchParams(query)}`, options)).blob();
+}
+
 /** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
 export async function keepCase(file, answer, choice) {
   const body = new FormData();

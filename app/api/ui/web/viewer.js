@@ -34,6 +34,8 @@ const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
 const BONE_PART = 0.3; // of the range from black to white that is black for bone
+const HEATMAP = { colormap: "redyell", opacity: 0.6 };
+const CLEAR_BELOW = 2; // NiiVue's code: the lower a value is below `cal_min`, the clearer
 const STILL_PX = 4; // a shorter drag is a click
 const MAX_NAMES = 20; // more are hidden at first, because they overlap
 
@@ -100,6 +102,26 @@ class Viewer {
     this.#landmarks = landmarks.map(({ name, status, ijk, region95_mm, decided_by }) => ({
       name, status, region: region95_mm, person: decided_by === "person", mm: ijk && transform(this.#affine, ijk),
     }));
+  }
+
+  /** Lay a heatmap over the scan, whose voxels it has; return its highest value with its voxel, {value, ijk}. */
+  async showHeatmap(file, signal) {
+    // The class of its images is not exported.
+    const heatmap = await this.nv.volumes[0].constructor.loadFromFile({ file, ...HEATMAP });
+    signal.throwIfAborted();
+    const { img, hdr: { dims: [, width, height] } } = heatmap;
+    const at = img.reduce((best, value, voxel) => (value > img[best] ? voxel : best), 0);
+    if (img[at] > 0) {
+      Object.assign(heatmap, { cal_min: img[at] / 2, cal_max: img[at], colormapType: CLEAR_BELOW });
+      heatmap.setAffine(this.#affine);
+      this.nv.addVolume(heatmap);
+    }
+    return { value: img[at], ijk: [at % width, Math.floor(at / width) % height, Math.floor(at / width / height)] };
+  }
+
+  hideHeatmap() {
+    const [, heatmap] = this.nv.volumes;
+    if (heatmap) this.nv.removeVolume(heatmap);
   }
 
   get names() {
