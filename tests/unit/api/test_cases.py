@@ -196,6 +196,9 @@ def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) 
     answer = corrected(client, toy_scan())
     problem = problem_of(keep(client, nifti(), answer))
     assert (problem.code, "digest" in problem.detail) == ("bad-parameter", True)
+    for shape in ([], [*SHAPE, 1], [1] * 100_000):
+        longer = answer | {"volume": answer["volume"] | {"shape": shape}}
+        assert problem_of(keep(client, toy_scan(), longer)).code == "bad-parameter"
     answer["volume"]["shape"] = [1, 2, 3]
     answer["landmarks"][0].update(ijk=[0, 0, 0], ras_mm=[0, 0, 0], lps_mm=[0, 0, 0])
     assert "shape and affine" in problem_of(keep(client, toy_scan(), answer)).detail
