@@ -147,14 +147,6 @@ async def receive_scan(
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-    return ReceivedScan(
-        upload=upload,
-        model=model,
-        wanted=query.model or shared.settings.default_model or model.manifest.name,
-        selection=query.selection,
-        timeout_s=timeout_s,
-        client=admitted.client,
-        start_s=start_s,
-        record=record,
-        engine=engine,
-    )
+    wanted = query.model or shared.settings.default_model or model.manifest.name
+    waits = timeout_s, admitted.client, start_s
+    return ReceivedScan(upload, model, wanted, query.selection, *waits, record, engine)
