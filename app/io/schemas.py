@@ -4,7 +4,7 @@ Numbers are finite or null, and every coordinate names its frame.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,9 @@ Triple = Annotated[
     tuple[float, float, float], Field(json_schema_extra={"examples": [[1.5, -2.0, 30.25]]})
 ]
 Row = tuple[float, float, float, float]
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]
+"""Is refused for its first wrong item: a short document may have millions, with an error each."""
 
 
 class _WireModel(BaseModel):
@@ -60,7 +63,7 @@ class LandmarkAnswer(_WireModel):
     expected_ras_mm: Triple | None = Field(
         description="In mm, RAS: position predicted by the other landmarks, if it differs."
     )
-    candidates: list[CandidateAnswer] | None = Field(
+    candidates: Listed[CandidateAnswer] | None = Field(
         description="All modes, best first; null unless requested with `candidates=true`."
     )
     decided_by: Literal["network", "person"] = Field(
@@ -97,7 +100,7 @@ class ModelRef(_WireModel):
 class VolumeAnswer(_WireModel):
     """The volume as it was read."""
 
-    shape: tuple[int, ...] = Field(description="Voxels along i, j, k.")
+    shape: tuple[int, int, int] = Field(description="Voxels along i, j, k.")
     spacing_mm: Triple = Field(description="Voxel spacing along i, j, k.")
     orientation: str = Field(description="Directions of i, j, k: one letter of each of LR, PA, IS.")
     affine: tuple[Row, Row, Row, Row] = Field(description="Voxel index → mm, RAS.")
@@ -123,11 +126,11 @@ class LandmarksAnswer(_WireModel):
     request_id: str
     model: ModelRef
     volume: VolumeAnswer
-    landmarks: list[LandmarkAnswer]
-    measurements: list[MeasurementAnswer] = Field(
+    landmarks: Listed[LandmarkAnswer]
+    measurements: Listed[MeasurementAnswer] = Field(
         default=[], description="Those that the model names."
     )
-    warnings: list[str]
+    warnings: Listed[str]
     timing_ms: TimingAnswer
 
 

@@ -15,7 +15,7 @@ class Order:
     Attributes:
         owner: The client: the hash of a key, or an address.
         request_id: Of the request that ordered it.
-        model: Name of the model.
+        model: Name of the model, perhaps with a version.
         format: In which answers are written unless another is asked for.
         candidates: Whether answers list all modes of each landmark.
         selection: Which scan of each file.

@@ -169,7 +169,8 @@ async def keep_case(
 
     async def keep() -> CaseAnswer:
         header = await _compute(engine, admitted, timeout_s, SEARCH_BYTES, keeping.look)
-        memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape)
+        # A file is packed as it is, which may hold more than its voxels.
+        memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape) + len(upload.content)
         work = partial(keeping.keep, header)
         return await _compute(engine, admitted, timeout_s, memory, work)
 

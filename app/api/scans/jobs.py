@@ -11,7 +11,13 @@ from app.api.dependencies import AdmittedDep, JobsDep, SharedDep, require_api_ke
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
 from app.api.request_log import record_of
-from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
+from app.api.scans.reception import (
+    SCAN_PROBLEMS,
+    Number,
+    ReceivedScan,
+    ScanQuery,
+    receive_scan,
+)
 from app.errors import NotFinished
 from app.io import (
     FORMATS,
@@ -101,7 +107,7 @@ async def get_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> JobAnswer:
 async def get_result(
     request: Request,
     job: str,
-    number: int,
+    number: Number,
     jobs: JobsDep,
     admitted: AdmittedDep,
     query: Annotated[ResultQuery, Query()],
@@ -150,9 +156,9 @@ async def accept_job(
     Raises:
         LandmarkdError: As ``JobStore.accept`` and ``count_scans``.
     """
-    model, client = scan.model.manifest.name, scan.client
-    request_id, content = scan.record.request_id, scan.upload.content
-    order = Order(client, request_id, model, form.name, candidates, scan.selection)
+    client, request_id = scan.client, scan.record.request_id
+    content = scan.upload.content
+    order = Order(client, request_id, scan.wanted, form.name, candidates, scan.selection)
 
     def keep() -> KeptJob:
         limit = scan.engine.limits.inflated_bytes

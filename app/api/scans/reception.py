@@ -31,6 +31,10 @@ TimeLimit = Annotated[
 ]
 
 
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""Of one among several; a longer one is none, and no database takes it."""
+
+
 class ScanQuery(BaseModel):
     """Query of any call that takes a scan; unknown parameters are refused."""
 
@@ -41,8 +45,8 @@ class ScanQuery(BaseModel):
         description="Name of the model, whose newest version is meant, or NAME@VERSION. Unset: the "
         "service's default model.",
     )
-    frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
-    series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")
+    frame: Number | None = Field(None, description="Frame of a 4D file, from 0.")
+    series: Number | None = Field(None, description="Series of a DICOM archive, from 0.")
 
     @property
     def selection(self) -> Selection:
@@ -57,6 +61,7 @@ class ReceivedScan:
     Attributes:
         upload: The file.
         model: The model to use.
+        wanted: Name by which it was asked for, perhaps with a version.
         selection: Which scan of the file.
         timeout_s: From now to the answer.
         client: Who waits.
@@ -67,6 +72,7 @@ class ReceivedScan:
 
     upload: Upload
     model: LoadedModel
+    wanted: str
     selection: Selection
     timeout_s: float
     client: str
@@ -141,5 +147,6 @@ async def receive_scan(
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-    client = admitted.client
-    return ReceivedScan(upload, model, query.selection, timeout_s, client, start_s, record, engine)
+    wanted = query.model or shared.settings.default_model or model.manifest.name
+    waits = timeout_s, admitted.client, start_s
+    return ReceivedScan(upload, model, wanted, query.selection, *waits, record, engine)

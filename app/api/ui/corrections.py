@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from app.engine import Engine
 from app.errors import BadParameter
@@ -33,11 +34,14 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
             position do.
     """
     try:
-        answer = LandmarksAnswer.model_validate_json(bytes(content))
+        # In two steps: each error of the second refers to its part, and would else copy it.
+        answer = LandmarksAnswer.model_validate(from_json(bytes(content)))
     except ValidationError as error:
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"
         ) from error
+    except ValueError:
+        raise BadParameter("expected an answer of POST /v1/landmarks, got no JSON") from None
     affine = np.array((*answer.volume.affine,), dtype=np.float64)
     for landmark in answer.landmarks:
         _check_position(landmark, affine)

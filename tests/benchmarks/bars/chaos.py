@@ -21,7 +21,7 @@ from app.compute.heap_trim import DELAY_S
 from tests.benchmarks.chaos.clients import ADMIN_KEY, BODY_LIMIT, make_chaos
 from tests.benchmarks.chaos.ledger import Ledger
 from tests.benchmarks.chaos.stage import Stage
-from tests.benchmarks.harness import Limit, Row, Run
+from tests.benchmarks.harness import DisagreementError, Limit, Row, Run
 from tests.benchmarks.linux import resident_bytes
 from tests.benchmarks.loads import HANG_S, Message, send_one
 from tests.benchmarks.scans import PHANTOM, SKULL
@@ -40,6 +40,9 @@ SETTINGS: Final = {
 }
 SHORT: Final = {"DRAIN_S": "5", "TIMEOUT_S": "5"}
 """Besides, for a short chaos: no rest waits for long, however slow the machine."""
+
+BROKEN: Final = "broken"
+"""Name of a model that is never served."""
 
 LIVES: Final = (0.2, 0.6, 0.2)
 """Shares of the time that the service runs before it is stopped, under load, and started again."""
@@ -134,14 +137,15 @@ def _copy_models(folder: Path) -> Path:
     models = faulty_models(folder)
     for model in (PHANTOM, SKULL):
         shutil.copytree(model, models / model.name)
-    (models / "broken").mkdir()
-    (models / "broken" / "model.toml").write_text("name = [[[[")
+    (models / BROKEN).mkdir()
+    (models / BROKEN / "model.toml").write_text("name = [[[[")
     return models
 
 
 async def _live(stage: Stage, models: Path, seconds: float, *, fast: bool) -> Life:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(_serving(stage, models, fast=fast))
+        await asyncio.to_thread(_require_models, server)
         if stage.ledger.stops:
             # Its clients have been waiting for it.
             last_start, _ = stage.ledger.stops[-1]
@@ -179,6 +183,18 @@ async def _serving(stage: Stage, models: Path, *, fast: bool) -> AsyncIterator[S
         yield server
     finally:
         await asyncio.to_thread(service.__exit__, None, None, None)
+
+
+def _require_models(server: Server) -> None:
+    """Refuse to go on where a sound model is not served: every request for it would be an odd 404.
+
+    Raises:
+        DisagreementError: With the reasons, such as a library that was installed meanwhile.
+    """
+    listed = json.loads(send_one(server.port, Message("models", "/v1/models")).body)["models"]
+    reasons = {one["name"]: one["status"] for one in listed if one["status"] != "ready"}
+    if reasons.keys() != {BROKEN}:
+        raise DisagreementError(f"expected all models but {BROKEN} to be served, got {reasons}")
 
 
 async def _rest(stage: Stage, server: Server, rest_s: float) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.testing import assert_allclose
 from pydantic import ByteSize
 
 from app.api.dependencies import hash_key
+from app.engine.fair_budget import FairBudget, Reservation
 from app.io import read_landmarks, read_truth, read_volume
 from app.training.data.specimens import pair_files
 from tests.support.answers import UNKNOWN, place_by_hand
@@ -25,6 +27,7 @@ from tests.support.services import (
     SHAPE,
     problem_of,
     running,
+    shared_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -189,6 +192,9 @@ def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) 
     answer = corrected(client, toy_scan())
     problem = problem_of(keep(client, nifti(), answer))
     assert (problem.code, "digest" in problem.detail) == ("bad-parameter", True)
+    for shape in ([], [*SHAPE, 1], [1] * 100_000):
+        longer = answer | {"volume": answer["volume"] | {"shape": shape}}
+        assert problem_of(keep(client, toy_scan(), longer)).code == "bad-parameter"
     answer["volume"]["shape"] = [1, 2, 3]
     answer["landmarks"][0].update(ijk=[0, 0, 0], ras_mm=[0, 0, 0], lps_mm=[0, 0, 0])
     assert "shape and affine" in problem_of(keep(client, toy_scan(), answer)).detail
@@ -232,6 +238,25 @@ def test_malformed_upload_is_refused(
     problem = problem_of(client.post(URL, **form))
     assert problem.status == status
     assert said in problem.detail
+
+
+def test_what_a_file_holds_besides_its_voxels_is_charged(models: Path, tmp_path: Path) -> None:
+    more = 9 << 20  # Before the voxels.
+    plain = toy_scan()
+    scan = plain[:108] + struct.pack("<f", 352 + more) + plain[112:352] + bytes(more) + plain[352:]
+    with running(toy_settings(models, store=tmp_path)) as client:
+        answer = corrected(client, scan)
+        memory, charged = shared_of(client).engine.memory, []
+
+        async def note(amount: int, *where: Any) -> Reservation:
+            charged.append(amount)
+            return await FairBudget.reserve(memory, amount, *where)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "reserve", note)
+            assert keep(client, scan, answer).status_code == 201
+        _looking, keeping = charged
+        assert keeping > len(scan)
 
 
 def test_service_without_a_store_says_so(models: Path) -> None:

@@ -3,18 +3,23 @@
 import csv
 import io
 import json
+import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.ui.corrections import read_corrections
+from app.errors import BadParameter
 from tests.support.answers import UNKNOWN
 from tests.support.services import (
     MODEL,
     RAW,
     problem_of,
     running,
+    shared_of,
     toy_models,
     toy_scan,
     toy_settings,
@@ -116,3 +121,34 @@ def test_position_that_contradicts_itself_is_refused(
     assert problem.code == "bad-parameter"
     assert problem.detail.startswith("landmark '1': expected")
     assert expected in problem.detail
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"landmarks": [%b{}]}' % (b"{}," * 50_000),
+        b'{"landmarks": [{%b}]}' % b",".join(b'"%x": 1' % at for at in range(20_000)),
+        b'{"warnings": [%b1]}' % (b"1," * 50_000),
+    ],
+    ids=["landmarks", "keys", "warnings"],
+)
+def test_what_a_wrong_answer_takes_grows_with_its_size_and_not_with_its_errors(
+    client: TestClient, content: bytes
+) -> None:
+    engine = shared_of(client).engine
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadParameter) as caught:
+            read_corrections(content, engine)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    (errors,) = re.findall(r"(\d+) errors", str(caught.value))
+    assert int(errors) < 25
+    assert peak < 40 * len(content)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"no JSON", b'{"a": "\xff"}', b""])
+def test_what_is_no_json_is_refused(client: TestClient, content: bytes) -> None:
+    with pytest.raises(BadParameter, match="got no JSON"):
+        read_corrections(content, shared_of(client).engine)

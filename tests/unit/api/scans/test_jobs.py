@@ -1,5 +1,6 @@
 """``/v1/jobs``, with the real engine and a real folder."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,6 +142,8 @@ def test_preference_is_ignored_where_no_jobs_are_kept(models: Path) -> None:
         ("model=nobody", toy_scan(), 404, "unknown-model"),
         ("format=dwg", toy_scan(), 406, "unknown-format"),
         ("timeout_s=1", toy_scan(), 422, "bad-parameter"),
+        (f"frame={1 << 63}", zipped([toy_scan()]), 422, "bad-parameter"),
+        (f"series={1 << 63}", zipped(as_dicom()), 422, "bad-parameter"),
         ("", b"no scan", 400, "not-a-volume"),
         ("", zipped([toy_scan()])[:-10], 400, "broken-volume"),
     ],
@@ -151,6 +154,31 @@ def test_what_can_be_refused_at_once_is_no_job(
     problem = problem_of(client.post(f"{URL}?{query}", content=content, headers=RAW))
     assert (problem.status, problem.code) == (status, code)
     assert client.get(URL).json() == {"jobs": []}
+
+
+def test_scan_of_a_number_that_no_job_reaches_is_unknown(client: TestClient) -> None:
+    for number, status in ((1, 404), ((1 << 31) - 1, 404), (1 << 63, 422), (-1, 422)):
+        problem = problem_of(client.get(f"{URL}/x/scans/{number}"))
+        assert problem.status == status
+
+
+def test_job_is_run_by_the_version_that_it_asks_for(models: Path, tmp_path: Path) -> None:
+    versions = tmp_path / "models"
+    for folder, version in ((MODEL, "1.0.0"), (f"{MODEL}@1.10.0", "1.10.0")):
+        shutil.copytree(models / MODEL, versions / folder)
+        manifest = versions / folder / "model.toml"
+        manifest.write_text(manifest.read_text().replace("1.0.0", version))
+    pinned, newest = f"{MODEL}@1.0.0", MODEL
+    settings = toy_settings(versions, jobs=tmp_path / "kept", default_model=pinned)
+    with running(settings) as client:
+        for query, version in (
+            (f"?model={pinned}", "1.0.0"),
+            ("", "1.0.0"),
+            (f"?model={newest}", "1.10.0"),
+        ):
+            path = accepted(client.post(f"{URL}{query}", content=toy_scan(), headers=RAW))
+            assert finished(client, path).done == 1
+            assert client.get(f"{path}/scans/0").json()["model"]["version"] == version
 
 
 def test_job_belongs_to_a_key(models: Path, tmp_path: Path) -> None:
