@@ -186,7 +186,7 @@ class Settings(BaseSettings):
         description="Folder in which corrected cases are kept if a client asks for that: scans as "
         "they were uploaded, with their landmarks. Unset: nothing is kept.",
     )
-    store_quota: ByteSize = Field(
+    store_max_bytes: ByteSize = Field(
         ByteSize(20 * GIB),
         ge=0,
         description="Maximum size of all that is kept there; a case beyond it is refused.",

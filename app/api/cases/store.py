@@ -125,7 +125,7 @@ class CaseStore:
         used = sum(_size(path) for path in self._root.glob("*/*/*"))
         if used + more > self._quota:
             raise StoreFull(
-                f"expected at most {self._quota:,} bytes in the store (LANDMARKD_STORE_QUOTA), "
+                f"expected at most {self._quota:,} bytes in the store (LANDMARKD_STORE_MAX_BYTES), "
                 f"got {used:,} and {more:,} more; delete cases, or have the quota raised"
             )
 

@@ -277,7 +277,7 @@ def test_service_with_a_store_says_so(client: TestClient) -> None:
 
 
 def test_case_over_the_quota_is_refused(models: Path, tmp_path: Path) -> None:
-    settings = toy_settings(models, store=tmp_path, store_quota=ByteSize(1000))
+    settings = toy_settings(models, store=tmp_path, store_max_bytes=ByteSize(1000))
     with running(settings) as client:
         problem = problem_of(keep(client, toy_scan(), corrected(client, toy_scan())))
         assert (problem.status, problem.code) == (507, "store-full")
