@@ -23,7 +23,6 @@ from tests.support.device_loops import (
     assert_same_landmarks,
     running,
     scan,
-    until,
     wait_for,
     with_network,
 )
@@ -195,9 +194,11 @@ def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
         async with running(batch_size=1) as loop:
             large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
             await wait_for(network.begun)
-            small = asyncio.create_task(ask(loop, held, scan(2, SMALL)))
-            left = loop.depth
-            await until(lambda: loop.depth == left + 1)
+            prepared = asyncio.Event()
+            small = asyncio.create_task(
+                loop.run(DetectRequest(held, scan(2, SMALL), FAR, 0, note(prepared.set)))
+            )
+            await prepared.wait()
             network.go_on.set()
             async with asyncio.timeout(30):
                 second = await small
