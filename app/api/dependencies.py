@@ -12,18 +12,40 @@ from typing import Annotated, Any, Final, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, NoJobs, Unauthorized
-from app.io import TimingAnswer
+from app.io import Selection, TimingAnswer
 from app.jobs import JobRunner
 from app.settings import Settings
 
 bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
 
+TimeLimit = Annotated[
+    float | None,
+    Field(gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."),
+]
+
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""Of one among several; a longer one is none, and no database takes it."""
 
 KEY_DIGITS: Final = 8
 """Of a key's hash, that stand for a key without a name."""
+
+
+class SelectionQuery(BaseModel):
+    """Which scan of an uploaded file is meant; unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    frame: Number | None = Field(None, description="Frame of a 4D file, from 0.")
+    series: Number | None = Field(None, description="Series of a DICOM archive, from 0.")
+
+    @property
+    def selection(self) -> Selection:
+        """Which scan of the file is meant."""
+        return Selection(self.frame, self.series)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import Annotated, Final, TypeVar, cast
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.cases.store import CaseStore
 from app.api.dependencies import (
     AdmittedDep,
+    SelectionQuery,
     SharedDep,
+    TimeLimit,
     name_key,
     request_timeout_s,
     require_api_key,
@@ -35,7 +36,6 @@ from app.io import (
     Header,
     LandmarkAnswer,
     LandmarksAnswer,
-    Selection,
     Volume,
     VolumeLimits,
     check_header,
@@ -67,21 +67,10 @@ T = TypeVar("T")
 cases_router: Final = APIRouter(tags=["cases"], dependencies=[Depends(require_api_key)])
 
 
-class KeepQuery(BaseModel):
-    """Query of ``POST /v1/cases``; unknown parameters are refused."""
+class KeepQuery(SelectionQuery):
+    """Query of ``POST /v1/cases``."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    frame: int | None = Field(None, ge=0, description="Frame of a 4D file, from 0.")
-    series: int | None = Field(None, ge=0, description="Series of a DICOM archive, from 0.")
-    timeout_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
-    )
-
-    @property
-    def selection(self) -> Selection:
-        """Which scan of the file is meant."""
-        return Selection(self.frame, self.series)
+    timeout_s: TimeLimit = None
 
 
 async def get_store(request: Request) -> CaseStore:

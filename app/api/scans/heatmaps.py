@@ -11,12 +11,13 @@ from pydantic import Field
 from app.api.dependencies import (
     AdmittedDep,
     SharedDep,
+    TimeLimit,
     request_timeout_s,
     require_api_key,
     server_timing,
 )
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
-from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, TimeLimit, receive_scan
+from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import AdmittedRequest
 from app.errors import BadParameter

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.dependencies import AdmittedDep, JobsDep, SharedDep, require_api_key
+from app.api.dependencies import AdmittedDep, JobsDep, Number, SharedDep, require_api_key
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
 from app.api.request_log import record_of
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
-    Number,
     ReceivedScan,
     ScanQuery,
     receive_scan,

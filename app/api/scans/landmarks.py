@@ -12,13 +12,14 @@ from starlette.datastructures import Headers
 from app.api.dependencies import (
     AdmittedDep,
     SharedDep,
+    TimeLimit,
     request_timeout_s,
     require_api_key,
     server_timing,
 )
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
 from app.api.scans.jobs import accept_job
-from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, TimeLimit, receive_scan
+from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import Progress

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from app.api.dependencies import Shared
+from app.api.dependencies import SelectionQuery, Shared
 from app.api.openapi import problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.upload.plan import plan_upload
@@ -25,33 +25,15 @@ SCAN_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = problems(
 )
 """What any call that takes a scan may answer."""
 
-TimeLimit = Annotated[
-    float | None,
-    Field(gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."),
-]
 
-
-Number = Annotated[int, Field(ge=0, lt=1 << 31)]
-"""Of one among several; a longer one is none, and no database takes it."""
-
-
-class ScanQuery(BaseModel):
-    """Query of any call that takes a scan; unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
+class ScanQuery(SelectionQuery):
+    """Query of any call that takes a scan for a model."""
 
     model: str | None = Field(
         None,
         description="Name of the model, whose newest version is meant, or NAME@VERSION. Unset: the "
         "service's default model.",
     )
-    frame: Number | None = Field(None, description="Frame of a 4D file, from 0.")
-    series: Number | None = Field(None, description="Series of a DICOM archive, from 0.")
-
-    @property
-    def selection(self) -> Selection:
-        """Which scan of the file is meant."""
-        return Selection(self.frame, self.series)
 
 
 @dataclass(frozen=True, slots=True)
