@@ -71,20 +71,12 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int, cells: Cells) 
     Returns:
         The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
     """
-    # Zeros take no memory until they are touched, so the table's size is no cost.
-    table = np.zeros(readout.landmarks * math.prod(cells.shape), dtype=np.int32)
+    # Of one landmark, and small enough for the cache: it is used for all, one after the other.
+    table = np.zeros(math.prod(cells.shape), dtype=np.int32)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
-    hit, total = cpu_peaks.count_cells(
-        votes.starts, votes.position, votes.weight, edge, cells.shape, first, table
-    )
-    number = np.sort(hit)
     spacing = np.array(readout.spacing_mm)
-    landmark, *index = np.unravel_index(number, (readout.landmarks, *cells.shape))
-    # A single cell would count as contiguous, several as strided: two types to compile for.
-    landmark = np.ascontiguousarray(landmark)
-    centre = first + (edge - 1) / 2
-    centre_mm = (np.stack(index) * edge[:, None] + centre[:, None]) * spacing[:, None]
-    height = cpu_peaks.smooth_cells(number, total, table, cells.shape)
+    mm = np.stack([edge * spacing, (first + (edge - 1) / 2) * spacing])
     peaks = np.full((3, readout.landmarks, count), np.nan)
-    cpu_peaks.choose_peaks(landmark, centre_mm, height, readout.reach_mm, peaks)
+    given = (votes.starts, votes.position, votes.weight, edge, cells.shape, first, mm)
+    cpu_peaks.find_peaks(*given, readout.reach_mm, table, peaks)
     return Peaks(centre_mm=peaks, error_mm=float(np.linalg.norm(edge * spacing)) / 2)

@@ -32,8 +32,8 @@ CELL_REACH: Final = 0.6
 """Edge of a cell in reaches: small enough to separate peaks that the read-out can separate."""
 
 TABLE_BYTES: Final = 256 << 20
-"""Most memory for the table of all cells, of which only the pages of cells that are hit are
-used."""
+"""Most memory for the table of a landmark's cells, of which only the pages of cells that are hit
+are used."""
 
 # Mean shift, which moves from a peak to a mode.
 
@@ -189,7 +189,7 @@ def choose_cells(readout: Readout) -> Cells:
     """Choose the cells of a read-out: coarser only where the table of all would not fit.
 
     Args:
-        readout: The grid, its voting radius, and the number of landmarks.
+        readout: The grid and its voting radius.
 
     Returns:
         Cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel.
@@ -201,7 +201,7 @@ def choose_cells(readout: Readout) -> Cells:
             for mm in readout.spacing_mm
         )
         cells = make_cells((i, j, k), readout)
-        if readout.landmarks * math.prod(cells.shape) * 4 <= TABLE_BYTES:
+        if math.prod(cells.shape) * 4 <= TABLE_BYTES:
             return cells
         coarsening *= 2
 

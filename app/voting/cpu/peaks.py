@@ -51,22 +51,8 @@ def group_votes(landmark, columns, one, starts, grouped, units):
 
 @numba_jit
 @no_type_check
-def _find_cells(landmark, position, edge, shape, first, numbers):
-    """Find the cell of each vote; -1 for none. In float64 all of it is vectorised."""
-    end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
-    for vote in range(len(numbers)):
-        i = np.floor((position[0][vote] - first[0] + 0.5) / edge[0])
-        j = np.floor((position[1][vote] - first[1] + 0.5) / edge[1])
-        k = np.floor((position[2][vote] - first[2] + 0.5) / edge[2])
-        inside = (i >= 1.0) & (i < end[0]) & (j >= 1.0) & (j < end[1]) & (k >= 1.0) & (k < end[2])
-        number = ((landmark * (end[0] + 1.0) + i) * (end[1] + 1.0) + j) * (end[2] + 1.0) + k
-        numbers[vote] = np.int64(number if inside else -1.0)
-
-
-@numba_jit
-@no_type_check
-def count_cells(starts, position, weight, edge, shape, first, table):
-    """Add up the votes in each cell that is hit.
+def find_peaks(starts, position, weight, edge, shape, first, mm, reach, table, peaks):
+    """Find the peaks of one landmark after the other.
 
     Args:
         starts: Where the votes of each landmark begin, and where the last one's end.
@@ -75,86 +61,114 @@ def count_cells(starts, position, weight, edge, shape, first, table):
         edge: Edge of a cell along each axis, in grid voxels.
         shape: Cells along each axis; votes in the outermost ones, or past them, are left out.
         first: Grid index of the first voxel of the first cell.
-        table: A zero for every cell of every landmark; written: 1, 2, … for those hit.
-
-    Returns:
-        Indices of the cells that are hit, in the order of their first vote, and their sums.
+        mm: Edge of a cell along each axis, and the centre of the first, in mm, (2 3).
+        reach: How far a peak suppresses other cells, in mm.
+        table: A zero for every cell; all are zero again in the end.
+        peaks: Centres, (3 landmarks modes), NaN; written.
     """
-    in_cell = np.empty(len(weight), dtype=np.int64)
     for landmark in range(len(starts) - 1):
         votes = slice(starts[landmark], starts[landmark + 1])
         positions = (position[0, votes], position[1, votes], position[2, votes])
-        _find_cells(landmark, positions, edge, shape, first, in_cell[votes])
-    numbers = np.empty(len(weight), dtype=np.int64)
-    totals = np.empty(len(weight), dtype=np.float64)
-    count = 0
-    for vote in range(len(weight)):
-        number = in_cell[vote]
-        if number < 0:
-            continue
-        if table[number] == 0:
-            numbers[count], totals[count] = number, 0.0
-            count += 1
-            table[number] = count
-        totals[table[number] - 1] += weight[vote]
-    return numbers[:count], totals[:count]
+        cells, totals = _count_cells(positions, weight[votes], edge, shape, first, table)
+        heights = _smooth_cells(cells, totals, table, shape)
+        for cell in cells:
+            table[cell] = 0
+        _choose_peaks(cells, heights, shape, mm, reach, peaks[:, landmark])
 
 
 @numba_jit
 @no_type_check
-def smooth_cells(numbers, totals, table, shape):
+def _find_cells(positions, edge, shape, first, cells):
+    """Find the cell of each vote; -1 for none. In float64 all of it is vectorised."""
+    end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
+    for vote in range(len(cells)):
+        i = np.floor((positions[0][vote] - first[0] + 0.5) / edge[0])
+        j = np.floor((positions[1][vote] - first[1] + 0.5) / edge[1])
+        k = np.floor((positions[2][vote] - first[2] + 0.5) / edge[2])
+        inside = (i >= 1.0) & (i < end[0]) & (j >= 1.0) & (j < end[1]) & (k >= 1.0) & (k < end[2])
+        cell = (i * (end[1] + 1.0) + j) * (end[2] + 1.0) + k
+        cells[vote] = np.int64(cell if inside else -1.0)
+
+
+@numba_jit
+@no_type_check
+def _count_cells(positions, weight, edge, shape, first, table):
+    """Add up the votes in each cell that is hit.
+
+    Returns:
+        Indices of the cells that are hit, in the order of their first vote, and their sums; in
+        ``table``, 1, 2, … for these.
+    """
+    in_cell = np.empty(len(weight), dtype=np.int64)
+    _find_cells(positions, edge, shape, first, in_cell)
+    cells = np.empty(len(weight), dtype=np.int64)
+    totals = np.empty(len(weight), dtype=np.float64)
+    count = 0
+    for vote in range(len(weight)):
+        cell = in_cell[vote]
+        if cell < 0:
+            continue
+        if table[cell] == 0:
+            cells[count], totals[count] = cell, 0.0
+            count += 1
+            table[cell] = count
+        totals[table[cell] - 1] += weight[vote]
+    return cells[:count], totals[:count]
+
+
+@numba_jit
+@no_type_check
+def _smooth_cells(cells, totals, table, shape):
     """Sum the votes in cells and around them, so that a peak at the corner of eight cells is one.
 
     The weights are a triangle along each axis, 1 2 1.
 
-    Args:
-        numbers: Indices of the cells.
-        totals: Votes of every cell that is hit, in the order of the table.
-        table: 1, 2, … for the cells of every landmark that are hit, else 0.
-        shape: Cells along each axis.
-
     Returns:
         The height of each cell.
     """
-    heights = np.zeros(len(numbers), dtype=np.float64)
-    for cell in range(len(numbers)):
+    heights = np.zeros(len(cells), dtype=np.float64)
+    for index in range(len(cells)):
         for di in range(-1, 2):
             for dj in range(-1, 2):
                 for dk in range(-1, 2):
-                    other = table[numbers[cell] + (di * shape[1] + dj) * shape[2] + dk]
+                    other = table[cells[index] + (di * shape[1] + dj) * shape[2] + dk]
                     if other:
                         share = (2 - abs(di)) * (2 - abs(dj)) * (2 - abs(dk))
-                        heights[cell] += share * totals[other - 1]
+                        heights[index] += share * totals[other - 1]
     return heights
 
 
 @numba_jit
 @no_type_check
-def choose_peaks(landmark, centre, height, reach, peaks):
-    """Choose the highest cell of each landmark, then the highest out of its reach, and so on.
+def _choose_peaks(cells, heights, shape, mm, reach, peaks):
+    """Choose the highest cell, then the highest out of its reach, and so on.
 
     Args:
-        landmark: Landmark of each cell.
-        centre: Centre of each cell, (3 cells), in mm; of equally high cells the first is chosen.
-        height: Height of each cell; changed.
-        reach: How far a peak suppresses other cells, in mm.
-        peaks: Centres, (3 landmarks modes), NaN; written.
+        cells: Indices of the cells; of equally high ones that of the lowest index is chosen.
+        heights: Of each cell; changed.
+        shape: As for ``find_peaks``, like ``mm`` and ``reach``.
+        mm: Edge of a cell, and the centre of the first.
+        reach: How far a peak suppresses other cells.
+        peaks: Centres, (3 modes); written.
     """
-    highest = np.empty(peaks.shape[1], dtype=np.int64)
-    for mode in range(peaks.shape[2]):
-        highest[:] = -1
-        for cell in range(len(height)):
-            best = highest[landmark[cell]]
-            if height[cell] > (height[best] if best >= 0 else 0.0):
-                highest[landmark[cell]] = cell
-        for index in range(len(highest)):
-            if highest[index] >= 0:
-                peaks[:, index, mode] = centre[:, highest[index]]
-        for cell in range(len(height)):
-            top = highest[landmark[cell]]
-            if top >= 0:
-                x = centre[0, cell] - centre[0, top]
-                y = centre[1, cell] - centre[1, top]
-                z = centre[2, cell] - centre[2, top]
-                if x * x + y * y + z * z <= reach * reach:
-                    height[cell] = 0.0
+    centres = np.empty((3, len(cells)), dtype=np.float64)
+    for index in range(len(cells)):
+        row = cells[index] // shape[2]
+        centres[0, index] = row // shape[1] * mm[0, 0] + mm[1, 0]
+        centres[1, index] = row % shape[1] * mm[0, 1] + mm[1, 1]
+        centres[2, index] = cells[index] % shape[2] * mm[0, 2] + mm[1, 2]
+    for mode in range(peaks.shape[1]):
+        top = -1
+        for index in range(len(cells)):
+            height, best = heights[index], heights[top] if top >= 0 else 0.0
+            if height > best or (top >= 0 and height == best and cells[index] < cells[top]):
+                top = index
+        if top < 0:
+            return
+        peaks[:, mode] = centres[:, top]
+        for index in range(len(cells)):
+            x = centres[0, index] - centres[0, top]
+            y = centres[1, index] - centres[1, top]
+            z = centres[2, index] - centres[2, top]
+            if x * x + y * y + z * z <= reach * reach:
+                heights[index] = 0.0

@@ -74,8 +74,8 @@ class Plan(NamedTuple):
         sizes: Channels, voxels along j and k, first channel of a landmark, activation.
         rows: How the scores are divided into rows.
         runs: Where the numbers to compare begin, from the first number of a row on: one run per
-            landmark; or one run of all channels where these lie side by side.
-        run_stride: From one number of a run to the next.
+            landmark; or one run of all channels where those of a voxel lie side by side.
+        run_stride: From one voxel of a run to the next, in numbers.
         limits: Least score that may pass, for every number of a run.
         background: What is subtracted from the scores: the scores, whose first channel it is, or
             as many zeros.
@@ -107,8 +107,8 @@ def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
     strides = field.scores.stride()
     runs, run_stride, per_voxel = np.arange(first, channels) * strides[0], strides[3], 1
     softmax = field.activation == "softmax"
-    if not softmax and strides[0] == 1 and strides[3] == channels:
-        runs, run_stride, per_voxel = np.zeros(1, dtype=np.int64), 1, channels
+    if not softmax and strides[0] == 1 and strides[3] >= channels:
+        runs, per_voxel = np.zeros(1, dtype=np.int64), channels
     rows = _divide_into_rows(field.scores, per_voxel)
     limit = threshold  # For probabilities this is exact, so that no capacity is left unused.
     if field.activation != "none":

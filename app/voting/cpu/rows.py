@@ -103,12 +103,13 @@ def _drop_repeated(numbers):
 
 @numba_jit
 @no_type_check
-def _line(flat, start, stride, target):
-    """View evenly spaced numbers, as many as the target has, or copy them there to have no gaps."""
-    if stride == 1:
+def _line(flat, start, stride, each, target):
+    """View some numbers of each of evenly spaced voxels, or copy them there to have no gaps."""
+    if stride == each:
         return flat[start:][: len(target)]
-    for x in range(len(target)):
-        target[x] = flat[start + x * stride]
+    for voxel in range(len(target) // each):
+        for x in range(each):
+            target[voxel * each + x] = flat[start + voxel * stride + x]
     return target
 
 
@@ -133,7 +134,7 @@ def find_candidates(plan, row, last, candidates):
     runs, stride, limits = plan.runs, plan.run_stride, plan.limits
     moves, behind = plan.background_moves, plan.background
     per_voxel, count = len(limits) // width, 0
-    behind_stride = stride * moves if stride > 1 else 1
+    behind_stride = stride if moves else per_voxel
     flags = np.empty(-(-len(limits) // WORD) * WORD, np.uint8)
     words = flags.view(np.uint64)
     nonzero, hits = np.empty(len(words) + 1, np.int32), np.empty(BATCH + len(flags), np.int64)
@@ -142,14 +143,16 @@ def find_candidates(plan, row, last, candidates):
         plane = row // height
         base = plane * plane_stride + (row - plane * height) * row_stride
         size = min(width, voxels - row * width) * per_voxel
-        background = _line(behind, base * moves, behind_stride, copied_background[:size])
+        background = _line(behind, base * moves, behind_stride, per_voxel, copied_background[:size])
         some = 0
         for run in runs:
-            some += _count(_line(flat, base + run, stride, copied[:size]), background, limits)
+            line = _line(flat, base + run, stride, per_voxel, copied[:size])
+            some += _count(line, background, limits)
         if some:  # Most rows have none, and are read no second time.
             flags[:] = 0
             for run in runs:
-                _flag(_line(flat, base + run, stride, copied[:size]), background, limits, flags)
+                line = _line(flat, base + run, stride, per_voxel, copied[:size])
+                _flag(line, background, limits, flags)
             some_words = nonzero[: _list_words(words, nonzero)]
             count += _list_flags(words, some_words, row * len(limits), hits[count:])
         row += 1

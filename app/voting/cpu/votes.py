@@ -21,7 +21,7 @@ from app.voting.cpu.plan import Plan, make_plan
 from app.voting.cpu.rows import BATCH, find_candidates
 from app.voting.reference import Columns, Placement
 
-VOXELS_PER_THREAD: Final = 1 << 17
+SCORES_PER_THREAD: Final = 1 << 20
 """Fewer are not worth a thread of their own: they take less than a millisecond."""
 
 BLOCK: Final = 1 << 15
@@ -79,7 +79,8 @@ def _fill_blocks(plan: Plan, fill: Callable[[int, int], tuple[Block, int, bool]]
     Raises:
         NetworkFailed: A score is not a number, or softmax scores are infinite.
     """
-    bounds = split_range(plan.rows.length, max(1, VOXELS_PER_THREAD // plan.rows.width))
+    scores_per_row = plan.sizes[0] * plan.rows.width
+    bounds = split_range(plan.rows.length, max(1, SCORES_PER_THREAD // scores_per_row))
 
     def fill_part(part: int) -> list[Block]:
         row, blocks = bounds[part], []

@@ -29,6 +29,12 @@ def with_layout(field: Field, layout: str, dtype: torch.dtype) -> Field:
     if layout == "channels last":
         scores = scores.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
         offsets = offsets.permute(2, 3, 4, 1, 0).contiguous().permute(4, 3, 0, 1, 2)
+    elif layout == "beside offsets":  # As a convolution gives both, its channels last.
+        channels = len(scores)
+        answers = torch.cat([scores, offsets.transpose(0, 1).flatten(0, 1)])
+        answers = answers.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        scores = answers[:channels]
+        offsets = answers[channels:].unflatten(0, (-1, 3)).transpose(0, 1)
     elif layout == "i fastest":
         scores = scores.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
         offsets = offsets.transpose(0, 1).contiguous().transpose(0, 1)
@@ -64,7 +70,14 @@ def assert_same(votes: Votes, expected: Votes) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "layout",
-    ["channels first", "channels last", "i fastest", "every second voxel", "offsets of one number"],
+    [
+        "channels first",
+        "channels last",
+        "beside offsets",
+        "i fastest",
+        "every second voxel",
+        "offsets of one number",
+    ],
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_votes_are_those_of_the_reference(
@@ -77,7 +90,7 @@ def test_votes_are_those_of_the_reference(
         assert len(expected) > 0
         assert_same(filtered(filter_votes, field, threshold), expected)
         with monkeypatch.context() as patch:
-            patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.SCORES_PER_THREAD", 1)
             patch.setattr("app.voting.cpu.votes.BLOCK", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
             assert_same(filtered(filter_votes, field, threshold), expected)
@@ -103,7 +116,7 @@ def test_votes_without_a_finite_position_leave_no_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are dropped in every part."""
-    monkeypatch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
+    monkeypatch.setattr("app.voting.cpu.votes.SCORES_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     field = random_field((9, 11, 13), 3, "sigmoid")
     random = np.random.default_rng(5)
@@ -116,7 +129,7 @@ def test_votes_without_a_finite_position_leave_no_gap(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["channels first", "channels last", "every second voxel"])
+@pytest.mark.parametrize("layout", ["channels first", "beside offsets", "every second voxel"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_rows_at_once_are_those_of_the_votes(
     activation: Activation, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +143,7 @@ def test_rows_at_once_are_those_of_the_votes(
         with monkeypatch.context() as patch:
             patch.setattr("app.voting.cpu.votes.BLOCK", 1)
             assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
-            patch.setattr("app.voting.cpu.votes.VOXELS_PER_THREAD", 1)
+            patch.setattr("app.voting.cpu.votes.SCORES_PER_THREAD", 1)
             patch.setattr(torch, "get_num_threads", lambda: 4)
             assert torch.equal(filter_rows(field, threshold, (8, 11, 9)), expected)
 
