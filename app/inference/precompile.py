@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from app.model import Field, LandmarkSpec
-from app.preprocessing import index_grid, sample_at
+from app.preprocessing import index_grid, sample_at, smooth_for
 from app.voting import (
     GridFrame,
     Readout,
@@ -33,6 +33,7 @@ def compile_loops() -> None:
     one and several, as arrays of one count as contiguous in any order.
     """
     voxels = torch.zeros(SHAPE)
+    smooth_for(voxels, 2.0, np.eye(4))
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
         sample_at(voxels.permute(order), index_grid(SHAPE, np.eye(4)))
     frame = GridFrame(np.eye(4), np.eye(4))

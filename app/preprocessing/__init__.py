@@ -5,6 +5,7 @@ intensity   voxel values as the network's rule wants them
 posed_grid  Volume + Pose -> Grid: in the coordinate frame of a mean shape
 resampling  one spacing to another, along the axes
 sampling    values at any place between voxels
+smoothing   as blurred as a coarser grid shows it
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
@@ -16,10 +17,10 @@ from app.preprocessing.posed_grid import (
     index_grid,
     make_posed_grid,
     reorient_grid,
-    smooth_for,
 )
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians, resample
 from app.preprocessing.sampling import sample_at
+from app.preprocessing.smoothing import smooth_for
 from app.preprocessing.tiling import (
     Profiles,
     TilePlan,

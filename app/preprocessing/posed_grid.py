@@ -19,13 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.compute import Voxels, upload
+from app.compute import upload
 from app.geometry import Affine, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
 from app.preprocessing.grid import Grid, index_map
-from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
+from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS
 from app.preprocessing.sampling import sample_at
+from app.preprocessing.smoothing import smooth_for
 
 VIEWS: Final = (
     ((1, 2, 0), (1, 1, 1)),
@@ -80,11 +81,9 @@ def make_posed_grid(
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
     values, first = _crop(volume, to_volume, shape, float(step.max()))
-    lower, upper = window
     # "K" keeps the scan's own memory order: smoothing and sampling accept any.
     fine = upload(values, device, "K")
-    fine = fine.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
-    fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine)
+    fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine, window)
     voxels = sample_at(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
     )
@@ -113,26 +112,6 @@ def reorient_grid(grid: Grid, view: int) -> Grid:
         to_world=grid.to_world @ old_from_new,
         spacing_mm=(i, j, k),
     )
-
-
-def smooth_for(values: Voxels, spacing_mm: float, affine: Affine) -> Voxels:
-    """Smooth a scan for resampling to a coarser spacing, but keep its own resolution.
-
-    Args:
-        values: Voxel values.
-        spacing_mm: Of the grid, whose axes may have any direction.
-        affine: Of the scan.
-
-    Returns:
-        The scan with the point spread function that ``resample`` would give it.
-    """
-    for axis, spacing in enumerate(spacing_of(affine)):
-        step = float(spacing_mm / spacing)
-        if step > 1.0:
-            size = values.shape[axis]
-            matrix = gaussians(np.arange(size), size, 0.5 * np.sqrt(step**2 - 1))
-            values = apply_along(values, axis, matrix)
-    return values
 
 
 def index_grid(

@@ -16,10 +16,10 @@ from app.preprocessing.posed_grid import (
     Pose,
     make_posed_grid,
     reorient_grid,
-    smooth_for,
 )
 from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
+from app.preprocessing.smoothing import smooth_for
 from tests.unit.preprocessing.test_grid import oblique_affine
 
 SPEC = InputSpec(
