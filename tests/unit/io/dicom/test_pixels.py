@@ -11,7 +11,7 @@ import pydicom
 import pydicom.data
 import pytest
 from numpy.testing import assert_array_equal
-from pydicom.uid import JPEG2000Lossless, JPEGLosslessSV1, RLELossless
+from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
 
 from app.errors import BadVoxels, BrokenVolume, RequestError
 from app.io.volume import read_volume
@@ -67,8 +67,8 @@ def test_compressed_images_have_the_voxels_of_plain_ones(
 
 
 def test_missing_decoder_is_named_with_what_it_needs() -> None:
-    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLosslessSV1, lambda _: b"x")
-    with pytest.raises(BadVoxels, match=r"got JPEG Lossless.*requires pylibjpeg"):
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
+    with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*requires pylibjpeg"):
         read_volume(file)
 
 

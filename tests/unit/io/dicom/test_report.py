@@ -138,8 +138,10 @@ def test_measurements_have_units_intervals_and_the_points_they_are_between() -> 
     assert set(groups["length"].numbers) == {name, low, high}
     assert length.interval95
     for key, value in zip((name, low, high), (length.value, *length.interval95), strict=True):
-        assert groups["length"].numbers[key] == (pytest.approx(value), "mm")
-    assert groups["bend"].numbers == {"bend": (pytest.approx(bend.value), "deg")}
+        number, unit = groups["length"].numbers[key]
+        assert (number, unit) == (pytest.approx(value), "mm")
+    (number, unit), *others = groups["bend"].numbers.values()
+    assert (number, unit, others) == (pytest.approx(bend.value), "deg", [])
     for group, names in (("length", SPECS[0].points), ("bend", SPECS[1].points)):
         points = [groups[name].point for name in names]
         assert groups[group].sources == points
