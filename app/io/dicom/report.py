@@ -161,7 +161,7 @@ class _Content:
         """Code what the model names; a backslash would end a value."""
         meaning = f"{one.name}: {one.description}" if one.description else one.name
         if len(meaning) > MEANING_LETTERS:
-            meaning = meaning[: MEANING_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            meaning = meaning[: MEANING_LETTERS - 3] + "..."
         value = f"{self._answer.model.name}/{one.name}"
         return sr.CodedConcept(value.replace("\\", "/"), SCHEME, meaning.replace("\\", "/"))
 
