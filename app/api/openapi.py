@@ -6,7 +6,7 @@ from typing import Any, Final
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
 from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
-from app.io import FORMATS, Problem
+from app.io import FORMATS, REPORT, Problem
 from app.voting import VOTES_FORMATS
 
 DESCRIPTION: Final = """
@@ -119,6 +119,8 @@ LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS | {
         "event: answer\ndata: {…}\n\n",
     }
 }
+
+REPORT_CONTENT: Final[dict[str, Any]] = {REPORT.media_type: {"schema": _BINARY}}
 
 VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
     form.media_type: {"schema": _BINARY} for form in VOTES_FORMATS

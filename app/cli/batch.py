@@ -48,14 +48,16 @@ class Output:
 class Files:
     """A file for each scan."""
 
-    def __init__(self, targets: Mapping[Path, Path], form: AnswerFormat) -> None:
+    def __init__(
+        self, targets: Mapping[Path, Path], write: Callable[[Path, LandmarksAnswer], bytes]
+    ) -> None:
         """Write answers of one format.
 
         Args:
             targets: The file of each scan's answer.
-            form: Of the answers.
+            write: Returns what is in it, given the scan's path and the answer.
         """
-        self._targets, self._form = targets, form
+        self._targets, self._write = targets, write
 
     def has(self, path: Path) -> bool:
         """Return whether the file is there."""
@@ -65,7 +67,7 @@ class Files:
         """Write the file, whole or not at all."""
         target = self._targets[path]
         partial = target.with_name(f"{target.name}.partial")
-        partial.write_bytes(self._form.write(answer))
+        partial.write_bytes(self._write(path, answer))
         partial.replace(target)
 
 

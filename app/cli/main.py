@@ -26,11 +26,14 @@ from app.cli.scan_files import answer_stem, list_scans, read_scan
 from app.cli.settings import read_settings
 from app.errors import LandmarkdError, StartupError
 from app.io import (
-    FORMATS,
+    SCAN_FORMATS,
     SCAN_SUFFIXES,
     AnswerFormat,
+    Format,
     LandmarksAnswer,
     Volume,
+    find_evidence,
+    load_report_writer,
     negotiate_format,
 )
 from app.settings import API_KEY, Settings
@@ -150,7 +153,8 @@ def detect(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", help=f"{' '.join(form.name for form in FORMATS)}. Default: by -o, or json."
+            "--format",
+            help=f"{' '.join(form.name for form in SCAN_FORMATS)}. Default: by -o, or json.",
         ),
     ] = None,
     resume: Annotated[
@@ -168,7 +172,9 @@ def detect(
         fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     form = _output_format(output, format_)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
-    sink = _sink(files, Path(output) if output else None, form, to_folder=to_folder, resume=resume)
+    write = _writer(form, series)
+    target = Path(output) if output else None
+    sink = _sink(files, target, form, write, to_folder=to_folder, resume=resume)
     with ExitStack() as stack:
         with console.status("Loading the model" if url is None else "Connecting"):
             find = partial(_finder(stack, url, model, models_dir, device), series=series)
@@ -190,16 +196,38 @@ def _conclude(tally: Tally, target: str) -> None:
         raise typer.Exit(1)
 
 
+def _writer(form: Format, series: int | None) -> Callable[[Path, LandmarksAnswer], bytes]:
+    """Return what writes an answer, given the scan's path.
+
+    A report says whose the images are, because it is for those who have them; a service's does not.
+    """
+    if isinstance(form, AnswerFormat):
+        return lambda _, answer: form.write(answer)
+    write = load_report_writer()
+    find = partial(
+        find_evidence, max_bytes=read_settings().max_inflated_bytes, series=series, identified=True
+    )
+    return lambda path, answer: write(answer, find(read_scan(path)))
+
+
 def _sink(
-    files: list[Path], output: Path | None, form: AnswerFormat, *, to_folder: bool, resume: bool
+    files: list[Path],
+    output: Path | None,
+    form: Format,
+    write: Callable[[Path, LandmarksAnswer], bytes],
+    *,
+    to_folder: bool,
+    resume: bool,
 ) -> Sink:
     """Choose where answers go: standard output, a file, one table, or a folder of files."""
     if output is None:
         if len(files) > 1:
             fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
+        if not isinstance(form, AnswerFormat):
+            fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
         return Output(form, typer.echo)
     if not (to_folder or output.is_dir()):
-        return Files({files[0]: output}, form)
+        return Files({files[0]: output}, write)
     stems: dict[str, Path] = {}
     for path in files:
         stem = answer_stem(path)
@@ -212,14 +240,14 @@ def _sink(
     if output.suffix == ".csv" and form.name in ("csv", "long") and not output.is_dir():
         return LongTable(output, resume=resume)
     output.mkdir(parents=True, exist_ok=True)
-    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, form)
+    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
 
 
-def _output_format(output: str, name: str | None) -> AnswerFormat:
+def _output_format(output: str, name: str | None) -> Format:
     # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
-    names = sorted((form.name for form in FORMATS), key=len, reverse=True)
+    names = sorted((form.name for form in SCAN_FORMATS), key=len, reverse=True)
     suffix = next((one for one in names if output.endswith(f".{one}")), None)
-    return negotiate_format(FORMATS, name or suffix, None)
+    return negotiate_format(SCAN_FORMATS, name or suffix, None)
 
 
 def _finder(

@@ -117,6 +117,7 @@ def _measurement(measured: Measurement) -> MeasurementAnswer:
     return MeasurementAnswer(
         name=measured.spec.name,
         description=measured.spec.description,
+        points=list(measured.spec.points),
         unit=measured.spec.unit,
         value=value,
         interval95=None if value is None or half is None else (value - half, value + half),

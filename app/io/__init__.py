@@ -23,8 +23,16 @@ from app.io.cases import (
     write_case,
     write_nifti,
 )
-from app.io.dicom import SEARCH_BYTES, check_start, is_dicom
-from app.io.formats import FORMATS, AnswerFormat, Format, negotiate_format
+from app.io.dicom import SEARCH_BYTES, Evidence, check_start, find_evidence, is_dicom
+from app.io.formats import (
+    FORMATS,
+    REPORT,
+    SCAN_FORMATS,
+    AnswerFormat,
+    Format,
+    load_report_writer,
+    negotiate_format,
+)
 from app.io.gzip_stream import Content
 from app.io.header import Header, check_spacing
 from app.io.nifti_header import UNIT_WARNINGS
@@ -79,15 +87,15 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "SCAN_SUFFIXES", "SEARCH_BYTES",
-    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer",
-    "CasesAnswer", "Content", "DeviceInfo", "Format", "Header", "JobAnswer", "JobScanAnswer",
-    "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
-    "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
-    "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer", "Triple", "Volume",
-    "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start", "count_scans",
-    "declared_frame", "extract_scan", "is_dicom", "is_inside", "is_landmark_file", "landmark_stem",
-    "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
-    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_case", "write_long",
-    "write_nifti",
+    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "REPORT", "SCAN_FORMATS",
+    "SCAN_SUFFIXES", "SEARCH_BYTES", "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo",
+    "CandidateAnswer", "CaseAnswer", "CasesAnswer", "Content", "DeviceInfo", "Evidence", "Format",
+    "Header", "JobAnswer", "JobScanAnswer", "JobSummary", "JobsAnswer", "LandmarkAnswer",
+    "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary",
+    "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer",
+    "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing",
+    "check_start", "count_scans", "declared_frame", "extract_scan", "find_evidence", "is_dicom",
+    "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer", "markups_json",
+    "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_tolerances", "read_truth",
+    "read_volume", "scan_stem", "write_case", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from app.errors import UnknownFormat
+from app.io.dicom import Evidence
 from app.io.schemas import LandmarksAnswer
 from app.io.slicer import (
     write_fcsv,
@@ -58,6 +59,27 @@ FORMATS: Final = (
     AnswerFormat("long", "text/csv", write_long),
     AnswerFormat("measurements", "text/csv", write_measurements),
 )
+
+REPORT: Final = Format("dcm", "application/dicom")
+
+SCAN_FORMATS: Final[tuple[Format, ...]] = (*FORMATS, REPORT)
+"""For an answer whose scan is at hand: a report refers to its images."""
+
+
+def load_report_writer() -> Callable[[LandmarksAnswer, Evidence], bytes]:
+    """Import what writes a report.
+
+    Raises:
+        UnknownFormat: It is not installed.
+    """
+    try:
+        from app.io.dicom.report import write_report  # noqa: PLC0415 - it needs an extra
+    except ModuleNotFoundError:
+        raise UnknownFormat(
+            "expected another format than dcm, for which the extra dicom is needed here: pip "
+            "install 'landmarkd[dicom]'"
+        ) from None
+    return write_report
 
 
 def negotiate_format(formats: Sequence[F], name: str | None, accept: str | None) -> F:

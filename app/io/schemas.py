@@ -77,6 +77,7 @@ class MeasurementAnswer(_WireModel):
 
     name: str
     description: str
+    points: Listed[str] = Field(default=[], description="Names of the landmarks it is between.")
     unit: Literal["mm", "deg", ""] = Field(description="Empty for a ratio.")
     value: float | None = Field(description="Null where a landmark is missing.")
     interval95: tuple[float, float] | None = Field(

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from PIL import Image
 
 from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
 from tests.support.browser import (
+    ABSENT,
     MISSING,
     NEAR_MM,
     SCAN,
@@ -29,8 +31,11 @@ from tests.support.browser import (
     rows,
 )
 from tests.support.dicom_files import as_dicom, zipped
-from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import ServiceProcess
+
+SAME_GREY = 1.0
+"""Of 255, in the mean; another frame differs by several times as much."""
 
 WITHOUT_WEBGL = "HTMLCanvasElement.prototype.getContext = () => null"
 PHONE: dict[str, Any] = {
@@ -38,6 +43,15 @@ PHONE: dict[str, Any] = {
     "has_touch": True,
     "is_mobile": True,
 }
+
+
+def drawn(page: Page) -> np.ndarray:
+    """Read the grey values of the viewer, without focus and pointer."""
+    page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur()")
+    return np.asarray(
+        Image.open(io.BytesIO(page.locator("#canvas").screenshot())).convert("L"), float
+    )
 
 
 def compare_rows(page: Page, answer: list[dict[str, Any]]) -> None:
@@ -107,6 +121,8 @@ def test_dropped_scan_is_shown_with_its_landmarks(
         middle = np.mean([landmark["ras_mm"] for landmark in found], axis=0)
         distances = [np.linalg.norm(np.subtract(one["ras_mm"], middle)) for one in found]
         assert chosen(page) == found[int(np.argmin(distances))]["name"]
+        page.keyboard.press("n")
+        assert chosen(page) == ABSENT  # the most doubtful, whatever was chosen at first
         compare_rows(page, answer)
         compare_points(page, found)
         move_through_rows(page, answer)
@@ -256,3 +272,28 @@ def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
             page.text_content("#unseen") == "The viewer does not show DICOM. Landmarks are listed."
         )
         compare_rows(page, page.evaluate("landmarkd.queue.current.edits.landmarks"))
+
+
+def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
+    browser: Any,  # noqa: ANN401
+    page_service: ServiceProcess,
+    answer: list[dict[str, Any]],
+) -> None:
+    volume = read_volume(SCAN)
+    frames = np.stack([100 * volume.voxels[::-1], volume.voxels], axis=-1)
+    with opened(browser, page_service.url) as page:
+        drop(page, ("alone.nii", as_nifti(volume.voxels, volume.affine)))
+        page.wait_for_selector("#rows tr")
+        choose(page, ABSENT)
+        alone = drawn(page)
+        drop(page, ("many.nii", as_nifti(frames, volume.affine)))
+        page.wait_for_selector("#ask-choice:not([hidden])")
+        page.fill("#choice", "1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#rows tr")
+        compare_rows(page, answer)
+        choose(page, ABSENT)
+        page.hover("#canvas")
+        page.focus("#canvas")
+        page.keyboard.press("ArrowLeft")  # NiiVue's key for the frame before
+        assert np.abs(drawn(page) - alone).mean() < SAME_GREY

@@ -29,6 +29,7 @@ from app.model.selfcheck import write_selfcheck
 from app.voting.votes import Votes
 from tests.support import nnunet_results
 from tests.support.answers import place_by_hand
+from tests.support.dicom_files import as_dicom, zipped
 from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
 from tests.support.nifti_files import nifti
 from tests.support.nnunet_results import write_results
@@ -79,6 +80,10 @@ def folder(tmp_path: Path, notebook: dict[str, Any]) -> Path:
     scan = nib.Nifti1Image(voxels, np.diag([0.2, 0.2, 0.25, 1.0])).to_bytes()
     (tmp_path / "scan.nii.gz").write_bytes(scan)
     (tmp_path / "scan.nii").write_bytes(scan)
+    files = as_dicom((99 * voxels).astype(np.int16), np.diag([0.2, 0.2, 0.25, 1.0]))
+    (tmp_path / "series.zip").write_bytes(zipped(files))
+    (tmp_path / "series").mkdir()
+    (tmp_path / "series" / "0.dcm").write_bytes(files[0])
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "one.nii.gz").write_bytes(scan)
     (tmp_path / "landmarks").mkdir()

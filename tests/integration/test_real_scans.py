@@ -19,10 +19,11 @@ from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
-from tests.support.dicom_files import as_dicom, zipped
+from tests.support.dicom_files import PATIENT, as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import UNSEEN, stored_in_all_orders
+from tests.support.structured_reports import read_report, references
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
@@ -189,3 +190,24 @@ def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skul
         assert found.keys() == expected.keys()
         for name, point in found.items():
             assert np.linalg.norm(point - expected[name]) <= SAME_MM, name
+
+
+def test_a_skull_as_a_series_is_answered_by_a_report_on_its_images(
+    service: TestClient, skulls: Path
+) -> None:
+    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    content = zipped(as_dicom(voxels, volume.affine)[::-1])
+    query = {"model": "mouse-skull", "format": "dcm"}
+    response = service.post("/v1/landmarks", content=content, params=query, headers=RAW)
+    assert response.status_code == 200, response.text
+    dataset, groups = read_report(response.content)
+    expected = post(service, content)["landmarks"]
+    assert len(groups) > len(expected)  # measurements, too
+    for mark in expected:
+        point = groups[mark["name"]].point
+        assert (point is None) == (mark["lps_mm"] is None)
+        if point is not None:
+            assert np.linalg.norm(np.subtract(point, mark["lps_mm"])) <= SAME_MM, mark["name"]
+    assert len(references(dataset)) == voxels.shape[2]
+    assert PATIENT.encode() not in response.content

@@ -23,6 +23,8 @@ from app.geometry import LPS_FROM_RAS
 from tests.support.nifti_files import ByteOrder, counting
 
 SERIES = "1.2.826.0.1.3680043.8.498.1"
+STUDY = "1.2.826.0.1.3680043.8.498.2"
+FRAME_OF_REFERENCE = "1.2.826.0.1.3680043.8.498.3"
 PATIENT = "DOE^JOHN"
 
 PLACE = np.array(
@@ -62,6 +64,7 @@ def as_dicom(
         dataset.ImagePositionPatient = _decimals(world[:3, 3] + k * world[:3, 2])
         dataset.SliceThickness = _decimals(np.linalg.norm(world[:3, 2]))[0]
         dataset.InstanceNumber = (7 * k) % array.shape[2]
+        dataset.SOPInstanceUID = f"{SERIES}.{k + 1}"
         stored = array[:, :, k].T.astype(array.dtype.newbyteorder(_order(syntax)))
         dataset.PixelData = np.ascontiguousarray(stored).tobytes()
         files.append(write(_changed(dataset, elements), syntax))
@@ -161,7 +164,9 @@ def _dataset(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Dataset:
     dataset.SOPClassUID = CTImageStorage
     dataset.Modality = "CT"
     dataset.PatientName = dataset.StudyDescription = dataset.SeriesDescription = PATIENT
-    dataset.SeriesInstanceUID = SERIES
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = STUDY, SERIES
+    dataset.FrameOfReferenceUID = FRAME_OF_REFERENCE
+    dataset.SOPInstanceUID = f"{SERIES}.1"
     dataset.Columns, dataset.Rows = shape[:2]
     dataset.SamplesPerPixel = 1
     dataset.PhotometricInterpretation = "MONOCHROME2"

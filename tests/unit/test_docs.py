@@ -15,7 +15,7 @@ from app.api.scans.landmarks import LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
 from app.errors import LandmarkdError, ServiceError, StartupError
-from app.io import FORMATS, LandmarkAnswer
+from app.io import SCAN_FORMATS, LandmarkAnswer
 from app.settings import PREFIX, Settings
 from app.voting import VOTES_FORMATS
 from tests.support.documents import DOCS, DOCUMENTS, PAGES, README, ROOT, prose, read
@@ -150,7 +150,7 @@ def test_every_call_is_described() -> None:
     [
         ("http.md", LandmarksQuery.model_fields),
         ("http.md", HeatmapsQuery.model_fields),
-        ("http.md", {form.name: form for form in FORMATS}),
+        ("http.md", {form.name: form for form in SCAN_FORMATS}),
         ("http.md", set(LandmarkAnswer.model_fields) - {"name", "description", "candidates"}),
         ("votes.md", VotesQuery.model_fields),
         ("votes.md", {form.name: form for form in VOTES_FORMATS}),

@@ -2,6 +2,7 @@
 
 reception  checks the head of a request, and receives its scan within the engine's bounds
 landmarks  POST /v1/landmarks
+report     a scan -> a DICOM structured report of its landmarks
 heatmaps   POST /v1/heatmaps
 jobs       /v1/jobs: the landmarks of scans, later
 """

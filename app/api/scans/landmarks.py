@@ -17,14 +17,23 @@ from app.api.dependencies import (
     require_api_key,
     server_timing,
 )
-from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, problems
 from app.api.scans.jobs import accept_job
 from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
+from app.api.scans.report import find_and_report
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import Progress
 from app.inference import build_answer, model_ref
-from app.io import FORMATS, AnswerFormat, JobAnswer, LandmarksAnswer, negotiate_format
+from app.io import (
+    FORMATS,
+    SCAN_FORMATS,
+    AnswerFormat,
+    Format,
+    JobAnswer,
+    LandmarksAnswer,
+    negotiate_format,
+)
 from app.jobs import NO_HURRY_S
 
 landmarks_router: Final = APIRouter()
@@ -37,8 +46,8 @@ class LandmarksQuery(ScanQuery):
 
     format: str | None = Field(
         None,
-        description="json, mrk.json, csv, tsv, fcsv, long or measurements. Takes precedence over "
-        "Accept.",
+        description="json, mrk.json, csv, tsv, fcsv, long, measurements, or, for DICOM, dcm. Takes "
+        "precedence over Accept.",
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
     timeout_s: TimeLimit = None
@@ -51,7 +60,7 @@ class LandmarksQuery(ScanQuery):
     dependencies=[Depends(require_api_key)],
     response_model=LandmarksAnswer,
     responses={
-        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
+        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT | REPORT_CONTENT},
         202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
         **SCAN_PROBLEMS,
         **problems(406),
@@ -72,8 +81,15 @@ async def find_landmarks(
     """
     accept = request.headers.get("accept")
     streams = wants_events(accept)
-    form = negotiate_format(FORMATS, query.format or ("json" if streams else None), accept)
+    formats = FORMATS if streams else SCAN_FORMATS
+    form = negotiate_format(formats, query.format or ("json" if streams else None), accept)
     timeout_s = request_timeout_s(query.timeout_s, shared.settings)
+    if not isinstance(form, AnswerFormat):
+        scan = await receive_scan(request, shared, admitted, query, timeout_s=timeout_s)
+        find = partial(_find, scan, candidates=query.candidates)
+        report = find_and_report(scan, admitted, find)
+        answer, content = await cancel_on_disconnect(request.receive, report)
+        return _respond(content, answer, form)
     if shared.jobs and not streams and _prefers_async(request.headers):
         scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
         kept = await accept_job(shared.jobs, scan, form, candidates=query.candidates, splits=False)
@@ -84,8 +100,12 @@ async def find_landmarks(
     if streams:
         return EventStream(partial(_write_event, find, form))
     answer = await cancel_on_disconnect(request.receive, find())
+    return _respond(form.write(answer), answer, form)
+
+
+def _respond(content: bytes, answer: LandmarksAnswer, form: Format) -> Response:
     headers = {"Server-Timing": server_timing(answer.timing_ms)}
-    return Response(form.write(answer), headers=headers, media_type=form.media_type)
+    return Response(content, headers=headers, media_type=form.media_type)
 
 
 def _prefers_async(headers: Headers) -> bool:

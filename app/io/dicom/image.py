@@ -17,6 +17,7 @@ from app.io.dicom.elements import (
     BITS_ALLOCATED,
     BITS_STORED,
     COLUMNS,
+    FRAME_OF_REFERENCE,
     FRAMES,
     HIGH_BIT,
     INTERCEPT,
@@ -36,7 +37,10 @@ from app.io.dicom.elements import (
     SHARED,
     SIGNED,
     SLOPE,
+    SOP_CLASS,
+    SOP_INSTANCE,
     SPACING,
+    STUDY,
     THICKNESS,
     Dataset,
     Head,
@@ -125,11 +129,25 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
+class Uids:
+    """What identifies a file and what it belongs to, as it stands there; empty where it does not.
+
+    Only a report that refers to the very images shows them.
+    """
+
+    sop_class: str
+    sop_instance: str
+    study: str
+    series: str
+    frame_of_reference: str
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """The images of one file.
 
     Attributes:
-        series: The UID of its series, which is compared, but never shown.
+        uids: What identifies it.
         modality: Such as CT; ``other`` if it is none of those known.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
@@ -138,7 +156,7 @@ class Image:
         problem: Why there are no planes: what the file shows is no part of a 3D scan.
     """
 
-    series: bytes
+    uids: Uids
     modality: str
     offset: int
     length: int | None
@@ -166,7 +184,8 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
     if head is None:
         return None
     values = head.dataset.values
-    series = values.get(SERIES, b"").rstrip(b" \0")
+    tags = (SOP_CLASS, SOP_INSTANCE, STUDY, SERIES, FRAME_OF_REFERENCE)
+    uids = Uids(*(values.get(tag, b"").decode("latin-1").rstrip(" \0") for tag in tags))
     modality = values.get(MODALITY, b"").decode("latin-1").strip(" \0")
     modality = modality if modality in MODALITIES else "other"
     try:
@@ -174,13 +193,13 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         frames = _frames(head)
         planes = tuple(_plane(head, index, frame, pixels) for frame in range(frames))
     except (BadGeometry, BadVoxels) as error:
-        return Image(series, modality, head.offset, head.length, problem=error)
+        return Image(uids, modality, head.offset, head.length, problem=error)
     if head.length is not None and head.length < frames * pixels.frame_bytes:
         raise BrokenVolume(
             f"expected {frames * pixels.frame_bytes:,} bytes of pixels in a DICOM file, "
             f"got {head.length:,}"
         )
-    return Image(series, modality, head.offset, head.length, frames, planes)
+    return Image(uids, modality, head.offset, head.length, frames, planes)
 
 
 def _pixel_type(head: Head) -> PixelType:

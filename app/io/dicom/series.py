@@ -29,11 +29,11 @@ LISTED: Final = 12
 class _Group:
     """Images that may be one scan."""
 
-    series: bytes
+    series: str
     modality: str
     planes: list[Plane] = field(default_factory=list)
 
-    def takes(self, series: bytes, plane: Plane) -> bool:
+    def takes(self, series: str, plane: Plane) -> bool:
         """Say whether an image is one of them."""
         first = self.planes[0]
         return (
@@ -186,15 +186,15 @@ def _group(images: dict[int, Image]) -> list[_Group]:
     groups: list[_Group] = []
     for image in images.values():
         for plane in image.planes:
-            group = next((one for one in groups if one.takes(image.series, plane)), None)
+            group = next((one for one in groups if one.takes(image.uids.series, plane)), None)
             if group is None:
-                group = _Group(image.series, image.modality)
+                group = _Group(image.uids.series, image.modality)
                 groups.append(group)
             group.planes.append(plane)
         if len(groups) > MAX_SERIES:
             raise BadGeometry(f"expected at most {MAX_SERIES} series, got more")
 
-    def rank(group: _Group) -> tuple[int, bytes, str, tuple[float, ...]]:
+    def rank(group: _Group) -> tuple[int, str, str, tuple[float, ...]]:
         first = group.planes[0]
         return -len(group.planes), group.series, group.describe(), first.orientation
 
@@ -203,7 +203,7 @@ def _group(images: dict[int, Image]) -> list[_Group]:
 
 def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) -> _Group:
     """Choose a group of planes; images that are no planes are passed over in other series only."""
-    problems = {image.series: image.problem for image in images.values() if image.problem}
+    problems = {image.uids.series: image.problem for image in images.values() if image.problem}
     if not groups:
         raise next(iter(problems.values()))
     if series is None and len(groups) > 1:

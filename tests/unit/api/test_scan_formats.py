@@ -13,9 +13,10 @@ from fastapi.testclient import TestClient
 
 from app.engine.engine import Engine
 from app.engine.metrics import Metrics
-from tests.support.dicom_files import as_dicom, as_enhanced, zipped
+from tests.support.dicom_files import PATIENT, as_dicom, as_enhanced, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
-from tests.support.services import SHAPE, running, toy_models, toy_settings
+from tests.support.services import SHAPE, running, shared_of, toy_models, toy_settings
+from tests.support.structured_reports import read_report
 
 URL = "/v1/landmarks"
 NEAR_MM = 1e-3
@@ -69,6 +70,64 @@ def test_a_series_is_chosen_by_its_number(client: TestClient) -> None:
         assert answer.json()["volume"]["shape"] == list(SHAPE)
     refused = client.post(URL, content=FILES["application/nifti"], params={"series": 1})
     assert refused.json()["detail"] == "expected series from 0 to 0, got 1"
+
+
+@pytest.mark.parametrize("media_type", ["application/zip", "application/dicom"])
+@pytest.mark.parametrize(
+    "asked", [{"params": {"format": "dcm"}}, {"headers": {"Accept": "application/dicom"}}]
+)
+def test_a_series_is_answered_by_a_report_in_its_frame_of_reference(
+    client: TestClient, media_type: str, asked: dict[str, Any]
+) -> None:
+    content = FILES[media_type]
+    response = client.post(URL, content=content, **asked)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/dicom"
+    assert "total" in response.headers["server-timing"]
+    dataset, groups = read_report(response.content)
+    answer = client.post(URL, content=content).json()
+    assert [group.point is not None for group in groups.values()] == [
+        mark["lps_mm"] is not None for mark in answer["landmarks"]
+    ]
+    for mark in filter(lambda mark: mark["lps_mm"], answer["landmarks"]):
+        offset = np.subtract(groups[mark["name"]].point or np.nan, mark["lps_mm"])
+        assert np.abs(offset).max() <= NEAR_MM
+    assert not dataset.PatientName
+    assert PATIENT.encode() not in response.content
+    assert shared_of(client).engine.memory.used == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (FILES["application/nifti"], "a scan that came as DICOM"),
+        (zipped(as_dicom(VOXELS, AFFINE, FrameOfReferenceUID=None)), "frame of reference"),
+    ],
+)
+def test_a_report_that_cannot_refer_to_images_is_refused_before_the_network_runs(
+    client: TestClient, content: bytes, said: str
+) -> None:
+    def runs() -> str:
+        lines = client.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith("landmarkd_tiles_total"))
+
+    before = runs()
+    response = client.post(URL, content=content, params={"format": "dcm"})
+    assert response.status_code == 406
+    assert response.json()["code"] == "unknown-format"
+    assert said in response.json()["detail"]
+    assert runs() == before
+
+
+def test_events_and_jobs_are_no_reports(client: TestClient) -> None:
+    headers = {"Accept": "text/event-stream"}
+    response = client.post(URL, content=SERIES, params={"format": "dcm"}, headers=headers)
+    assert response.status_code == 406
+    assert "expected format one of json, mrk.json" in response.json()["detail"]
+    response = client.post(
+        URL, content=SERIES, params={"format": "dcm"}, headers={"Prefer": "respond-async"}
+    )
+    assert response.status_code == 200
 
 
 def test_an_archive_over_the_limit_is_refused_before_it_is_inflated(client: TestClient) -> None:

@@ -20,10 +20,11 @@ from app.inference import load_checked
 from app.io.slicer import read_landmarks
 from app.model import LoadedModel
 from app.settings import PREFIX
-from tests.support.dicom_files import PLACE, as_dicom, zipped
+from tests.support.dicom_files import PATIENT, PLACE, as_dicom, zipped
 from tests.support.model_folders import make_model_folder, make_program_folder
 from tests.support.scan_files import as_metaimage, as_nrrd
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
+from tests.support.structured_reports import read_report
 
 LANDMARKS = 3
 
@@ -106,6 +107,35 @@ def test_detect_takes_a_folder_of_dicom_files_for_one_scan(models: Path, tmp_pat
     assert "choose one with series=" in result.stderr
     result = run("detect", folder, "--models-dir", models, "--series", 1)
     assert json.loads(result.stdout)["volume"]["shape"] == [20, 18, 1]
+
+
+def test_detect_writes_a_report_that_says_whose_the_images_are(
+    models: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "series"
+    folder.mkdir()
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, (20, 18, 24)).astype(np.int16)
+    for number, file in enumerate(as_dicom(voxels, PatientID="77")):
+        (folder / f"{number}.dcm").write_bytes(file)
+    for target in ("found.dcm", "out/"):
+        result = run("detect", folder, "-o", f"{tmp_path}/{target}", "--models-dir", models,
+                     "--format", "dcm")  # fmt: skip
+        assert result.exit_code == 0, result.output
+    for path in (tmp_path / "found.dcm", tmp_path / "out" / "series.dcm"):
+        dataset, groups = read_report(path.read_bytes())
+        assert len(groups) == LANDMARKS
+        assert (dataset.PatientName, dataset.PatientID) == (PATIENT, "77")
+    result = run("detect", folder, "--models-dir", models, "--format", "dcm")
+    assert result.exit_code == 1
+    assert "expected -o FILE.dcm for dcm" in result.stderr
+
+
+def test_detect_writes_no_report_on_what_is_not_dicom(models: Path, scans: Path) -> None:
+    target = scans.parent / "one.dcm"
+    result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "expected a scan that came as DICOM" in result.stderr
+    assert not target.exists()
 
 
 def test_detect_finds_scans_of_every_format_in_a_folder(models: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ function look(entry) {
   element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
   // One at a time: NiiVue does not load two scans at once.
-  state.shown = state.shown.then(() => entry === queue.current && showScan(entry.file));
+  state.shown = state.shown.then(() => entry === queue.current && showScan(entry));
   present(entry);
 }
 
@@ -154,7 +154,8 @@ function showEdit(index) {
 function act(name) {
   const { edits, selected } = queue.current;
   if (name === "next") {
-    const next = edits.nextDoubtful(selected);
+    const next = edits.nextDoubtful(queue.current.reviewed ? selected : -1);
+    queue.current.reviewed = true;
     setStatus(next < 0 ? "You have decided all landmarks." : "");
     if (next >= 0) select(next);
   } else if (name === "place") {
@@ -218,12 +219,12 @@ function measureSoon(entry) {
 }
 
 /** Show a scan in the viewer; return whether it is shown. */
-async function showScan(file) {
+async function showScan({ file, choice }) {
   const note = element("unseen");
   await viewing;
   if (!state.viewer) return false;
   try {
-    await state.viewer.show(file);
+    await state.viewer.show(file, choice.frame);
     showWindow("auto");
     note.hidden = true;
   } catch (error) {

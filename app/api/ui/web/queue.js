@@ -4,13 +4,13 @@ import { nameOf } from "./files.js";
 
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
-const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null };
+const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null, reviewed: false };
 
 const element = (id) => document.getElementById(id);
 
 /**
- * An entry is {file, name, model, choice, state, edits, problem, abort, progress, selected}; a file is only referred
- * to, and read again whenever it is shown. `onShow` gets the entry to look at.
+ * An entry is {file, name, model, choice, state, edits, problem, abort, progress, selected, reviewed}; a file is only
+ * referred to, and read again whenever it is shown. `onShow` gets the entry to look at.
  */
 export class Queue {
   current = null;

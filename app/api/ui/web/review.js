@@ -15,7 +15,6 @@ export function listenForReview(act, step) {
   for (const button of element("results").querySelectorAll("[data-act]")) {
     button.onclick = () => act(button.dataset.act);
   }
-  // Before NiiVue, which has keys of its own.
   document.addEventListener("keydown", (event) => {
     const taken = element("results").hidden || isField(event.target) ? false : press(event, act, step);
     if (!taken) return;

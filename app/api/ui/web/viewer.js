@@ -24,8 +24,6 @@ const OPTIONS = {
   meshXRay: 0.8, // points are visible through the surface of the scan
   loadingText: "",
   logLevel: "silent",
-  // Its keys would turn the view while one judges.
-  clipPlaneHotKey: "", cycleClipPlaneHotKey: "", viewModeHotKey: "",
 };
 const RENDER_TILE = 4;
 // Axes to the right, upwards and through the slice, of an axial, a coronal and a sagittal plane.
@@ -45,6 +43,8 @@ export async function makeViewer(canvas, labels, callbacks) {
   if (!document.createElement("canvas").getContext("webgl2")) return null;
   const { Niivue } = await import("./niivue.js");
   const nv = new Niivue(OPTIONS);
+  // Its keys would turn the view, or show another frame, while one judges.
+  nv.keyDownListener = nv.keyUpListener = () => {};
   await nv.attachToCanvas(canvas);
   nv.addColormap("landmarkd", COLORS);
   return new Viewer(nv, canvas, labels, callbacks);
@@ -83,11 +83,14 @@ class Viewer {
     canvas.parentElement.addEventListener("touchmove", guard, { capture: true });
   }
 
-  /** Show a scan without landmarks. */
-  async show(file) {
+  /** Show a scan without landmarks; `frame` is which one of a file with several. */
+  async show(file, frame = 0) {
     this.clear();
     // NiiVue recognises formats by name, which may be missing or wrong.
     await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
+    const [volume] = this.nv.volumes;
+    this.nv.setFrame4D(volume.id, frame);
+    volume.calMinMax(); // of this frame
   }
 
   clear() {
