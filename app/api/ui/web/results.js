@@ -8,7 +8,7 @@ const STATUSES = {
   not_found: "not found",
   out_of_field: "out of field",
 };
-const WHY_NOWHERE = { not_found: "is not in this scan", out_of_field: "is outside this scan" };
+const WHY_NOWHERE = { not_found: "was not found in this scan", out_of_field: "is outside this scan" };
 const AXES = {
   RAS: [["R", "right"], ["A", "anterior"], ["S", "superior"]],
   LPS: [["L", "left"], ["P", "posterior"], ["S", "superior"]],
