@@ -27,7 +27,7 @@ from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.upload.plan import CASE, plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import AdmittedRequest, Engine
-from app.errors import BadParameter, NoStore, TooLarge
+from app.errors import BadParameter, NotConfigured, TooLarge
 from app.io import (
     SEARCH_BYTES,
     CaseAnswer,
@@ -77,10 +77,10 @@ async def get_store(request: Request) -> CaseStore:
     """Return the store.
 
     Raises:
-        NoStore: The service has none.
+        NotConfigured: The service has none.
     """
     if request.app.state.cases is None:
-        raise NoStore("expected a service that keeps cases, got one without LANDMARKD_STORE")
+        raise NotConfigured("expected a service that keeps cases, got one without LANDMARKD_STORE")
     return cast("CaseStore", request.app.state.cases)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from app.errors import StartupError, StoreFull, UnknownCase
+from app.errors import NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, read_case
 
 SCANS: Final = "scans"
@@ -67,7 +67,7 @@ class CaseStore:
             Whether it replaces one.
 
         Raises:
-            StoreFull: There is no room for it.
+            NotStored: There is no room for it.
         """
         paths = self._paths(case.model.name, case.id)
         with self._locked():
@@ -78,7 +78,7 @@ class CaseStore:
                     _write(path, content)
             except OSError as error:
                 self._remove_leftovers()
-                raise StoreFull(
+                raise NotStored(
                     f"expected a disk that takes the case, got: {error.strerror}"
                 ) from error
         return replaced
@@ -124,7 +124,7 @@ class CaseStore:
     def _check_room(self, more: int) -> None:
         used = sum(_size(path) for path in self._root.glob("*/*/*"))
         if used + more > self._quota:
-            raise StoreFull(
+            raise NotStored(
                 f"expected at most {self._quota:,} bytes in the store (LANDMARKD_STORE_MAX_BYTES), "
                 f"got {used:,} and {more:,} more; delete cases, or have the quota raised"
             )

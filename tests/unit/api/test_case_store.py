@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.api.cases import CaseStore
-from app.errors import StartupError, StoreFull, UnknownCase
+from app.errors import NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, ModelRef
 from tests.support.killing import killed_at
 
@@ -76,7 +76,7 @@ def test_case_over_the_quota_is_refused_and_leaves_the_others(tmp_path: Path) ->
     quota = len(SCAN) * 2 + 1000
     store = CaseStore(tmp_path, quota)
     keep(store, FIRST)
-    with pytest.raises(StoreFull, match=f"at most {quota:,} bytes"):
+    with pytest.raises(NotStored, match=f"at most {quota:,} bytes"):
         keep(store, SECOND, SCAN * 3)
     assert files_of(tmp_path) == paths_of(FIRST)
     keep(store, FIRST, SCAN * 2)  # The one that it replaces makes room.
@@ -88,7 +88,7 @@ def test_disk_that_fails_leaves_no_half_of_a_case(tmp_path: Path) -> None:
     store = CaseStore(tmp_path, QUOTA)
     (tmp_path / MODEL).mkdir()
     (tmp_path / MODEL / "landmarks").write_text("no folder")
-    with pytest.raises(StoreFull, match="expected a disk"):
+    with pytest.raises(NotStored, match="expected a disk"):
         keep(store, FIRST)
     assert not list((tmp_path / MODEL / "scans").iterdir())
 

@@ -267,7 +267,7 @@ def test_service_without_a_store_says_so(models: Path) -> None:
             client.delete(f"{URL}/{MODEL}/{'0' * 32}"),
         ):
             problem = problem_of(response)
-            assert (problem.status, problem.code) == (501, "no-store")
+            assert (problem.status, problem.code) == (501, "not-configured")
             assert "LANDMARKD_STORE" in problem.detail
         assert client.get("/v1/models").json()["keeps_cases"] is False
 
@@ -280,7 +280,7 @@ def test_case_over_the_quota_is_refused(models: Path, tmp_path: Path) -> None:
     settings = toy_settings(models, store=tmp_path, store_max_bytes=ByteSize(1000))
     with running(settings) as client:
         problem = problem_of(keep(client, toy_scan(), corrected(client, toy_scan())))
-        assert (problem.status, problem.code) == (507, "store-full")
+        assert (problem.status, problem.code) == (507, "not-stored")
         assert "1,000 bytes" in problem.detail
 
 

@@ -132,7 +132,7 @@ def test_preference_is_ignored_where_no_jobs_are_kept(models: Path) -> None:
         assert "preference-applied" not in response.headers
         for method, path in (("POST", URL), ("GET", URL), ("DELETE", f"{URL}/x")):
             problem = problem_of(client.request(method, path, content=b"", headers=RAW))
-            assert (problem.status, problem.code) == (501, "no-jobs")
+            assert (problem.status, problem.code) == (501, "not-configured")
             assert "LANDMARKD_JOBS" in problem.detail
 
 
