@@ -9,7 +9,7 @@
     │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
     │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
-    │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
+    │   ├── Forbidden             403 forbidden            another's page, Host or case
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownJob            404 unknown-job          none of this client's
     │   ├── UnknownCase           404 unknown-case         no such case is kept
@@ -102,7 +102,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The request comes from another site's page, or is addressed to an unknown host."""
+    """The request comes from another site's page, for an unknown host, or for another's case."""
 
     status = 403
     code = "forbidden"

@@ -189,7 +189,8 @@ class Settings(BaseSettings):
     store_max_bytes: ByteSize = Field(
         ByteSize(20 * GIB),
         ge=0,
-        description="Maximum size of all that is kept there; a case beyond it is refused.",
+        description="Maximum size of all that is kept there, each case counted as 1 MiB or more; a "
+        "case beyond it is refused. One key leaves a quarter of it to others.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity that is logged."
