@@ -159,8 +159,9 @@ class Settings(BaseSettings):
     jobs_max_bytes: ByteSize = Field(
         ByteSize(10 * GIB),
         ge=1,
-        description="Maximum size of all jobs with their scans and answers; one client leaves a "
-        "quarter of it to others.",
+        description="Maximum size of all jobs with their scans and answers, each job counted as "
+        "1 MiB and each scan as 64 KiB besides its file; one client leaves a quarter of it to "
+        "others.",
     )
     jobs_ttl_s: float = Field(
         86_400.0, gt=0, le=31_536_000, description="Seconds for which a finished job is kept."

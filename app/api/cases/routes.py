@@ -61,8 +61,8 @@ BASE_BYTES: Final = 1 << 20
 AFFINE_MM: Final = 1e-6
 """Between an affine and itself as JSON."""
 
-MAX_LISTED: Final = 1000
-"""Cases, of a few hundred bytes each."""
+MAX_LISTED: Final = 100
+"""Cases, each read from a file of some 10 KB."""
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ async def list_cases(
     admitted: AdmittedDep,
     model: Annotated[str, Query(description="Name of the model.")],
     after: Annotated[str, Query(description="`next` of the part of the list before.")] = "",
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
 

@@ -16,6 +16,7 @@ elsewhere, belongs to nobody, and anybody may change it.
 import fcntl
 import os
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -122,10 +123,14 @@ class CaseStore:
             The cases, and the last one's id if there are more.
         """
         folder = self._root / model / LANDMARKS
-        paths = sorted(folder.glob(f"*{LANDMARK_FILE}")) if MODEL.fullmatch(model) else []
-        ahead = [path for path in paths if _id_of(path) > after]
-        cases = [case for path in ahead[:limit] if (case := _read(path)) is not None]
-        return cases, _id_of(ahead[limit - 1]) if len(ahead) > limit else None
+        names = (name for name, _ in _files(folder)) if MODEL.fullmatch(model) else ()
+        ids = sorted(
+            name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE)
+        )
+        ahead = ids[bisect_right(ids, after) :]
+        found = (_read(folder / (case_id + LANDMARK_FILE)) for case_id in ahead[:limit])
+        cases = [case for case in found if case is not None]
+        return cases, ahead[limit - 1] if len(ahead) > limit else None
 
     def delete(self, model: str, case_id: str, keeper: Keeper) -> None:
         """Delete a case.
@@ -237,10 +242,6 @@ def _size(path: Path) -> int:
 
 def _count(size: int) -> int:
     return max(size, FILE_BYTES)
-
-
-def _id_of(path: Path) -> str:
-    return path.name.removesuffix(LANDMARK_FILE)
 
 
 def _read(path: Path) -> CaseAnswer | None:

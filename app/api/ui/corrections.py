@@ -15,6 +15,10 @@ from app.io import Content, LandmarkAnswer, LandmarksAnswer
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of an answer; one of 256 landmarks with candidates takes 1 MB."""
 
+MAX_CONTAINERS: Final = 1 << 15
+"""Brackets and braces of an answer; one of 256 landmarks with 16 candidates each has 18,000. Each
+becomes an object while no other thread can run."""
+
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
 
@@ -33,9 +37,15 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
         BadParameter: It is no answer, the frames of a position disagree, or a status and its
             position do.
     """
+    text = bytes(content)
+    if (got := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
+        raise BadParameter(
+            f"expected an answer of POST /v1/landmarks, with at most {MAX_CONTAINERS:,} lists and "
+            f"objects, got {got:,}"
+        )
     try:
         # In two steps: each error of the second refers to its part, and would else copy it.
-        answer = LandmarksAnswer.model_validate(from_json(bytes(content)))
+        answer = LandmarksAnswer.model_validate(from_json(text))
     except ValidationError as error:
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"

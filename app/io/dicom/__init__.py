@@ -13,13 +13,13 @@ package: neither in an error nor in a warning.
 
 from typing import Final
 
-from app.io.dicom.archive import StoredFile, check_start, is_dicom, list_files
+from app.io.dicom.archive import StoredFile, check_start, count_entries, is_dicom, list_files
 from app.io.dicom.series import Series, check_series, find_series
 
 SEARCH_BYTES: Final = 48 << 20
 """That finding a series takes at most: what is known of its images, and the head of one file."""
 
 __all__ = [
-    "SEARCH_BYTES", "Series", "StoredFile", "check_series", "check_start", "find_series",
-    "is_dicom", "list_files",
+    "SEARCH_BYTES", "Series", "StoredFile", "check_series", "check_start", "count_entries",
+    "find_series", "is_dicom", "list_files",
 ]  # fmt: skip

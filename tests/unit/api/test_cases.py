@@ -189,6 +189,11 @@ def test_cases_are_listed_and_deleted(client: TestClient, empty: Path) -> None:
     assert problem_of(client.delete(f"{URL}/{MODEL}/{case['id']}")).code == "unknown-case"
 
 
+def test_part_of_a_list_is_bounded(client: TestClient) -> None:
+    for limit, status in ((100, 200), (101, 422), (0, 422)):
+        assert client.get(URL, params={"model": MODEL, "limit": limit}).status_code == status
+
+
 def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) -> None:
     answer = corrected(client, toy_scan())
     problem = problem_of(keep(client, nifti(), answer))
