@@ -16,7 +16,6 @@ elsewhere, belongs to nobody, and anybody may change it.
 import fcntl
 import os
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -123,11 +122,9 @@ class CaseStore:
             The cases, and the last one's id if there are more.
         """
         folder = self._root / model / LANDMARKS
-        names = (name for name, _ in _files(folder)) if MODEL.fullmatch(model) else ()
-        ids = sorted(
-            name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE)
-        )
-        ahead = ids[bisect_right(ids, after) :]
+        names = [file.name for file in _files(folder)] if MODEL.fullmatch(model) else []
+        ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
+        ahead = sorted(case_id for case_id in ids if case_id > after)
         found = (_read(folder / (case_id + LANDMARK_FILE)) for case_id in ahead[:limit])
         cases = [case for case in found if case is not None]
         return cases, ahead[limit - 1] if len(ahead) > limit else None
@@ -166,16 +163,15 @@ class CaseStore:
         self._owners = {}
         for model in self._root.iterdir():
             owners = {}
-            for name, stat in _files(model / LANDMARKS):
-                path = str(model / LANDMARKS / name)
-                read = known.get(path)
+            for file in _files(model / LANDMARKS):
+                stat, read = file.stat(), known.get(file.path)
                 if read is None or read[0] != stat.st_mtime_ns:
-                    read = stat.st_mtime_ns, _owner(Path(path))
-                self._owners[path] = read
+                    read = stat.st_mtime_ns, _owner(Path(file.path))
+                self._owners[file.path] = read
                 usage[read[1]] += _count(stat.st_size)
-                owners[name.removesuffix(LANDMARK_FILE)] = read[1]
-            for name, stat in _files(model / SCANS):
-                usage[owners.get(name.removesuffix(SCAN))] += _count(stat.st_size)
+                owners[file.name.removesuffix(LANDMARK_FILE)] = read[1]
+            for file in _files(model / SCANS):
+                usage[owners.get(file.name.removesuffix(SCAN))] += _count(file.stat().st_size)
         return usage
 
     def _check_room(self, usage: Counter[str | None], owner: str | None, more: int) -> None:
@@ -228,12 +224,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
     """List the files of a folder, if it is one."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_file():
-                yield entry.name, entry.stat()
+        yield from (entry for entry in entries if entry.is_file())
 
 
 def _size(path: Path) -> int:

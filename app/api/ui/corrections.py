@@ -15,9 +15,9 @@ from app.io import Content, LandmarkAnswer, LandmarksAnswer
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of an answer; one of 256 landmarks with candidates takes 1 MB."""
 
-MAX_CONTAINERS: Final = 1 << 15
-"""Brackets and braces of an answer; one of 256 landmarks with 16 candidates each has 18,000. Each
-becomes an object while no other thread can run."""
+MAX_PARTS: Final = 1 << 16
+"""Lists, objects and fields of an answer; one of 256 landmarks with 16 candidates each has 50,000.
+Each becomes a Python object while no other thread can run."""
 
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
@@ -38,10 +38,10 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
             position do.
     """
     text = bytes(content)
-    if (got := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
+    if (got := sum(text.count(mark) for mark in (b"[", b"{", b":"))) > MAX_PARTS:
         raise BadParameter(
-            f"expected an answer of POST /v1/landmarks, with at most {MAX_CONTAINERS:,} lists and "
-            f"objects, got {got:,}"
+            f"expected an answer of POST /v1/landmarks, with at most {MAX_PARTS:,} lists, objects "
+            f"and fields, got {got:,}"
         )
     try:
         # In two steps: each error of the second refers to its part, and would else copy it.

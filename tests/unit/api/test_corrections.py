@@ -150,13 +150,17 @@ def test_what_a_wrong_answer_takes_grows_with_its_size_and_not_with_its_errors(
 
 @pytest.mark.parametrize(
     "content",
-    [b"[%b1]" % (b"[[[[]]]]," * 50_000), b"[%b1]" % (b"{}," * 70_000)],
-    ids=["lists", "objects"],
+    [
+        b"[%b1]" % (b"[[[[]]]]," * 20_000),
+        b"[%b1]" % (b"{}," * 70_000),
+        b'{%b"a":1}' % (b'"a":1,' * 70_000),
+    ],
+    ids=["lists", "objects", "fields"],
 )
 def test_answer_of_more_parts_than_any_has_is_refused_unread(
     client: TestClient, content: bytes
 ) -> None:
-    with pytest.raises(BadParameter, match="at most 32,768 lists and objects, got"):
+    with pytest.raises(BadParameter, match="at most 65,536 lists, objects and fields, got"):
         read_corrections(content, shared_of(client).engine)
 
 
