@@ -9,7 +9,7 @@
     │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
     │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
     │   ├── Unauthorized          401 unauthorized         key missing or wrong
-    │   ├── Forbidden             403 forbidden            another site's page, or an unknown Host
+    │   ├── Forbidden             403 forbidden            another's page, Host or case
     │   ├── UnknownModel          404 unknown-model
     │   ├── UnknownJob            404 unknown-job          none of this client's
     │   ├── UnknownCase           404 unknown-case         no such case is kept
@@ -26,14 +26,12 @@
     │   └── ClientLeft            499 client-left          the client closed its connection
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
-    │   ├── NoJobs                501 no-jobs              the service keeps none
-    │   ├── NoStore               501 no-store             the service keeps no cases
+    │   ├── NotConfigured         501 not-configured       no folder for jobs, or for cases
     │   ├── NotReady              503 not-ready
     │   ├── Draining              503 draining
     │   ├── DeadlineExceeded      504 deadline-exceeded
     │   ├── InsufficientMemory    507 does-not-fit         needs more memory than there is
-    │   ├── NotStored             507 not-stored           the disk took no more
-    │   └── StoreFull             507 store-full           no room for another case
+    │   └── NotStored             507 not-stored           no room, or the disk took no more
     ├── GivenUp                   500 given-up             a job's scan that ends the process
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
@@ -42,7 +40,7 @@
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
 ``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
-ClientLeft, NotFinished, NoJobs, UnknownCase, NoStore and StoreFull; ``app.server`` HeadTooLarge;
+ClientLeft, NotFinished, NotConfigured, UnknownCase and NotStored; ``app.server`` HeadTooLarge;
 ``app.jobs`` UnknownJob, TooLarge, QueueFull, NotStored and GivenUp; ``app.engine`` the other
 ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel
 and ModelRefused.
@@ -104,7 +102,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The request comes from another site's page, or is addressed to an unknown host."""
+    """The request comes from another site's page, for an unknown host, or for another's case."""
 
     status = 403
     code = "forbidden"
@@ -232,18 +230,11 @@ class QueueFull(ServiceError):
         self.retry_after_s = retry_after_s
 
 
-class NoJobs(ServiceError):
-    """The service keeps no jobs."""
+class NotConfigured(ServiceError):
+    """The service has no folder for what it should keep; the detail names the setting."""
 
     status = 501
-    code = "no-jobs"
-
-
-class NoStore(ServiceError):
-    """The service has no store, so that it keeps no cases."""
-
-    status = 501
-    code = "no-store"
+    code = "not-configured"
 
 
 class NotReady(ServiceError):
@@ -273,7 +264,7 @@ class InsufficientMemory(ServiceError):
 
 
 class NotStored(ServiceError):
-    """The disk of the jobs took no more."""
+    """The store of cases has no room, or the disk of cases or jobs took no more."""
 
     status = 507
     code = "not-stored"
@@ -283,13 +274,6 @@ class GivenUp(LandmarkdError):
     """A scan of a job during which the process has ended, again and again."""
 
     code = "given-up"
-
-
-class StoreFull(ServiceError):
-    """The store is at its quota, or its disk is full."""
-
-    status = 507
-    code = "store-full"
 
 
 class NetworkFailed(LandmarkdError):

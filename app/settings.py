@@ -159,8 +159,9 @@ class Settings(BaseSettings):
     jobs_max_bytes: ByteSize = Field(
         ByteSize(10 * GIB),
         ge=1,
-        description="Maximum size of all jobs with their scans and answers; one client leaves a "
-        "quarter of it to others.",
+        description="Maximum size of all jobs with their scans and answers, each job counted as "
+        "1 MiB and each scan as 64 KiB besides its file; one client leaves a quarter of it to "
+        "others.",
     )
     jobs_ttl_s: float = Field(
         86_400.0, gt=0, le=31_536_000, description="Seconds for which a finished job is kept."
@@ -189,7 +190,8 @@ class Settings(BaseSettings):
     store_max_bytes: ByteSize = Field(
         ByteSize(20 * GIB),
         ge=0,
-        description="Maximum size of all that is kept there; a case beyond it is refused.",
+        description="Maximum size of all that is kept there, each case counted as 1 MiB or more; a "
+        "case beyond it is refused. One key leaves a quarter of it to others.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity that is logged."

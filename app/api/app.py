@@ -85,7 +85,7 @@ def create_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.phantoms = PhantomScans()
-    app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes)
+    app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes, CLIENT_SHARE)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
     for router in ROUTERS:

@@ -15,7 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.engine import AdmittedRequest, Engine, Metrics
-from app.errors import BadParameter, NoJobs, Unauthorized
+from app.errors import BadParameter, NotConfigured, Unauthorized
 from app.io import Selection, TimingAnswer
 from app.jobs import JobRunner
 from app.settings import Settings
@@ -77,10 +77,10 @@ async def get_job_runner(shared: SharedDep) -> JobRunner:
     """Return the jobs of the application.
 
     Raises:
-        NoJobs: There are none.
+        NotConfigured: There are none.
     """
     if shared.jobs is None:
-        raise NoJobs("expected a service that keeps jobs, but LANDMARKD_JOBS is not set")
+        raise NotConfigured("expected a service that keeps jobs, but LANDMARKD_JOBS is not set")
     return shared.jobs
 
 

@@ -7,12 +7,12 @@ all this, one client may have a share only.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.engine.fair_budget import FairBudget
+from app.engine.fair_budget import FairBudget, Reservation
 from app.errors import Draining, QueueFull
 
 SMOOTHING: Final = 0.8
@@ -121,12 +121,14 @@ class AdmittedRequest:
     Attributes:
         client: Likewise.
         bytes: Of its body that have arrived.
+        memory: What it holds besides them from its scan to its end; None: nothing.
         resources: Closed when it is not in progress any more.
     """
 
     def __init__(self, admission: Admission, client: str) -> None:
         self.client = client
         self.bytes = 0
+        self.memory: Reservation | None = None
         self.resources = ExitStack()
         self._admission = admission
         self._stage = admission.receiving
@@ -152,6 +154,20 @@ class AdmittedRequest:
         self._stage.add(-1, self.client)
         self._stage = self._admission.working
         self._stage.add(1, self.client)
+
+    async def hold(self, budget: FairBudget, amount: int, deadline: float) -> Reservation:
+        """Wait for some of a budget, to hold it as long as the request is in progress."""
+        reservation = await budget.reserve(amount, self.client, deadline)
+        self.resources.callback(budget.release, reservation)
+        return reservation
+
+    @asynccontextmanager
+    async def hold_memory(
+        self, budget: FairBudget, amount: int, deadline: float
+    ) -> AsyncIterator[None]:
+        """Do as ``hold``, for what is computed in this context and of its result afterwards."""
+        self.memory = await self.hold(budget, amount, deadline)
+        yield
 
     def _end(self) -> None:
         self._stage.add(-1, self.client)

@@ -54,8 +54,6 @@ BODY_PART: Final = 4
 """One part in so many of the memory is for the bodies of requests: scans take several times more
 once they are decoded."""
 
-MIB: Final = 1 << 20
-
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
 
@@ -240,8 +238,7 @@ class Engine:
         if is_dicom(head):
             check_start(head)
             return
-        needs = self._forecast(head, model, selection)
-        self._check_memory(heatmaps * needs.heatmap_bytes, f"{heatmaps} heatmaps that take")
+        needs = self._forecast(head, model, selection, heatmaps)
         self._check_in_time(needs, timeout_s, client)
 
     def _check_in_time(self, needs: Forecast, timeout_s: float, client: str) -> None:
@@ -261,7 +258,8 @@ class Engine:
         timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] = lambda _: None,
-        keeps_votes: bool = False,
+        heatmaps: int = 0,
+        admitted: AdmittedRequest | None = None,
     ) -> Detection:
         """Find the landmarks in an uploaded file; cancelling takes its tiles out of the queue.
 
@@ -272,7 +270,8 @@ class Engine:
             timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
-            keeps_votes: Whether the detection shall have the votes.
+            heatmaps: How many are made of the detection's votes, which it has then.
+            admitted: The request that makes them; it holds memory for all that until it ends.
 
         Raises:
             LandmarkdError: See the tree in ``app.errors``.
@@ -280,10 +279,12 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        look = partial(self._forecast, content, model, selection)
+        look = partial(self._forecast, content, model, selection, heatmaps)
         needs = await self._look(look, client, deadline) if is_dicom(content) else look()
         async with (
-            self.memory.hold(needs.memory, client, deadline),
+            self.memory.hold(needs.memory, client, deadline)
+            if admitted is None
+            else admitted.hold_memory(self.memory, needs.memory, deadline),
             self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
         ):
             volume, decode_ms = await self._decode(content, selection, deadline)
@@ -293,10 +294,8 @@ class Engine:
                     self._decode_slots.release(slot)
                 on_progress(progress)
 
-            frame = selection.frame or 0
-            request = DetectRequest(
-                model, volume, deadline, frame, note_progress, client, keeps_votes
-            )
+            wanted = selection.frame or 0, note_progress, client, heatmaps > 0
+            request = DetectRequest(model, volume, deadline, *wanted)
             detection = await self.devices.choose(request.key).run(request)
         self._observe(times := replace(detection.timing, decode=decode_ms))
         return replace(detection, timing=times)
@@ -321,7 +320,7 @@ class Engine:
             work: Given ``check_cancelled``, to be called now and then, which raises once nobody
                 waits for the result any more.
             admitted: The request that waits; the result is kept as long as it is in progress.
-            memory: Bytes that the work takes, its result included.
+            memory: Bytes that the work takes, its result included; 0: those of ``detect``.
             result_bytes: Returns how many of these its result takes.
             timeout_s: As for ``detect``.
 
@@ -335,8 +334,7 @@ class Engine:
         """
         self._check_memory(memory)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        reservation = await self.memory.reserve(memory, admitted.client, deadline)
-        admitted.resources.callback(self.memory.release, reservation)
+        reservation = admitted.memory or await admitted.hold(self.memory, memory, deadline)
         async with self._compute_slots.hold(1, admitted.client, deadline):
             result = await self._compute_pool.run(work, deadline)
         self.memory.release(reservation, keep=result_bytes(result))
@@ -369,19 +367,18 @@ class Engine:
         head: Content,
         model: LoadedModel,
         selection: Selection,
+        heatmaps: int,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""
-        needs = forecast(head, self.limits, model, selection, check_cancelled)
+        needs = forecast(head, self.limits, model, selection, heatmaps, check_cancelled)
         self._check_memory(needs.memory)
         return needs
 
-    def _check_memory(self, needed: int, what: str = "one that takes") -> None:
+    def _check_memory(self, needed: int) -> None:
         if needed > self.memory.limit:
-            raise TooLarge(
-                f"expected a request that takes at most {self.memory.limit // MIB} MiB of memory, "
-                f"got {what} {needed // MIB} MiB"
-            )
+            limit = f"expected a request that takes at most {self.memory.limit >> 20} MiB of memory"
+            raise TooLarge(f"{limit}, got one that takes {needed >> 20} MiB")
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""

@@ -28,7 +28,6 @@ from app.inference.load import load_checked, self_check
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_heatmaps import (
     VoteMap,
-    heatmap_bytes,
     keep_votes,
     write_scan_heatmaps,
 )
@@ -39,7 +38,7 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
-    "collect", "collect_batch", "describe", "forecast", "forecast_votes", "heatmap_bytes",
+    "collect", "collect_batch", "describe", "forecast", "forecast_votes",
     "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "measure_landmarks",
     "model_ref", "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
     "verify_precisions", "write_scan_heatmaps",

@@ -34,6 +34,15 @@ BASE_BYTES: Final = 16 << 20
 VALUE_BYTES: Final = 4
 """Of a voxel of a heatmap, float32."""
 
+GRID_COPIES: Final = 3
+"""Heatmaps on the model's grid that are in memory at once, while one is smoothed."""
+
+SLAB_VOXELS: Final = 1 << 20
+"""Voxels of a file of heatmaps that are resampled at once."""
+
+SLAB_BYTES: Final = 24
+"""Per voxel of a slab: its coordinates, its value, and the value in the file's order."""
+
 MAX_UPSAMPLING: Final = 512
 """Voxels of a grid per voxel of its scan: eight along each axis. More would show nothing more."""
 
@@ -48,19 +57,12 @@ class Forecast:
     Attributes:
         lane: As ``Detector.lane`` will say of its first pass.
         tiles: Of its first pass.
-        memory: Bytes that it holds between its decoding and its answer.
-        voxels: Of the uploaded array.
+        memory: Bytes that it holds between its decoding and its answer, heatmaps included.
     """
 
     lane: Hashable
     tiles: int
     memory: int
-    voxels: int
-
-    @property
-    def heatmap_bytes(self) -> int:
-        """Bytes of one heatmap of the scan's size."""
-        return self.voxels * VALUE_BYTES
 
 
 def forecast(
@@ -68,6 +70,7 @@ def forecast(
     limits: VolumeLimits,
     model: LoadedModel,
     selection: Selection = ONLY,
+    heatmaps: int = 0,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Forecast:
     """Read the header of a file, and say what its scan will take; nothing is allocated.
@@ -77,6 +80,7 @@ def forecast(
         limits: Of the scan.
         model: The model to use.
         selection: Which scan of a file that holds several.
+        heatmaps: How many are made of its votes.
         check_cancelled: As for ``read_volume``.
 
     Returns:
@@ -104,7 +108,15 @@ def forecast(
         per_grid_voxel += SUMS * VALUE_BYTES * sum(model.manifest.channels) // stride**3
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
-    return Forecast((model.digest, tile_shape), tiles, memory, voxels)
+    if heatmaps:
+        memory += _heatmap_bytes(header.shape, grid, heatmaps)
+    return Forecast((model.digest, tile_shape), tiles, memory)
+
+
+def _heatmap_bytes(shape: tuple[int, ...], grid: int, count: int) -> int:
+    """Say what a file of heatmaps takes at most, as if nothing of it could be packed."""
+    slab = SLAB_BYTES * max(SLAB_VOXELS, shape[0] * shape[1])  # A slab is one plane at least.
+    return grid * GRID_COPIES * VALUE_BYTES + slab + count * math.prod(shape) * VALUE_BYTES
 
 
 def check_tiles(model: LoadedModel, tiles: int) -> None:

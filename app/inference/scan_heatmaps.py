@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.geometry import Affine, translation
-from app.inference.forecast import VALUE_BYTES
+from app.inference.forecast import SLAB_VOXELS
 from app.inference.scan_state import ScanState
 from app.preprocessing import index_grid, sample_at
 from app.voting import Readout, Votes, aggregate, kernel_of, make_readout, write_volumes
@@ -25,15 +25,6 @@ SMOOTHING: Final = 0.5
 
 COORDINATE_SMOOTHING: Final = 2.0
 """The same in voxels of the model, where votes have no reach."""
-
-SLAB_VOXELS: Final = 1 << 20
-"""Voxels of a file that are resampled at once."""
-
-GRID_COPIES: Final = 3
-"""Heatmaps on the model's grid that are in memory at once, while one is smoothed."""
-
-SLAB_BYTES: Final = 24
-"""Per voxel of a slab: its coordinates, its value, and the value in the file's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +46,6 @@ def keep_votes(state: ScanState) -> VoteMap:
     """Keep what heatmaps are made of from a scan whose tiles have all run."""
     readout = make_readout(state.grid, state.model.manifest)
     return VoteMap(state.merged_votes().cpu(), readout, state.grid.to_volume)
-
-
-def heatmap_bytes(given: VoteMap, count: int, shape: tuple[int, ...]) -> int:
-    """Say what ``write_scan_heatmaps`` takes at most, as if nothing of its file could be packed."""
-    grid = GRID_COPIES * math.prod(given.readout.shape) * VALUE_BYTES
-    slab = SLAB_BYTES * max(SLAB_VOXELS, shape[0] * shape[1])  # A slab is one plane at least.
-    return grid + slab + count * math.prod(shape) * VALUE_BYTES
 
 
 def write_scan_heatmaps(

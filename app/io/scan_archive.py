@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from app.errors import TooLarge
-from app.io.dicom import StoredFile, is_dicom, list_files
+from app.io.dicom import StoredFile, count_entries, is_dicom, list_files
 from app.io.gzip_stream import CHUNK_BYTES, MAX_INFLATION, Content
 
 START_BYTES: Final = 256
@@ -16,6 +16,9 @@ START_BYTES: Final = 256
 
 MAX_SCANS: Final = 1000
 """In an archive."""
+
+MAX_ENTRIES: Final = 4 * MAX_SCANS
+"""Scans, folders and empty files of an archive: its directory is read again for each scan."""
 
 
 def count_scans(content: Content, max_bytes: int) -> int | None:
@@ -30,16 +33,19 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
 
     Raises:
         NotAVolume, BrokenVolume, TooLarge: As ``read_volume``, of archives; or there are more than
-            ``MAX_SCANS``.
+            ``MAX_SCANS``, or ``MAX_ENTRIES`` with folders and empty files.
     """
     if not is_dicom(content):
         return None
-    files = list_files(content, max_bytes)
-    if not files or any(_is_image(file) for file in files[: MAX_SCANS + 1]):
+    files, entries = list_files(content, max_bytes, MAX_ENTRIES), count_entries(content)
+    if any(_is_image(file) for file in files[: MAX_SCANS + 1]):
         return None
-    if len(files) > MAX_SCANS:
-        raise TooLarge(f"expected at most {MAX_SCANS:,} scans in an archive, got {len(files):,}")
-    return len(files)
+    if len(files) > MAX_SCANS or entries > MAX_ENTRIES:
+        raise TooLarge(
+            f"expected at most {MAX_SCANS:,} scans in an archive, and {MAX_ENTRIES:,} with folders "
+            f"and empty files, got {entries:,}"
+        )
+    return len(files) or None
 
 
 def extract_scan(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from app.engine import BACKGROUND, Engine, Metrics, Progress
+from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
 from app.errors import GivenUp, NotReady, NotStored
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
@@ -35,7 +35,8 @@ NO_HURRY_S: Final = 365 * 86_400.0
 RETRY_S: Final = 1.0
 """Between attempts while no device works, or the disk takes nothing."""
 
-THREADS: Final = 2
+ACCEPTING: Final = 2
+"""Jobs whose files are written at once; with one, clients could not take turns."""
 
 T = TypeVar("T")
 Describe = Callable[[BaseException, str], Problem]
@@ -71,19 +72,26 @@ class JobRunner:
         self._engine = engine
         self._metrics = metrics
         self._describe = describe
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jobs")
+        # What takes long, because files are written, has threads of its own.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._file_pool = ThreadPoolExecutor(ACCEPTING + CONCURRENCY, "job files")
+        self._accepting = FairBudget(ACCEPTING)
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
         metrics.watch_jobs(lambda: store.usage.queued, lambda: store.usage.bytes)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function that blocks, such as a method of the store."""
+        """Call a method of the store that blocks, but not for long."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-    def notice(self) -> None:
-        """Look again for scans to run: a job was accepted."""
+    async def accept(self, client: str, keep: Callable[[], T]) -> T:
+        """Have a job of a client kept; clients take turns."""
+        loop = asyncio.get_running_loop()
+        async with self._accepting.hold(1, client, loop.time() + NO_HURRY_S):
+            kept = await loop.run_in_executor(self._file_pool, keep)
         self._changed.set()
+        return kept
 
     def cancel(self, job: str) -> None:
         """End the runs of a job that was removed."""
@@ -107,6 +115,7 @@ class JobRunner:
 
     async def close(self) -> None:
         """Give the folder back, once ``run`` has ended."""
+        await asyncio.to_thread(self._file_pool.shutdown)
         await asyncio.to_thread(self._pool.shutdown)  # Outcomes that are being kept come first.
         await asyncio.to_thread(self.store.close)
 
@@ -178,11 +187,12 @@ class JobRunner:
         fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
         logger.info("scan of a job", extra=fields)
 
-    async def _insist(self, function: Callable[[], T]) -> T:
+    async def _insist(self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
         """Call a method of the store, again and again until the disk takes what it writes."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
-                return await self.call(function)
+                return await loop.run_in_executor(pool or self._pool, function)
             except NotStored:
                 logger.exception("the folder of jobs takes nothing; trying again")
                 await asyncio.sleep(RETRY_S)
@@ -196,7 +206,7 @@ class JobRunner:
             )
         start_s = time.perf_counter()
         model = self._engine.registry.get(claim.order.model)
-        content = await self._insist(partial(self._open, claim))
+        content = await self._insist(partial(self._open, claim), self._file_pool)
         read_ms = 1e3 * (time.perf_counter() - start_s)
         detection = await self._engine.detect(
             content,

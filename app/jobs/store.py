@@ -49,6 +49,9 @@ SELECT id, model, created_s, finished_s, (
 FROM job WHERE owner = ? AND accepted AND (? IS NULL OR id = ?) ORDER BY created_s DESC LIMIT 1000
 """
 
+JOB_BYTES: Final = 1 << 20
+"""Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
+
 SCAN_BYTES: Final = 64 << 10
 """Counted for each scan besides its file: what it and its answer take in the database, or more."""
 
@@ -115,7 +118,8 @@ class JobStore:
             NotStored: The disk took no more.
         """
         job, entries = uuid.uuid4().hex, [None] if scans is None else range(scans)
-        size, file_bytes = len(content) + SCAN_BYTES * len(entries), len(content)
+        file_bytes = len(content)
+        size = JOB_BYTES + SCAN_BYTES * len(entries) + file_bytes
         with self._transaction() as db:
             self._require_room(order.owner, size)
             db.execute(

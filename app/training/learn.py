@@ -32,7 +32,7 @@ from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
 from app.training.record import read_record
-from app.training.versions import prepare_next, put_in_place
+from app.training.versions import exclusive, prepare_next, put_in_place
 
 HELD_OUT: Final = 3
 """One in so many kept cases is held out."""
@@ -113,12 +113,20 @@ def learn(options: LearnOptions, console: Console) -> Comparison | None:
 
     Raises:
         BadParameter: There are too few cases, or the model cannot be trained here.
-        StartupError: The data are wrong, or the folders cannot be exchanged.
+        StartupError: The data are wrong, the folders cannot be exchanged, or another process learns
+            for the same model.
         ModelRefused: The folder is no model.
     """
+    with exclusive(options.folder):
+        return _learn_alone(options, console)
+
+
+def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
     kept = whole_cases(options.cases)
     old = list_files(*options.old).pairs() if options.old else []
     held_out = hold_out(options, kept, old)
+    if not old:
+        _warn_of_forgetting(options.folder, len(kept), console)
     candidate = prepare_next(options.folder)
     with merged([*kept, *old]) as (scans, landmarks):
         given = options_like(options, scans, landmarks, candidate)
@@ -132,6 +140,19 @@ def learn(options: LearnOptions, console: Console) -> Comparison | None:
         write_section(candidate, "learn", f"{text} {compared.describe()}.")
         put_in_place(candidate, options.folder)
     return compared
+
+
+def _warn_of_forgetting(folder: Path, cases: int, console: Console) -> None:
+    record = "recipe.json names them" if read_record(folder) else "no recipe.json names them"
+    console.print(
+        f"{folder.name} learns from {cases} kept cases only, and forgets what it knows from the "
+        f"scans that it was trained on ({record}). Where you have these, give them: "
+        "--with SCANS LANDMARKS, and as --validate NAME,NAME those that it was not trained on",
+        style="yellow",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def whole_cases(folder: Path) -> list[SpecimenFiles]:

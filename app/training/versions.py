@@ -5,10 +5,14 @@ not look into. Each is in a folder of the model's own name, as its manifest dema
 """
 
 import ctypes
+import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import tomlkit
@@ -19,9 +23,35 @@ from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
 
 NEXT: Final = "next"
 BEFORE: Final = "before"
+LOCK: Final = "lock"
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
 """Of Linux, linux/fcntl.h and linux/fs.h."""
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Change the versions of a model folder alone, where they can be exchanged at all.
+
+    Args:
+        folder: The model folder.
+
+    Raises:
+        StartupError: Another process does, or the system cannot exchange folders.
+    """
+    versions = _beside(folder, NEXT).parents[1]
+    versions.mkdir(exist_ok=True)
+    with (versions / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartupError(
+                f"expected {folder} to be changed by one landmarkd learn at a time, but another is "
+                "at work; wait for its end"
+            ) from error
+        with TemporaryDirectory(dir=versions) as one, TemporaryDirectory(dir=versions) as other:
+            _exchange(Path(one), Path(other))
+        yield
 
 
 def prepare_next(folder: Path) -> Path:
@@ -90,7 +120,8 @@ def put_back(folder: Path) -> tuple[str, str]:
     old = read_manifest(before).version if (before / "model.toml").exists() else None
     if old is None or next_version(old) != now:
         raise BadParameter(f"--back: expected a version before {now} of {folder.name}, found none")
-    _exchange(before, folder)
+    with exclusive(folder):
+        _exchange(before, folder)
     return now, old
 
 
@@ -106,6 +137,6 @@ def _exchange(one: Path, other: Path) -> None:
     if rename is None or rename(*names):
         reason = os.strerror(ctypes.get_errno()) if rename else "no renameat2"
         raise StartupError(
-            f"expected a system that exchanges {other} for {one} in one step, got: {reason}; "
-            "exchange them by hand"
+            f"expected a system that exchanges {one} and {other} in one step (Linux, renameat2, on "
+            f"a file system that has it), got: {reason}; put the model folder on another one"
         )

@@ -11,12 +11,14 @@ from typing import Annotated, Final, TypeVar, cast
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from app.api.cases.store import CaseStore
+from app.api.cases.store import CaseStore, Keeper
 from app.api.dependencies import (
     AdmittedDep,
+    KeyDep,
     SelectionQuery,
     SharedDep,
     TimeLimit,
+    hash_key,
     name_key,
     request_timeout_s,
     require_api_key,
@@ -27,7 +29,7 @@ from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.upload.plan import CASE, plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import AdmittedRequest, Engine
-from app.errors import BadParameter, NoStore, TooLarge
+from app.errors import BadParameter, NotConfigured, TooLarge
 from app.io import (
     SEARCH_BYTES,
     CaseAnswer,
@@ -59,8 +61,8 @@ BASE_BYTES: Final = 1 << 20
 AFFINE_MM: Final = 1e-6
 """Between an affine and itself as JSON."""
 
-MAX_LISTED: Final = 1000
-"""Cases, of a few hundred bytes each."""
+MAX_LISTED: Final = 100
+"""Cases, each read from a file of some 10 KB."""
 
 T = TypeVar("T")
 
@@ -77,14 +79,25 @@ async def get_store(request: Request) -> CaseStore:
     """Return the store.
 
     Raises:
-        NoStore: The service has none.
+        NotConfigured: The service has none.
     """
     if request.app.state.cases is None:
-        raise NoStore("expected a service that keeps cases, got one without LANDMARKD_STORE")
+        raise NotConfigured("expected a service that keeps cases, got one without LANDMARKD_STORE")
     return cast("CaseStore", request.app.state.cases)
 
 
 StoreDep = Annotated[CaseStore, Depends(get_store)]
+
+
+async def get_keeper(
+    shared: SharedDep, key: KeyDep, name: Annotated[str | None, Depends(name_key)]
+) -> Keeper:
+    """Return who keeps or deletes a case."""
+    admin = shared.settings.admin_key_hash
+    return Keeper(name, is_admin=key is not None and hash_key(key.credentials) == admin)
+
+
+KeeperDep = Annotated[Keeper, Depends(get_keeper)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class _Keeping:
     answer: LandmarksAnswer
     query: KeepQuery
     limits: VolumeLimits
-    key: str | None
+    keeper: Keeper
 
     def look(self, check_cancelled: Callable[[], None]) -> Header:
         """Read the header of the scan."""
@@ -110,10 +123,10 @@ class _Keeping:
         _check_same(self.answer, volume)
         # All frames of a file have one digest.
         frame = query.frame if header.frames > 1 else None
-        case = describe_case(self.answer, frame, self.key)
+        case = describe_case(self.answer, frame, self.keeper.name)
         scan = pack_scan(content, volume, as_uploaded=frame is None)
         check_cancelled()
-        self.store.keep(case, scan, write_case(self.answer, case))
+        self.store.keep(case, scan, write_case(self.answer, case), self.keeper)
         return case
 
 
@@ -121,7 +134,7 @@ class _Keeping:
     "/v1/cases",
     summary="Keep a corrected case",
     status_code=201,
-    responses=problems(400, 401, 404, 408, 413, 415, 422, 429, 500, 501, 503, 504, 507),
+    responses=problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 501, 503, 504, 507),
     openapi_extra=CASE_BODY,
 )
 async def keep_case(
@@ -129,13 +142,13 @@ async def keep_case(
     shared: SharedDep,
     store: StoreDep,
     admitted: AdmittedDep,
-    key: Annotated[str | None, Depends(name_key)],
+    keeper: KeeperDep,
     query: Annotated[KeepQuery, Query()],
 ) -> CaseAnswer:
     """Keep a scan with its landmarks as a person has corrected them, to learn from it.
 
-    A case is named by its scan's content: one that is kept again replaces the one before. What
-    nobody has judged counts as right, unless it is doubtful.
+    A case is named by its scan's content: one that is kept again replaces the one before, if that
+    is of the same key. What nobody has judged counts as right, unless it is doubtful.
     """
     engine, record = shared.engine, record_of(request.scope)
     timeout_s = request_timeout_s(query.timeout_s, shared.settings)
@@ -154,7 +167,7 @@ async def keep_case(
         raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {got}")
     answer = read_corrections(upload.second, engine)
     record.model = check_landmarks(answer, engine)
-    keeping = _Keeping(store, upload, answer, query, engine.limits, key)
+    keeping = _Keeping(store, upload, answer, query, engine.limits, keeper)
 
     async def keep() -> CaseAnswer:
         header = await _compute(engine, admitted, timeout_s, SEARCH_BYTES, keeping.look)
@@ -177,7 +190,7 @@ async def list_cases(
     admitted: AdmittedDep,
     model: Annotated[str, Query(description="Name of the model.")],
     after: Annotated[str, Query(description="`next` of the part of the list before.")] = "",
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
 
@@ -194,20 +207,24 @@ async def list_cases(
     "/v1/cases/{model}/{id}",
     summary="Delete a case",
     status_code=204,
-    responses=problems(401, 404, 429, 501, 503, 504),
+    responses=problems(401, 403, 404, 429, 501, 503, 504),
 )
 async def delete_case(
     shared: SharedDep,
     store: StoreDep,
     admitted: AdmittedDep,
+    keeper: KeeperDep,
     model: str,
     case: Annotated[str, Path(alias="id")],
 ) -> None:
-    """Delete a scan and its landmarks from the store."""
+    """Delete a scan and its landmarks, which this key has kept, from the store."""
     admitted.start_work()
     timeout_s = shared.settings.timeout_s
-    work = partial(_delete, store, model, case)
-    await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, work)
+
+    def delete(_: Callable[[], None]) -> None:
+        store.delete(model, case, keeper)
+
+    await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, delete)
 
 
 def describe_case(answer: LandmarksAnswer, frame: int | None, key: str | None) -> CaseAnswer:
@@ -271,10 +288,6 @@ def _check_same(answer: LandmarksAnswer, volume: Volume) -> None:
     same_place = np.allclose(answer.volume.affine, volume.affine, rtol=0, atol=AFFINE_MM)
     if answer.volume.shape != volume.voxels.shape or not same_place:
         raise BadParameter("answer: expected shape and affine of this scan, got others")
-
-
-def _delete(store: CaseStore, model: str, case: str, _: Callable[[], None]) -> None:
-    store.delete(model, case)
 
 
 async def _compute(

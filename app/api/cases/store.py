@@ -8,17 +8,22 @@
 A case exists once its landmark file does. Each file is written under a temporary name, made durable
 and renamed, the scan first; a case is deleted in the opposite order. So a process that is killed
 leaves whole cases, and at most a scan or a temporary file, which the next start removes.
+
+A case belongs to the name of the key that kept it; what was kept without one, or has come from
+elsewhere, belongs to nobody, and anybody may change it.
 """
 
 import fcntl
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.errors import StartupError, StoreFull, UnknownCase
+from app.errors import Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, read_case
 
 SCANS: Final = "scans"
@@ -28,8 +33,28 @@ LANDMARK_FILE: Final = ".mrk.json"
 PARTIAL: Final = ".partial"
 LOCK: Final = ".lock"
 
+FILE_BYTES: Final = 512 << 10
+"""A file counts as so many at least, so that the quota bounds the number of cases, too."""
+
 CASE_ID: Final = re.compile(r"[0-9a-f]{32}(-frame\d{1,9})?")
 MODEL: Final = re.compile(r"[a-z0-9-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who keeps or deletes cases.
+
+    Attributes:
+        name: Of their key; None where there are no keys.
+        is_admin: Whether they may change everybody's cases.
+    """
+
+    name: str | None = None
+    is_admin: bool = False
+
+    def may_change(self, owner: str | None) -> bool:
+        """Return whether they may replace or delete a case of an owner."""
+        return self.is_admin or owner is None or self.name in {None, owner}
 
 
 class CaseStore:
@@ -37,15 +62,18 @@ class CaseStore:
 
     Args:
         root: The folder; is made if it is not there.
-        quota: Maximum bytes of all files.
+        quota: Maximum bytes of all files, each counted as ``FILE_BYTES`` or more.
+        max_share: The part of it that one owner may take.
 
     Raises:
         StartupError: The folder cannot be used.
     """
 
-    def __init__(self, root: Path, quota: int) -> None:
+    def __init__(self, root: Path, quota: int, max_share: float = 1.0) -> None:
         self._root = root
         self._quota = quota
+        self._share = int(quota * max_share)
+        self._owners: dict[str, tuple[int, str | None]] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
             with self._locked():
@@ -55,33 +83,32 @@ class CaseStore:
                 f"LANDMARKD_STORE: expected a folder that can be written, got {error.strerror}"
             ) from error
 
-    def keep(self, case: CaseAnswer, scan: bytes, landmarks: bytes) -> bool:
+    def keep(self, case: CaseAnswer, scan: bytes, landmarks: bytes, keeper: Keeper) -> None:
         """Keep a case, in place of the one of its id, if there is one.
 
         Args:
             case: Which case.
             scan: Its ``.nii.gz``.
             landmarks: Its landmark file.
-
-        Returns:
-            Whether it replaces one.
+            keeper: Who keeps it.
 
         Raises:
-            StoreFull: There is no room for it.
+            Forbidden: It would replace another's.
+            NotStored: There is no room for it.
         """
         paths = self._paths(case.model.name, case.id)
         with self._locked():
-            replaced = paths[1].exists()
-            self._check_room(len(scan) + len(landmarks) - sum(map(_size, paths)))
+            usage = self._usage()
+            usage[_check_owner(paths[1], keeper)] -= sum(map(_size, paths))
+            self._check_room(usage, keeper.name, _count(len(scan)) + _count(len(landmarks)))
             try:
                 for path, content in zip(paths, (scan, landmarks), strict=True):
                     _write(path, content)
             except OSError as error:
                 self._remove_leftovers()
-                raise StoreFull(
+                raise NotStored(
                     f"expected a disk that takes the case, got: {error.strerror}"
                 ) from error
-        return replaced
 
     def list(self, model: str, after: str, limit: int) -> tuple[list[CaseAnswer], str | None]:
         """List cases of a model in the order of their ids.
@@ -95,21 +122,30 @@ class CaseStore:
             The cases, and the last one's id if there are more.
         """
         folder = self._root / model / LANDMARKS
-        paths = sorted(folder.glob(f"*{LANDMARK_FILE}")) if MODEL.fullmatch(model) else []
-        ahead = [path for path in paths if _id_of(path) > after]
-        cases = [case for path in ahead[:limit] if (case := _read(path)) is not None]
-        return cases, _id_of(ahead[limit - 1]) if len(ahead) > limit else None
+        names = [file.name for file in _files(folder)] if MODEL.fullmatch(model) else []
+        ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
+        ahead = sorted(case_id for case_id in ids if case_id > after)
+        found = (_read(folder / (case_id + LANDMARK_FILE)) for case_id in ahead[:limit])
+        cases = [case for case in found if case is not None]
+        return cases, ahead[limit - 1] if len(ahead) > limit else None
 
-    def delete(self, model: str, case_id: str) -> None:
+    def delete(self, model: str, case_id: str, keeper: Keeper) -> None:
         """Delete a case.
 
+        Args:
+            model: Name of its model.
+            case_id: Its id.
+            keeper: Who deletes it.
+
         Raises:
+            Forbidden: It is another's.
             UnknownCase: There is none.
         """
         scan, landmarks = self._paths(model, case_id)
         with self._locked():
             if not landmarks.exists():
                 raise UnknownCase(f"expected a case of {model}, got {case_id!r}, which is none")
+            _check_owner(landmarks, keeper)
             for path in (landmarks, scan):
                 path.unlink(missing_ok=True)
                 _sync_folder(path.parent)
@@ -121,12 +157,32 @@ class CaseStore:
         folder = self._root / model
         return folder / SCANS / (case_id + SCAN), folder / LANDMARKS / (case_id + LANDMARK_FILE)
 
-    def _check_room(self, more: int) -> None:
-        used = sum(_size(path) for path in self._root.glob("*/*/*"))
-        if used + more > self._quota:
-            raise StoreFull(
+    def _usage(self) -> Counter[str | None]:
+        """Sum what is counted of each owner's files; reads cases that it has not read yet."""
+        usage, known = Counter[str | None](), self._owners
+        self._owners = {}
+        for model in self._root.iterdir():
+            owners = {}
+            for file in _files(model / LANDMARKS):
+                stat, read = file.stat(), known.get(file.path)
+                if read is None or read[0] != stat.st_mtime_ns:
+                    read = stat.st_mtime_ns, _owner(Path(file.path))
+                self._owners[file.path] = read
+                usage[read[1]] += _count(stat.st_size)
+                owners[file.name.removesuffix(LANDMARK_FILE)] = read[1]
+            for file in _files(model / SCANS):
+                usage[owners.get(file.name.removesuffix(SCAN))] += _count(file.stat().st_size)
+        return usage
+
+    def _check_room(self, usage: Counter[str | None], owner: str | None, more: int) -> None:
+        # Where there are no keys, all are one client.
+        full = owner is not None and usage[owner] + more > self._share
+        if full or usage.total() + more > self._quota:
+            raise NotStored(
                 f"expected at most {self._quota:,} bytes in the store (LANDMARKD_STORE_MAX_BYTES), "
-                f"got {used:,} and {more:,} more; delete cases, or have the quota raised"
+                f"{self._share:,} of one key, each file counted as {FILE_BYTES:,} or more; "
+                f"got {usage.total():,}, {usage[owner]:,} of this key, and {more:,} more; "
+                "delete cases, or have the quota raised"
             )
 
     def _remove_leftovers(self) -> None:
@@ -168,17 +224,40 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """List the files of a folder, if it is one."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        yield from (entry for entry in entries if entry.is_file())
+
+
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    return _count(path.stat().st_size) if path.is_file() else 0
 
 
-def _id_of(path: Path) -> str:
-    return path.name.removesuffix(LANDMARK_FILE)
+def _count(size: int) -> int:
+    return max(size, FILE_BYTES)
 
 
 def _read(path: Path) -> CaseAnswer | None:
     """Read a case; None if it was deleted meanwhile, or the file has come from elsewhere."""
     try:
         return read_case(path)
-    except (OSError, ValueError, LookupError):
+    except (OSError, TypeError, ValueError, LookupError):
         return None
+
+
+def _owner(landmarks: Path) -> str | None:
+    """Read whose a case is; None: nobody's, or there is none."""
+    case = _read(landmarks)
+    return None if case is None else case.key
+
+
+def _check_owner(landmarks: Path, keeper: Keeper) -> str | None:
+    """Refuse to change another's case; gives whose it is."""
+    owner = _owner(landmarks)
+    if not keeper.may_change(owner):
+        raise Forbidden(
+            f"expected a case that you may change, got one that {owner} has kept; "
+            "that key may replace or delete it, or the admin key"
+        )
+    return owner

@@ -21,7 +21,7 @@ from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, rece
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import AdmittedRequest
 from app.errors import BadParameter
-from app.inference import heatmap_bytes, write_scan_heatmaps
+from app.inference import write_scan_heatmaps
 from app.io import TimingAnswer
 from app.model import LoadedModel
 
@@ -95,14 +95,14 @@ async def _draw(
     """Find the landmarks' votes, and make heatmaps of them in the time that is left."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + scan.timeout_s
-    detection = await scan.detect(keeps_votes=True)
+    detection = await scan.detect(heatmaps=_count(chosen), admitted=admitted)
     volume, votes = detection.volume, detection.votes
     if votes is None:
         raise ValueError("expected a detection with votes, as was asked for, got none")
     file = await scan.engine.compute(
         partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine),
         admitted=admitted,
-        memory=heatmap_bytes(votes, _count(chosen), volume.shape),
+        memory=0,
         result_bytes=len,
         timeout_s=max(deadline - loop.time(), 0.0),
     )

@@ -164,8 +164,7 @@ async def accept_job(
         scans = count_scans(content, limit) if splits else None
         return jobs.store.find(client, jobs.store.accept(order, content, scans))
 
-    job = await jobs.call(keep)
-    jobs.notice()
+    job = await jobs.accept(client, keep)
     headers = {"Location": f"/v1/jobs/{job.id}"}
     body = _describe(jobs, job).model_dump_json()
     return Response(body, 202, headers=headers, media_type="application/json")

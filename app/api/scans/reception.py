@@ -63,7 +63,11 @@ class ReceivedScan:
     engine: Engine
 
     async def detect(
-        self, on_progress: Callable[[Progress], None] = lambda _: None, *, keeps_votes: bool = False
+        self,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        *,
+        heatmaps: int = 0,
+        admitted: AdmittedRequest | None = None,
     ) -> Detection:
         """Find the landmarks; see ``Engine.detect``."""
         detection = await self.engine.detect(
@@ -73,7 +77,8 @@ class ReceivedScan:
             timeout_s=self.timeout_s,
             client=self.client,
             on_progress=on_progress,
-            keeps_votes=keeps_votes,
+            heatmaps=heatmaps,
+            admitted=admitted,
         )
         self.record.shape = detection.volume.shape
         return detection

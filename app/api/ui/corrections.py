@@ -15,6 +15,10 @@ from app.io import Content, LandmarkAnswer, LandmarksAnswer
 MAX_ANSWER_BYTES: Final = 4 << 20
 """Of an answer; one of 256 landmarks with candidates takes 1 MB."""
 
+MAX_PARTS: Final = 1 << 16
+"""Lists, objects and fields of an answer; one of 256 landmarks with 16 candidates each has 50,000.
+Each becomes a Python object while no other thread can run."""
+
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
 
@@ -33,9 +37,15 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
         BadParameter: It is no answer, the frames of a position disagree, or a status and its
             position do.
     """
+    text = bytes(content)
+    if (got := sum(text.count(mark) for mark in (b"[", b"{", b":"))) > MAX_PARTS:
+        raise BadParameter(
+            f"expected an answer of POST /v1/landmarks, with at most {MAX_PARTS:,} lists, objects "
+            f"and fields, got {got:,}"
+        )
     try:
         # In two steps: each error of the second refers to its part, and would else copy it.
-        answer = LandmarksAnswer.model_validate(from_json(bytes(content)))
+        answer = LandmarksAnswer.model_validate(from_json(text))
     except ValidationError as error:
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"

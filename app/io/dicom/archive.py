@@ -78,12 +78,19 @@ def check_start(head: Content) -> None:
         _check_method(flags, method)
 
 
-def list_files(content: Content, max_bytes: int) -> list[StoredFile]:
+def count_entries(content: Content) -> int:
+    """Count the files and folders that an archive says it holds; raises as ``list_files``."""
+    view = memoryview(content).cast("B")
+    return _find_directory(view)[1] if _is_archive(view) else 1
+
+
+def list_files(content: Content, max_bytes: int, most: int | None = None) -> list[StoredFile]:
     """List the files of an archive that are not empty, in the order of its directory.
 
     Args:
         content: All of it; or a DICOM file, which is the only one then.
         max_bytes: Bytes of all files together, once inflated.
+        most: How many entries to look at; None: all.
 
     Raises:
         NotAVolume: An archive of more than 65,534 files or 4 GiB.
@@ -91,12 +98,12 @@ def list_files(content: Content, max_bytes: int) -> list[StoredFile]:
         TooLarge: The directory declares more bytes than allowed.
     """
     view = memoryview(content).cast("B")
-    if bytes(view[:4]) not in (ENTRY_MAGIC, END_MAGIC):
+    if not _is_archive(view):
         return [StoredFile(view, len(view))]
     files, spans, total = [], [], 0
     start, entries = _find_directory(view)
     at = start
-    for _ in range(entries):
+    for _ in range(entries if most is None else min(most, entries)):
         if bytes(view[at : at + 4]) != DIRECTORY_MAGIC or at + DIRECTORY.size > len(view):
             raise _broken("a whole directory")
         fields = DIRECTORY.unpack_from(view, at)
@@ -120,6 +127,10 @@ def list_files(content: Content, max_bytes: int) -> list[StoredFile]:
             files.append(StoredFile(data, size, crc, deflated=method == DEFLATED))
     _check_spans(spans, start)
     return files
+
+
+def _is_archive(view: memoryview) -> bool:
+    return bytes(view[:4]) in (ENTRY_MAGIC, END_MAGIC)
 
 
 def _find_directory(view: memoryview) -> tuple[int, int]:

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from app.api.cases import CaseStore
-from app.errors import StartupError, StoreFull, UnknownCase
+from app.api.cases import CaseStore, Keeper
+from app.api.cases.store import FILE_BYTES
+from app.errors import Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, ModelRef
 from tests.support.killing import killed_at
 
 MODEL = "toy"
 SCAN = b"a scan" * 1000
-QUOTA = 1 << 20
+QUOTA = 100 * FILE_BYTES
+CASE_BYTES = 2 * FILE_BYTES
+ANYBODY = Keeper()
+ANNA, BERT, ADMIN = Keeper("anna"), Keeper("bert"), Keeper("admin", is_admin=True)
 FIRST, SECOND = "1" * 32, "2" * 32 + "-frame3"
 KILLED = 50
 """More than a process makes steps here."""
@@ -27,10 +31,10 @@ def case_of(case_id: str, key: str | None = None) -> CaseAnswer:
     )  # fmt: skip
 
 
-def keep(store: CaseStore, case_id: str, scan: bytes = SCAN) -> bool:
-    case = case_of(case_id)
+def keep(store: CaseStore, case_id: str, scan: bytes = SCAN, keeper: Keeper = ANYBODY) -> None:
+    case = case_of(case_id, keeper.name)
     markup = {"controlPoints": [], "landmarkd": case.model_dump(mode="json")}
-    return store.keep(case, scan, json.dumps({"markups": [markup]}).encode())
+    store.keep(case, scan, json.dumps({"markups": [markup]}).encode(), keeper)
 
 
 def files_of(root: Path) -> set[str]:
@@ -46,7 +50,7 @@ def test_process_killed_at_any_step_leaves_whole_cases(tmp_path: Path) -> None:
         store = CaseStore(root, QUOTA)
         keep(store, SECOND)
         keep(store, FIRST, SCAN * 2)  # replaces
-        store.delete(MODEL, FIRST)
+        store.delete(MODEL, FIRST, ANYBODY)
 
     states = set()
     for step in range(KILLED):
@@ -66,29 +70,75 @@ def test_process_killed_at_any_step_leaves_whole_cases(tmp_path: Path) -> None:
 
 def test_case_kept_twice_replaces_itself(tmp_path: Path) -> None:
     store = CaseStore(tmp_path, QUOTA)
-    assert not keep(store, FIRST)
-    assert keep(store, FIRST, b"another")
+    keep(store, FIRST)
+    keep(store, FIRST, b"another")
     assert files_of(tmp_path) == paths_of(FIRST)
     assert (tmp_path / MODEL / "scans" / f"{FIRST}.nii.gz").read_bytes() == b"another"
 
 
 def test_case_over_the_quota_is_refused_and_leaves_the_others(tmp_path: Path) -> None:
-    quota = len(SCAN) * 2 + 1000
+    quota = 3 * FILE_BYTES
     store = CaseStore(tmp_path, quota)
     keep(store, FIRST)
-    with pytest.raises(StoreFull, match=f"at most {quota:,} bytes"):
-        keep(store, SECOND, SCAN * 3)
+    with pytest.raises(NotStored, match=f"at most {quota:,} bytes"):
+        keep(store, SECOND, bytes(2 * FILE_BYTES + 1))
     assert files_of(tmp_path) == paths_of(FIRST)
-    keep(store, FIRST, SCAN * 2)  # The one that it replaces makes room.
-    store.delete(MODEL, FIRST)
-    keep(store, SECOND, SCAN * 2)
+    keep(store, FIRST, bytes(2 * FILE_BYTES))  # The one that it replaces makes room.
+    store.delete(MODEL, FIRST, ANYBODY)
+    keep(store, SECOND, bytes(2 * FILE_BYTES))
+
+
+def test_quota_bounds_the_number_of_cases_however_small_they_are(tmp_path: Path) -> None:
+    store = CaseStore(tmp_path, 5 * CASE_BYTES)
+    for number in range(5):
+        keep(store, f"{number:032x}", b"tiny")
+    with pytest.raises(NotStored):
+        keep(store, FIRST, b"tiny")
+
+
+def test_one_key_leaves_room_to_others(tmp_path: Path) -> None:
+    ids = [f"{number:032x}" for number in range(5)]
+    store = CaseStore(tmp_path, 4 * CASE_BYTES, 0.75)
+    for case_id in ids[:3]:
+        keep(store, case_id, keeper=ANNA)
+    # Another process counts what it has not kept itself.
+    for one in (store, CaseStore(tmp_path, 4 * CASE_BYTES, 0.75)):
+        with pytest.raises(NotStored, match=f"{3 * CASE_BYTES:,} of this key"):
+            keep(one, ids[3], keeper=ANNA)
+        keep(one, ids[2], SCAN * 2, ANNA)  # In its own place there is room.
+    keep(store, ids[3], keeper=BERT)
+    with pytest.raises(NotStored):
+        keep(store, ids[4], keeper=BERT)
+    store.delete(MODEL, ids[0], ANNA)
+    keep(store, ids[4], keeper=BERT)
+    everything = CaseStore(tmp_path / "keyless", 4 * CASE_BYTES, 0.75)
+    for case_id in ids[:4]:
+        keep(everything, case_id)  # Without keys, all are one client.
+
+
+def test_case_is_changed_by_its_keeper_and_the_admin_only(tmp_path: Path) -> None:
+    store = CaseStore(tmp_path, QUOTA)
+    keep(store, FIRST, keeper=ANNA)
+    with pytest.raises(Forbidden, match="anna has kept"):
+        keep(store, FIRST, b"another", BERT)
+    with pytest.raises(Forbidden, match="anna has kept"):
+        store.delete(MODEL, FIRST, BERT)
+    assert (tmp_path / MODEL / "scans" / f"{FIRST}.nii.gz").read_bytes() == SCAN
+    keep(store, FIRST, SCAN * 2, ANNA)
+    keep(store, FIRST, SCAN * 3, ADMIN)
+    with pytest.raises(Forbidden, match="admin has kept"):
+        store.delete(MODEL, FIRST, ANNA)
+    store.delete(MODEL, FIRST, ADMIN)
+    keep(store, SECOND)  # Before there were keys.
+    keep(store, SECOND, keeper=BERT)
+    store.delete(MODEL, SECOND, ANYBODY)  # There are none any more.
 
 
 def test_disk_that_fails_leaves_no_half_of_a_case(tmp_path: Path) -> None:
     store = CaseStore(tmp_path, QUOTA)
     (tmp_path / MODEL).mkdir()
     (tmp_path / MODEL / "landmarks").write_text("no folder")
-    with pytest.raises(StoreFull, match="expected a disk"):
+    with pytest.raises(NotStored, match="expected a disk"):
         keep(store, FIRST)
     assert not list((tmp_path / MODEL / "scans").iterdir())
 
@@ -110,12 +160,17 @@ def test_cases_are_listed_in_parts(tmp_path: Path) -> None:
 
 def test_what_others_put_there_is_neither_listed_nor_removed(tmp_path: Path) -> None:
     folder = tmp_path / MODEL
-    for name in ("scans/mine.nii.gz", "landmarks/notes.mrk.json", "landmarks/other.mrk.json"):
+    names = ("scans/mine.nii.gz", "landmarks/notes.mrk.json", "landmarks/other.mrk.json")
+    for name, text in zip(names, ("a scan", "{}", "[]"), strict=True):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("{}")
+        (folder / name).write_text(text)
     before = files_of(tmp_path)
-    assert CaseStore(tmp_path, QUOTA).list(MODEL, "", 10) == ([], None)
+    store = CaseStore(tmp_path, 5 * FILE_BYTES, 0.5)
+    assert store.list(MODEL, "", 10) == ([], None)
     assert files_of(tmp_path) == before
+    keep(store, FIRST, keeper=ANNA)  # They count, as nobody's.
+    with pytest.raises(NotStored):
+        keep(store, SECOND)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +178,7 @@ def test_what_others_put_there_is_neither_listed_nor_removed(tmp_path: Path) -> 
 )
 def test_unknown_case_is_not_deleted(tmp_path: Path, model: str, case_id: str) -> None:
     with pytest.raises(UnknownCase):
-        CaseStore(tmp_path, QUOTA).delete(model, case_id)
+        CaseStore(tmp_path, QUOTA).delete(model, case_id, ANYBODY)
 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

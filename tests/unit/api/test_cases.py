@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from numpy.testing import assert_allclose
 from pydantic import ByteSize
 
+from app.api.cases.store import FILE_BYTES
 from app.api.dependencies import hash_key
 from app.engine.fair_budget import FairBudget, Reservation
 from app.io import read_landmarks, read_truth, read_volume
@@ -188,6 +189,11 @@ def test_cases_are_listed_and_deleted(client: TestClient, empty: Path) -> None:
     assert problem_of(client.delete(f"{URL}/{MODEL}/{case['id']}")).code == "unknown-case"
 
 
+def test_part_of_a_list_is_bounded(client: TestClient) -> None:
+    for limit, status in ((100, 200), (101, 422), (0, 422)):
+        assert client.get(URL, params={"model": MODEL, "limit": limit}).status_code == status
+
+
 def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) -> None:
     answer = corrected(client, toy_scan())
     problem = problem_of(keep(client, nifti(), answer))
@@ -267,7 +273,7 @@ def test_service_without_a_store_says_so(models: Path) -> None:
             client.delete(f"{URL}/{MODEL}/{'0' * 32}"),
         ):
             problem = problem_of(response)
-            assert (problem.status, problem.code) == (501, "no-store")
+            assert (problem.status, problem.code) == (501, "not-configured")
             assert "LANDMARKD_STORE" in problem.detail
         assert client.get("/v1/models").json()["keeps_cases"] is False
 
@@ -280,7 +286,7 @@ def test_case_over_the_quota_is_refused(models: Path, tmp_path: Path) -> None:
     settings = toy_settings(models, store=tmp_path, store_max_bytes=ByteSize(1000))
     with running(settings) as client:
         problem = problem_of(keep(client, toy_scan(), corrected(client, toy_scan())))
-        assert (problem.status, problem.code) == (507, "store-full")
+        assert (problem.status, problem.code) == (507, "not-stored")
         assert "1,000 bytes" in problem.detail
 
 
@@ -293,5 +299,49 @@ def test_name_of_the_key_is_kept(models: Path, tmp_path: Path) -> None:
         for key, name in (("anna", "anna"), ("nameless", KEYS["nameless"][:8]), ("admin", "admin")):
             headers = {"Authorization": f"Bearer {key}"}
             client.headers.update(headers)
-            kept = keep(client, toy_scan(), corrected(client, toy_scan())).json()
+            scan = toy_scan((12, 14, 10 + len(key)))
+            kept = keep(client, scan, corrected(client, scan)).json()
             assert kept["key"] == name
+
+
+def test_case_belongs_to_the_key_that_kept_it(models: Path, tmp_path: Path) -> None:
+    keys = (f"anna:{KEYS['anna']}", f"anna:{hash_key('anna, at home')}", KEYS["nameless"])
+    headers = {name: {"Authorization": f"Bearer {name}"} for name in (*KEYS, "anna, at home")}
+    settings = toy_settings(models, store=tmp_path, api_keys=keys, admin_key_hash=KEYS["admin"])
+    with running(settings) as client:
+        client.headers.update(headers["anna"])
+        answer = corrected(client, toy_scan())
+        case = keep(client, toy_scan(), answer).json()
+        path = f"{URL}/{MODEL}/{case['id']}"
+        client.headers.update(headers["nameless"])
+        assert client.get(URL, params={"model": MODEL}).json()["cases"] == [case]
+        for refused in (keep(client, toy_scan(), answer), client.delete(path)):
+            problem = problem_of(refused)
+            assert (problem.status, problem.code) == (403, "forbidden")
+            assert "anna has kept" in problem.detail
+        assert client.get(URL, params={"model": MODEL}).json()["cases"] == [case]
+        client.headers.update(headers["anna, at home"])
+        assert keep(client, toy_scan(), answer).json()["key"] == "anna"
+        assert client.delete(path, headers=headers["admin"]).status_code == 204
+        assert problem_of(client.delete(path)).code == "unknown-case"
+
+
+def test_key_that_fills_its_share_of_the_store_leaves_room_to_others(
+    models: Path, tmp_path: Path
+) -> None:
+    keys = (f"anna:{KEYS['anna']}", f"bert:{KEYS['nameless']}")
+    room = ByteSize(8 * FILE_BYTES)  # Of which one key may take three quarters.
+    with running(
+        toy_settings(models, store=tmp_path, api_keys=keys, store_max_bytes=room)
+    ) as client:
+
+        def keep_one(key: str, number: int) -> Any:  # noqa: ANN401 - as above
+            client.headers.update({"Authorization": f"Bearer {key}"})
+            scan = toy_scan((12, 14, 12 + number))
+            return keep(client, scan, corrected(client, scan))
+
+        assert [keep_one("anna", number).status_code for number in range(3)] == [201] * 3
+        refused = problem_of(keep_one("anna", 3))
+        assert (refused.status, refused.code) == (507, "not-stored")
+        assert "delete cases" in refused.detail
+        assert keep_one("nameless", 3).status_code == 201

@@ -126,7 +126,7 @@ def test_position_that_contradicts_itself_is_refused(
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"landmarks": [%b{}]}' % (b"{}," * 50_000),
+        b'{"landmarks": [%b{}]}' % (b"{}," * 30_000),
         b'{"landmarks": [{%b}]}' % b",".join(b'"%x": 1' % at for at in range(20_000)),
         b'{"warnings": [%b1]}' % (b"1," * 50_000),
     ],
@@ -148,7 +148,23 @@ def test_what_a_wrong_answer_takes_grows_with_its_size_and_not_with_its_errors(
     assert peak < 40 * len(content)
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b"no JSON", b'{"a": "\xff"}', b""])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[%b1]" % (b"[[[[]]]]," * 20_000),
+        b"[%b1]" % (b"{}," * 70_000),
+        b'{%b"a":1}' % (b'"a":1,' * 70_000),
+    ],
+    ids=["lists", "objects", "fields"],
+)
+def test_answer_of_more_parts_than_any_has_is_refused_unread(
+    client: TestClient, content: bytes
+) -> None:
+    with pytest.raises(BadParameter, match="at most 65,536 lists, objects and fields, got"):
+        read_corrections(content, shared_of(client).engine)
+
+
+@pytest.mark.parametrize("content", [b"[" * 30_000, b"no JSON", b'{"a": "\xff"}', b""])
 def test_what_is_no_json_is_refused(client: TestClient, content: bytes) -> None:
     with pytest.raises(BadParameter, match="got no JSON"):
         read_corrections(content, shared_of(client).engine)

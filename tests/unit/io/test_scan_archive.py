@@ -6,7 +6,8 @@ import zipfile
 import pytest
 
 from app.errors import BrokenVolume, TooLarge
-from app.io.scan_archive import MAX_SCANS, count_scans, extract_scan
+from app.io.dicom import archive
+from app.io.scan_archive import MAX_ENTRIES, MAX_SCANS, count_scans, extract_scan
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import nifti
 
@@ -55,8 +56,27 @@ def test_archives_of_series_are_scans() -> None:
 
 def test_archive_of_too_many_scans_is_refused() -> None:
     assert count_scans(zipped([b"x"] * MAX_SCANS), ENOUGH) == MAX_SCANS
-    with pytest.raises(TooLarge, match="at most 1,000 scans in an archive, got 1,001"):
+    with pytest.raises(TooLarge, match=r"at most 1,000 scans in an archive, .* got 1,001"):
         count_scans(zipped([b"x"] * (MAX_SCANS + 1)), ENOUGH)
+
+
+def test_archive_of_too_many_empty_files_is_refused_and_no_further_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = list[int]()
+    begin = archive._begin  # noqa: SLF001 - counted
+
+    def note(view: memoryview, at: int) -> int:
+        looked_at.append(at)
+        return begin(view, at)
+
+    monkeypatch.setattr(archive, "_begin", note)
+    files = [b"a scan", *[b""] * (MAX_ENTRIES - 1)]
+    assert count_scans(zipped(files), ENOUGH) == 1
+    looked_at.clear()
+    with pytest.raises(TooLarge, match=r"4,000 with folders and empty files, got 20,000"):
+        count_scans(zipped([*files, *[b""] * 16_000]), ENOUGH)
+    assert len(looked_at) == MAX_ENTRIES
 
 
 def test_archive_that_declares_too_much_is_refused() -> None:

@@ -14,12 +14,14 @@ import pytest
 from app.errors import NotStored, QueueFull, StartupError, TooLarge, UnknownJob
 from app.io import Selection
 from app.jobs.records import Claim, Order
-from app.jobs.store import SCAN_BYTES, JobStore
+from app.jobs.store import JOB_BYTES, SCAN_BYTES, JobStore
 from tests.support.dicom_files import zipped
 
 ENOUGH = 1 << 30
 DAY_S = 86_400.0
 SCAN = b"a scan"
+LEAST = JOB_BYTES + SCAN_BYTES
+"""What a job of a scan counts besides its file."""
 
 
 def order(owner: str = "anna") -> Order:
@@ -152,17 +154,17 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
 def test_what_is_kept_is_counted(store: JobStore) -> None:
     content = bytes(100_000)
     store.accept(order(), content, None)
-    assert (store.usage.queued, store.usage.bytes) == (1, 100_000 + SCAN_BYTES)
+    assert (store.usage.queued, store.usage.bytes) == (1, 100_000 + LEAST)
     claim = claimed(store)
     store.settle(claim, "done", "x" * (SCAN_BYTES + 1))
-    assert (store.usage.queued, store.usage.bytes) == (0, SCAN_BYTES + 1)
+    assert (store.usage.queued, store.usage.bytes) == (0, LEAST + 1)
 
 
 def test_jobs_over_the_quota_are_refused_until_there_is_room(reopen: Open, tmp_path: Path) -> None:
-    small = reopen(2 * SCAN_BYTES + len(SCAN))
+    small = reopen(2 * LEAST + len(SCAN))
     with pytest.raises(TooLarge):
-        small.accept(order(), bytes(2 * SCAN_BYTES), None)
-    job = small.accept(order(), bytes(SCAN_BYTES), None)
+        small.accept(order(), bytes(2 * LEAST), None)
+    job = small.accept(order(), bytes(LEAST), None)
     with pytest.raises(QueueFull, match="delete jobs") as refused:
         small.accept(order("bert"), SCAN, None)
     assert refused.value.retry_after_s > 0
@@ -172,11 +174,21 @@ def test_jobs_over_the_quota_are_refused_until_there_is_room(reopen: Open, tmp_p
 
 
 def test_one_owner_leaves_room_to_others(reopen: Open) -> None:
-    store = reopen(4 * SCAN_BYTES, share=0.5)
+    store = reopen(4 * LEAST, share=0.5)
     store.accept(order(), SCAN, None)
     with pytest.raises(QueueFull):
         store.accept(order(), SCAN, None)
     store.accept(order("bert"), SCAN, None)
+
+
+def test_quota_bounds_the_number_of_jobs_and_of_their_scans(reopen: Open) -> None:
+    store = reopen(3 * JOB_BYTES)
+    for _ in range(2):
+        store.accept(order(), SCAN, None)
+    with pytest.raises(QueueFull):
+        store.accept(order(), SCAN, None)
+    with pytest.raises(TooLarge):
+        store.accept(order(), SCAN, 2 * JOB_BYTES // SCAN_BYTES + 1)
 
 
 def test_finished_jobs_are_removed_when_their_time_has_passed(

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from app.errors import BadParameter
+from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
 from app.model import hash_file, read_manifest, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
@@ -29,6 +29,7 @@ from app.training.learn import (
 )
 from app.training.record import read_record
 from app.training.tools.make_phantoms import make_phantoms
+from app.training.versions import exclusive
 from tests.support.outcomes import outcome
 from tests.support.training_data import landmarkd, write_data
 
@@ -92,6 +93,10 @@ def test_better_version_takes_the_place_and_the_one_before_comes_back(
 def test_version_that_is_no_better_is_not_put_in_place(model: Path, store: Path) -> None:
     before = hash_file(model / "model.toml")
     said = landmarkd("learn", model, "--from", store, "--steps", 1, "--rate", 0, "--device", "cpu")
+    warning, _, rest = said.partition("step ")
+    assert "phantom learns from 16 kept cases only, and forgets" in warning
+    assert "no recipe.json names them" in warning
+    assert rest
     assert "better by 0.000 mm, 95 % interval 0.000 to 0.000 mm" in said
     assert "version 1.1.0 stays" in said
     assert hash_file(model / "model.toml") == before
@@ -105,7 +110,15 @@ def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
         learn(options(model, tmp_path / "few", 1, 0), Console())
     with pytest.raises(BadParameter, match="--from: expected a model's folder in a store"):
         learn(options(model, tmp_path, 1, 0), Console())
-    assert not (model.parent / ".phantom").exists()
+    assert not (model.parent / ".phantom" / "next").exists()
+
+
+def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
+    model: Path, store: Path
+) -> None:
+    with exclusive(model), pytest.raises(StartupError, match="but another is at work"):
+        learn(options(model, store, 1, 0), Console())
+    assert not (model.parent / ".phantom" / "next").exists()
 
 
 def test_second_network_learns_as_well(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """Versions of a model folder: exchanged at once, and back, whenever a process is killed."""
 
+import ctypes
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from app.errors import BadParameter
+from app.errors import BadParameter, StartupError
 from app.model import read_manifest, scan_models
 from app.training.files import CHECKPOINT
-from app.training.versions import next_version, prepare_next, put_back, put_in_place
+from app.training.versions import exclusive, next_version, prepare_next, put_back, put_in_place
 from tests.support.killing import killed_at
 from tests.support.model_folders import make_model_folder
 
@@ -69,3 +70,23 @@ def test_process_killed_at_any_step_leaves_a_whole_model_in_place(tmp_path: Path
             break
     assert not killed
     assert states == {"1.0.1", "1.0.2"}
+
+
+def test_versions_are_changed_by_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    put_in_place(prepare_next(folder), folder)
+    with exclusive(folder), pytest.raises(StartupError, match="one landmarkd learn at a time"):
+        put_back(folder)
+    assert version_of(folder) == "1.0.1"
+    put_back(folder)
+    assert version_of(folder) == "1.0.0"
+
+
+def test_system_that_exchanges_no_folders_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model_folder(tmp_path)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    with pytest.raises(StartupError, match="no renameat2"), exclusive(folder):
+        pytest.fail("expected to be refused before")
+    assert {path.name for path in (tmp_path / f".{folder.name}").iterdir()} == {"lock"}

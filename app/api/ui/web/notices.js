@@ -15,7 +15,7 @@ const PROBLEM_TITLES = {
   "not-ready": "The service is not ready yet; please try again soon",
   "draining": "The service is stopping",
   "deadline-exceeded": "The request took too long; please try again later",
-  "store-full": "The service has no room to keep this",
+  "not-stored": "The service has no room to keep this",
   "does-not-fit": "This scan needs more memory than the service has",
 };
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model

@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -102,13 +103,32 @@ def test_heatmaps_that_would_not_fit_the_memory_are_refused_by_the_header() -> N
         response = client.post(URL, content=content, headers=RAW)
         assert response.status_code == 413
         detail = response.json()["detail"]
-        assert "at most 75 MiB of memory, got 6 heatmaps that take 93 MiB" in detail
+        assert "at most 75 MiB of memory, got one that takes" in detail
         assert shared_of(client).engine.memory.used == 0
 
 
 def test_memory_is_free_again_after_the_answer(client: TestClient) -> None:
     image_of(client, scan_bytes(make_phantom(5103)))
     assert shared_of(client).engine.memory.used == 0
+
+
+def test_votes_are_charged_until_their_heatmaps_are_written(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = shared_of(client).engine
+    compute, charged = engine.compute, list[tuple[int, int]]()
+
+    async def note(work: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
+        votes = work.args[0].votes
+        charged.append((engine.memory.used, votes.columns.nbytes + votes.landmark.nbytes))
+        return await compute(work, **options)
+
+    monkeypatch.setattr(engine, "compute", note)
+    content = scan_bytes(make_phantom(5101))
+    answer = client.post(URL, content=content, headers=RAW)
+    ((held, votes),) = charged
+    assert held > votes + len(gzip.decompress(answer.content))
+    assert engine.memory.used == 0
 
 
 def test_deadline_holds_for_heatmaps_too(client: TestClient) -> None:

@@ -1,8 +1,11 @@
 """``/v1/jobs``, with the real engine and a real folder."""
 
+import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ from fastapi.testclient import TestClient
 from app.api.dependencies import hash_key
 from app.errors import NotStored
 from app.io.schemas import JobAnswer, JobsAnswer, LandmarksAnswer
-from app.jobs.store import SCAN_BYTES
+from app.jobs.runner import ACCEPTING
+from app.jobs.store import JOB_BYTES, SCAN_BYTES
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
     MODEL,
@@ -132,7 +136,7 @@ def test_preference_is_ignored_where_no_jobs_are_kept(models: Path) -> None:
         assert "preference-applied" not in response.headers
         for method, path in (("POST", URL), ("GET", URL), ("DELETE", f"{URL}/x")):
             problem = problem_of(client.request(method, path, content=b"", headers=RAW))
-            assert (problem.status, problem.code) == (501, "no-jobs")
+            assert (problem.status, problem.code) == (501, "not-configured")
             assert "LANDMARKD_JOBS" in problem.detail
 
 
@@ -203,10 +207,12 @@ def test_job_belongs_to_a_key(models: Path, tmp_path: Path) -> None:
 def test_client_whose_jobs_take_its_room_is_refused_until_it_deletes_one(
     models: Path, tmp_path: Path
 ) -> None:
-    room = 2 * (SCAN_BYTES + len(toy_scan()))  # Of which one client may take three quarters.
+    room = 2 * (
+        JOB_BYTES + SCAN_BYTES + len(toy_scan())
+    )  # Of which one client may take three quarters.
     settings = toy_settings(models, jobs=tmp_path / "kept", jobs_max_bytes=room)
     with running(settings) as client:
-        content = zipped([b"x"] * 3)
+        content = zipped([b"x"] * 20)
         assert problem_of(client.post(URL, content=content, headers=RAW)).code == "too-large"
         path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
         finished(client, path)
@@ -215,6 +221,33 @@ def test_client_whose_jobs_take_its_room_is_refused_until_it_deletes_one(
         assert int(refused.headers["retry-after"]) > 0
         assert client.delete(path).status_code == 204
         accepted(client.post(URL, content=toy_scan(), headers=RAW))
+
+
+def test_large_jobs_of_one_client_hold_up_nothing_of_another(client: TestClient) -> None:
+    runner = shared_of(client).jobs
+    assert runner is not None
+    written, done = [threading.Event() for _ in range(ACCEPTING + 1)], list[str]()
+
+    async def accept_all() -> None:
+        slow = [
+            asyncio.create_task(runner.accept("greedy", partial(event.wait, PATIENCE_S)))
+            for event in written
+        ]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(runner.accept("other", partial(done.append, "other")))
+        await runner.call(partial(done.append, "call"))
+        assert done == ["call"]
+        written[0].set()
+        await (
+            other
+        )  # Before the last of those that came before it, which still waits to be written.
+        for event in written:
+            event.set()
+        assert all(await asyncio.gather(*slow))
+
+    assert client.portal is not None
+    client.portal.call(accept_all)
+    assert done == ["call", "other"]
 
 
 def test_outcome_is_kept_once_the_disk_takes_it(
@@ -241,7 +274,7 @@ def test_jobs_are_counted(client: TestClient) -> None:
     assert 'landmarkd_job_scans_total{code="ok"} 1.0' in text
     assert 'landmarkd_job_scans_total{code="not-a-volume"} 1.0' in text
     assert "landmarkd_job_scans_queued 0.0" in text
-    assert f"landmarkd_job_bytes {2.0 * SCAN_BYTES}" in text
+    assert f"landmarkd_job_bytes {(JOB_BYTES + 2 * SCAN_BYTES) / 1e6}e+06" in text
 
 
 def test_jobs_of_the_process_before_are_there(models: Path, tmp_path: Path) -> None:
