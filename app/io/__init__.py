@@ -15,6 +15,7 @@ cases             the files of a case that is kept: a scan, and who decided its 
 """
 
 from app.io.cases import (
+    correct,
     is_inside,
     pack_scan,
     read_case,
@@ -85,9 +86,9 @@ __all__ = [
     "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
     "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem",
     "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer", "Triple", "Volume",
-    "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start", "count_scans",
-    "declared_frame", "extract_scan", "is_dicom", "is_inside", "is_landmark_file", "landmark_stem",
-    "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
+    "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start", "correct",
+    "count_scans", "declared_frame", "extract_scan", "is_dicom", "is_inside", "is_landmark_file",
+    "landmark_stem", "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
     "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_case", "write_long",
     "write_nifti",
 ]  # fmt: skip
