@@ -116,5 +116,6 @@ def test_corrected_case_is_kept_and_one_of_another_scan_refused(tmp_path: Path) 
         service.kill()
     assert (case.placed, case.absent, case.accepted) == (1, 1, 0)
     truth = read_truth(store / MODEL / "landmarks" / f"{case.id}.mrk.json")
+    assert truth["1"] is not None
     assert_allclose(truth["1"], (2.0, 5.0, 8.0))
     assert truth["2"] is None

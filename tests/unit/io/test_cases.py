@@ -134,6 +134,7 @@ def test_person_places_accepts_and_misses_landmarks() -> None:
         None,
         (-5.0, -2.0, 2.2),
     )
+    assert placed.ijk is not None
     assert_allclose(placed.ijk, (2.0, 2.0, 0.0), atol=1e-12)
     assert unjudged == answer.landmarks[3]
 
