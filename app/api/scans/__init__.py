@@ -4,4 +4,5 @@ reception  checks the head of a request, and receives its scan within the engine
 landmarks  POST /v1/landmarks
 heatmaps   POST /v1/heatmaps
 jobs       /v1/jobs: the landmarks of scans, later
+uploads    /v1/uploads: files of jobs in parts, over several connections
 """
