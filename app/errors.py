@@ -16,6 +16,8 @@
     │   ├── UnknownFormat         406 unknown-format
     │   ├── SlowUpload            408 slow-upload
     │   ├── NotFinished           409 not-finished         a scan of a job, not settled yet
+    │   ├── WrongOffset           409 wrong-offset         a part of an upload that is not the next
+    │   ├── WrongTusVersion       412 wrong-tus-version    a version of tus that is not spoken
     │   ├── TooLarge              413 too-large            bytes or voxels over a limit
     │   ├── UnsupportedMediaType  415 unsupported-media-type
     │   ├── BadGeometry           422 bad-geometry         affine, axes or units
@@ -40,10 +42,10 @@
 ``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
 ``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
-ClientLeft, NotFinished, NotConfigured, UnknownCase and NotStored; ``app.server`` HeadTooLarge;
-``app.jobs`` UnknownJob, TooLarge, QueueFull, NotStored and GivenUp; ``app.engine`` the other
-ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory; ``app.model`` UnknownModel
-and ModelRefused.
+ClientLeft, NotFinished, WrongTusVersion, NotConfigured, UnknownCase and NotStored; ``app.server``
+HeadTooLarge; ``app.jobs`` UnknownJob, WrongOffset, TooLarge, QueueFull, NotStored and GivenUp;
+``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory;
+``app.model`` UnknownModel and ModelRefused.
 """
 
 
@@ -148,6 +150,20 @@ class NotFinished(RequestError):
 
     status = 409
     code = "not-finished"
+
+
+class WrongOffset(RequestError):
+    """A part of an upload does not begin where the one before ended, or is too long."""
+
+    status = 409
+    code = "wrong-offset"
+
+
+class WrongTusVersion(RequestError):
+    """The client speaks a version of tus, the protocol of uploads, that the service does not."""
+
+    status = 412
+    code = "wrong-tus-version"
 
 
 class TooLarge(RequestError):

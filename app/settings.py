@@ -164,7 +164,11 @@ class Settings(BaseSettings):
         "others.",
     )
     jobs_ttl_s: float = Field(
-        86_400.0, gt=0, le=31_536_000, description="Seconds for which a finished job is kept."
+        86_400.0,
+        gt=0,
+        le=31_536_000,
+        description="Seconds for which a finished job is kept, and an upload in parts to which "
+        "nothing is added.",
     )
     api_keys: KeyHashes = Field(
         (),

@@ -20,18 +20,21 @@ from app.api.problems import describe_problem, install_problem_handlers
 from app.api.scans.heatmaps import heatmaps_router
 from app.api.scans.jobs import jobs_router
 from app.api.scans.landmarks import landmarks_router
+from app.api.scans.uploads import uploads_router
 from app.api.ui.page import page_router
 from app.api.ui.phantoms import PhantomScans
+from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
 from app.errors import StartupError
-from app.jobs import JobRunner, JobStore
+from app.jobs import JobRunner, UploadStore
 from app.settings import Settings
 
 ROUTERS: Final = (
     landmarks_router,
     heatmaps_router,
     jobs_router,
+    uploads_router,
     models_router,
     health_router,
     votes_router,
@@ -66,7 +69,7 @@ def create_app(
         metrics.watch(engine.gauges())
         async with _jobs_of(chosen, engine, metrics, on_fatal) as jobs:
             app.state.starting = asyncio.create_task(_start(engine, on_fatal))
-            app.state.shared = Shared(chosen, metrics, engine, jobs)
+            app.state.shared = Shared(chosen, metrics, engine, *jobs)
             try:
                 yield
             finally:
@@ -85,6 +88,7 @@ def create_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.phantoms = PhantomScans()
+    app.state.turns = Turns()
     app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes, CLIENT_SHARE)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
     install_problem_handlers(app)
@@ -96,21 +100,21 @@ def create_app(
 @asynccontextmanager
 async def _jobs_of(
     settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None] | None
-) -> AsyncIterator[JobRunner | None]:
+) -> AsyncIterator[tuple[JobRunner, UploadStore] | tuple[()]]:
     """Run the jobs of the settings' folder, if there is one, while the context lasts."""
     if settings.jobs is None:
-        yield None
+        yield ()
         return
     limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
     try:
-        store = await asyncio.to_thread(JobStore, settings.jobs, *limits)
+        store = await asyncio.to_thread(UploadStore, settings.jobs, *limits)
     except StartupError as error:
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise
     runner = JobRunner(store, engine, metrics, describe_problem)
     running = asyncio.create_task(_run_jobs(runner, on_fatal))
     try:
-        yield runner
+        yield runner, store
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -12,11 +12,21 @@ from starlette.responses import Response
 
 from app.api.request_log import record_of
 from app.compute import HOST, describe_out_of_memory, is_out_of_memory
-from app.errors import BadParameter, InsufficientMemory, LandmarkdError, QueueFull, Unauthorized
+from app.errors import (
+    BadParameter,
+    InsufficientMemory,
+    LandmarkdError,
+    QueueFull,
+    Unauthorized,
+    WrongTusVersion,
+)
 from app.io import Problem
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:landmarkd:"
+
+TUS_VERSION: Final = "1.0.0"
+"""Of tus, the protocol of uploads."""
 
 MAX_QUOTED_CHARACTERS: Final = 64
 """Of an invalid parameter's name or value that is quoted back to its sender."""
@@ -35,13 +45,15 @@ def problem_response(
         headers: Added to the response.
 
     Returns:
-        The response, with ``Retry-After`` or ``WWW-Authenticate`` where they apply.
+        The response, with the headers that belong to such an error.
     """
     extra = dict(headers or {})
     if isinstance(error, QueueFull):
         extra["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthorized):
         extra["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, WrongTusVersion):
+        extra["Tus-Version"] = TUS_VERSION
     problem = describe_problem(error, request_id)
     return Response(
         problem.model_dump_json(), error.status, headers=extra, media_type=PROBLEM_MEDIA_TYPE

@@ -5,5 +5,6 @@ export   the landmarks of many scans for geometric morphometrics
 plugins  the commands of the trainer, if it is installed
 client   sends scans to a service elsewhere; needs no torch
 local    finds landmarks in this process, without a service
+napari   the plugin for napari
 demo     what ``landmarkd serve --demo`` shows
 """

@@ -7,7 +7,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from app.errors import LandmarkdError
-from app.io import LandmarksAnswer, ModelsAnswer, Problem, ReadinessAnswer
+from app.io import CaseAnswer, LandmarksAnswer, ModelsAnswer, Problem, ReadinessAnswer
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -78,15 +78,45 @@ class Client:
             ProblemError: The service refused the request; the problem says why.
             Unreachable: No service answers.
         """
-        query = {"model": model, "frame": frame, "series": series}
         response = self._send(
             "POST",
             "/v1/landmarks",
-            content=content.read_bytes() if isinstance(content, Path) else content,
-            params={key: value for key, value in query.items() if value is not None},
+            content=_read(content),
+            params=_query(model=model, frame=frame, series=series),
             headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
         )
         return self._parse(LandmarksAnswer, response)
+
+    def keep(
+        self,
+        content: bytes | Path,
+        answer: LandmarksAnswer,
+        *,
+        frame: int | None = None,
+        series: int | None = None,
+    ) -> CaseAnswer:
+        """Keep a scan with its corrected landmarks, for the service's models to learn from.
+
+        Args:
+            content: The scan, as it was given to ``detect``.
+            answer: That of ``detect``, corrected; see ``app.io.correct``.
+            frame: As it was given to ``detect``.
+            series: Likewise.
+
+        Returns:
+            The case. One that was kept of this scan before is replaced.
+
+        Raises:
+            ProblemError: The service refused the case, or keeps none; the problem says why.
+            Unreachable: No service answers.
+        """
+        response = self._send(
+            "POST",
+            "/v1/cases",
+            files={"volume": _read(content), "answer": answer.model_dump_json().encode()},
+            params=_query(frame=frame, series=series),
+        )
+        return self._parse(CaseAnswer, response)
 
     def models(self) -> ModelsAnswer:
         """List the service's models.
@@ -125,3 +155,11 @@ class Client:
                 f"expected a service at {self._http.base_url}, got HTTP status "
                 f"{response.status_code} with a body that is not landmarkd's"
             ) from error
+
+
+def _read(content: bytes | Path) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content
+
+
+def _query(**values: str | int | None) -> dict[str, str | int]:
+    return {key: value for key, value in values.items() if value is not None}

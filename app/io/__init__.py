@@ -15,6 +15,7 @@ cases             the files of a case that is kept: a scan, and who decided its 
 """
 
 from app.io.cases import (
+    correct,
     is_inside,
     pack_scan,
     read_case,
@@ -94,8 +95,9 @@ __all__ = [
     "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary",
     "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer",
     "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing",
-    "check_start", "count_scans", "declared_frame", "extract_scan", "find_evidence", "is_dicom",
-    "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer", "markups_json",
-    "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_tolerances", "read_truth",
-    "read_volume", "scan_stem", "write_case", "write_long", "write_nifti",
+    "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
+    "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
+    "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
+    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_case", "write_long",
+    "write_nifti",
 ]  # fmt: skip

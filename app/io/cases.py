@@ -5,6 +5,7 @@ which Slicer passes over: in the list, what was kept when; in a point, who decid
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,8 @@ import nibabel as nib
 import numpy as np
 from isal import igzip
 
-from app.geometry import Affine
+from app.errors import BadParameter
+from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom import is_dicom
 from app.io.gzip_stream import GZIP_MAGIC, Content, FileStream
 from app.io.metaimage_header import METAIMAGE_MAGIC
@@ -24,6 +26,9 @@ from app.io.volume import Volume
 OWN_KEY: Final = "landmarkd"
 JUDGEMENT: Final = {"status", "decided_by", "confidence", "region95_mm"}
 """What a kept point says of itself besides its position."""
+
+SAME_MM: Final = 1e-3
+"""A person who gives the position of the network, as far as files round it, has accepted it."""
 
 SLICER_MISSING: Final = "missing"
 """How Slicer marks a point that is not in the scan."""
@@ -52,6 +57,33 @@ def pack_scan(content: Content, volume: Volume, *, as_uploaded: bool) -> bytes:
     if content[:2] == GZIP_MAGIC:
         return bytes(content)
     return igzip.compress(content, COMPRESSION, mtime=0)
+
+
+def correct(
+    answer: LandmarksAnswer, points: Mapping[str, RasPoint | Sequence[float] | None]
+) -> LandmarksAnswer:
+    """Correct an answer as a person does.
+
+    Args:
+        answer: Of the service.
+        points: What the person says of each landmark that was looked at: its position in mm, RAS,
+            or None if it is not in the scan. One that lies where the network put it is accepted.
+
+    Returns:
+        The answer with these points, without measurements: they would be those of the old ones.
+
+    Raises:
+        BadParameter: There is no such landmark, or a position is not three finite numbers.
+    """
+    unknown = sorted(points.keys() - {landmark.name for landmark in answer.landmarks})
+    if unknown:
+        raise BadParameter(f"expected landmarks of {answer.model.name}, got {unknown[0]!r}")
+    ijk_from_ras = np.linalg.inv(np.array(answer.volume.affine))
+    landmarks = [
+        _judge(one, points[one.name], ijk_from_ras) if one.name in points else one
+        for one in answer.landmarks
+    ]
+    return answer.model_copy(update={"landmarks": landmarks, "measurements": []})
 
 
 def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
@@ -118,6 +150,34 @@ def read_tolerances(path: Path) -> dict[str, float | None]:
         if judgement
         and (judgement["decided_by"] == "network" or judgement["confidence"] is not None)
     }
+
+
+def _judge(
+    landmark: LandmarkAnswer, point: RasPoint | Sequence[float] | None, ijk_from_ras: Affine
+) -> LandmarkAnswer:
+    """Say of a landmark what a person says: that it is at a point in mm, RAS, or absent."""
+    if point is None:
+        return _unknown(landmark, status="not_found")
+    ras = np.asarray(point, dtype=np.float64)
+    if ras.shape != (3,) or not np.isfinite(ras).all():
+        raise BadParameter(f"{landmark.name}: expected x, y, z in mm, RAS, or None; got {point}")
+    found = landmark.ras_mm
+    if found is not None and np.abs(ras - found).max() <= SAME_MM:
+        return landmark.model_copy(update={"decided_by": "person", "status": "detected"})
+    return _unknown(
+        landmark,
+        status="detected",
+        ijk=tuple(transform(ijk_from_ras, ras).tolist()),
+        ras_mm=tuple(ras.tolist()),
+        lps_mm=tuple(transform(LPS_FROM_RAS, ras).tolist()),
+    )
+
+
+def _unknown(landmark: LandmarkAnswer, **known: Any) -> LandmarkAnswer:
+    """Make a landmark of which only what a person says is known."""
+    kept = {"name": landmark.name, "description": landmark.description, "decided_by": "person"}
+    nothing = dict.fromkeys(LandmarkAnswer.model_fields)
+    return LandmarkAnswer.model_validate(nothing | kept | known)
 
 
 def _is_nifti(content: Content) -> bool:

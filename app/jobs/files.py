@@ -46,6 +46,21 @@ class ScanFiles:
         finally:
             os.close(folder)
 
+    def append(self, job: str, offset: int, content: Content) -> None:
+        """Write what comes next of a job's file."""
+        with (self._folder / job).open("r+b") as file:
+            file.seek(offset)
+            file.write(content)
+
+    def sync(self, job: str) -> None:
+        """Have what was appended to a file survive a power failure."""
+        with (self._folder / job).open("rb") as file:
+            os.fsync(file.fileno())
+
+    def size(self, job: str) -> int:
+        """Return how many bytes of a file there are."""
+        return (self._folder / job).stat().st_size
+
     def open(self, job: str, entry: int | None, max_bytes: int) -> memoryview:
         """Open a scan; it is mapped, so that it takes no memory that cannot be given back.
 

@@ -35,8 +35,8 @@ NO_HURRY_S: Final = 365 * 86_400.0
 RETRY_S: Final = 1.0
 """Between attempts while no device works, or the disk takes nothing."""
 
-ACCEPTING: Final = 2
-"""Jobs whose files are written at once; with one, clients could not take turns."""
+WRITING: Final = 2
+"""Files that are written at once; with one, clients could not take turns."""
 
 T = TypeVar("T")
 Describe = Callable[[BaseException, str], Problem]
@@ -74,8 +74,8 @@ class JobRunner:
         self._describe = describe
         # What takes long, because files are written, has threads of its own.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="jobs")
-        self._file_pool = ThreadPoolExecutor(ACCEPTING + CONCURRENCY, "job files")
-        self._accepting = FairBudget(ACCEPTING)
+        self._file_pool = ThreadPoolExecutor(WRITING + CONCURRENCY, "job files")
+        self._writing = FairBudget(WRITING)
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
@@ -85,11 +85,15 @@ class JobRunner:
         """Call a method of the store that blocks, but not for long."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-    async def accept(self, client: str, keep: Callable[[], T]) -> T:
-        """Have a job of a client kept; clients take turns."""
+    async def write(self, client: str, function: Callable[[], T]) -> T:
+        """Call a method of the store that writes files for a client; clients take turns."""
         loop = asyncio.get_running_loop()
-        async with self._accepting.hold(1, client, loop.time() + NO_HURRY_S):
-            kept = await loop.run_in_executor(self._file_pool, keep)
+        async with self._writing.hold(1, client, loop.time() + NO_HURRY_S):
+            return await loop.run_in_executor(self._file_pool, function)
+
+    async def accept(self, client: str, keep: Callable[[], T]) -> T:
+        """Have a job of a client kept, and then run; raises as ``keep``."""
+        kept = await self.write(client, keep)
         self._changed.set()
         return kept
 

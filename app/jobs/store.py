@@ -33,6 +33,9 @@ CREATE TABLE IF NOT EXISTS scan(
     id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job ON DELETE CASCADE,
     owner TEXT NOT NULL, number INTEGER NOT NULL, entry INTEGER, state TEXT NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0, outcome TEXT);
+CREATE TABLE IF NOT EXISTS upload(
+    job TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, length INTEGER NOT NULL,
+    touched_s REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS scan_turn ON scan(state, owner, id);
 CREATE INDEX IF NOT EXISTS scan_of_job ON scan(job, number);
 CREATE INDEX IF NOT EXISTS job_of_owner ON job(owner, created_s);
@@ -117,30 +120,18 @@ class JobStore:
             QueueFull: It does not fit beside other jobs.
             NotStored: The disk took no more.
         """
-        job, entries = uuid.uuid4().hex, [None] if scans is None else range(scans)
-        file_bytes = len(content)
-        size = JOB_BYTES + SCAN_BYTES * len(entries) + file_bytes
+        size = JOB_BYTES + SCAN_BYTES * (scans or 1) + len(content)
         with self._transaction() as db:
             self._require_room(order.owner, size)
-            db.execute(
-                "INSERT INTO job(id, owner, request_id, model, format, candidates, frame, series,"
-                " created_s, file_bytes, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (job, order.owner, order.request_id, order.model, order.format, order.candidates,
-                 order.selection.frame, order.selection.series, time.time(), file_bytes, size),
-            )  # fmt: skip
+            job = insert_job(db, order, len(content), size)
         try:
             self._files.write(job, content)
             with self._transaction() as db:
-                db.executemany(
-                    "INSERT INTO scan(job, owner, number, entry, state)"
-                    " VALUES (?, ?, ?, ?, 'queued')",
-                    [(job, order.owner, number, entry) for number, entry in enumerate(entries)],
-                )
-                db.execute("UPDATE job SET accepted = 1 WHERE id = ?", (job,))
+                queue_scans(db, job, order.owner, scans)
         except BaseException as error:
             self._forget(job)
             if isinstance(error, OSError):
-                raise _not_stored() from error
+                raise not_stored() from error
             raise
         return job
 
@@ -164,15 +155,7 @@ class JobStore:
                 (row["id"],),
             )
             job = db.execute("SELECT * FROM job WHERE id = ?", (row["job"],)).fetchone()
-        order = Order(
-            owner=job["owner"],
-            request_id=job["request_id"],
-            model=job["model"],
-            format=job["format"],
-            candidates=bool(job["candidates"]),
-            selection=Selection(job["frame"], job["series"]),
-        )
-        return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order)
+        return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order_of(job))
 
     def release(self, claim: Claim, *, counted: bool) -> None:
         """Have a scan that is running run again, if it is still there.
@@ -231,9 +214,9 @@ class JobStore:
         try:
             return self._files.open(claim.job, claim.entry, max_bytes)
         except FileNotFoundError:
-            raise _unknown(claim.job) from None
+            raise unknown_job(claim.job) from None
         except OSError as error:
-            raise _not_stored() from error
+            raise not_stored() from error
 
     def find(self, owner: str, job: str) -> KeptJob:
         """Find a job of an owner.
@@ -243,7 +226,7 @@ class JobStore:
         """
         found = self._find(owner, job)
         if not found:
-            raise _unknown(job)
+            raise unknown_job(job)
         rows = self._read(
             "SELECT id, number, state, CASE state WHEN 'failed' THEN outcome END AS problem"
             " FROM scan WHERE job = ? ORDER BY number",
@@ -268,7 +251,7 @@ class JobStore:
             owner, job, number,
         )  # fmt: skip
         if not rows:
-            raise _unknown(f"{job}/scans/{number}")
+            raise unknown_job(f"{job}/scans/{number}")
         return rows[0]["state"], rows[0]["format"], rows[0]["outcome"]
 
     def remove(self, owner: str, job: str) -> None:
@@ -278,7 +261,7 @@ class JobStore:
             UnknownJob: There is none, or it is another's.
         """
         if not self._read("SELECT 1 FROM job WHERE owner = ? AND id = ? AND accepted", owner, job):
-            raise _unknown(job)
+            raise unknown_job(job)
         self._forget(job)
 
     def sweep(self) -> float | None:
@@ -309,7 +292,7 @@ class JobStore:
     def _recover(self) -> None:
         """Bring in order what a process has left that ended at any moment."""
         with self._transaction() as db:
-            db.execute("DELETE FROM job WHERE NOT accepted")
+            db.execute("DELETE FROM job WHERE NOT accepted AND id NOT IN (SELECT job FROM upload)")
             db.execute("UPDATE scan SET state = 'queued' WHERE state = 'running'")
             unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
             needed = {row["id"] for row in unfinished}
@@ -347,13 +330,49 @@ class JobStore:
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.OperationalError):
-                    raise _not_stored() from error
+                    raise not_stored() from error
                 raise
 
 
-def _not_stored() -> NotStored:
+def insert_job(db: sqlite3.Connection, order: Order, file_bytes: int, size: int) -> str:
+    """Insert a job that is not accepted yet; gives its id."""
+    job = uuid.uuid4().hex
+    db.execute(
+        "INSERT INTO job(id, owner, request_id, model, format, candidates, frame, series,"
+        " created_s, file_bytes, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (job, order.owner, order.request_id, order.model, order.format, order.candidates,
+         order.selection.frame, order.selection.series, time.time(), file_bytes, size),
+    )  # fmt: skip
+    return job
+
+
+def queue_scans(db: sqlite3.Connection, job: str, owner: str, scans: int | None) -> None:
+    """Accept a job, with the scans of its archive, or None of a single scan."""
+    entries = [None] if scans is None else range(scans)
+    db.executemany(
+        "INSERT INTO scan(job, owner, number, entry, state) VALUES (?, ?, ?, ?, 'queued')",
+        [(job, owner, number, entry) for number, entry in enumerate(entries)],
+    )
+    db.execute("UPDATE job SET accepted = 1 WHERE id = ?", (job,))
+
+
+def order_of(job: sqlite3.Row | dict[str, Any]) -> Order:
+    """Read the order of a job's row."""
+    return Order(
+        owner=job["owner"],
+        request_id=job["request_id"],
+        model=job["model"],
+        format=job["format"],
+        candidates=bool(job["candidates"]),
+        selection=Selection(job["frame"], job["series"]),
+    )
+
+
+def not_stored() -> NotStored:
+    """Say that the disk is full, or broken."""
     return NotStored("expected a disk that takes the job, got one that does not")
 
 
-def _unknown(job: str) -> UnknownJob:
+def unknown_job(job: str) -> UnknownJob:
+    """Say that there is no such job of its owner."""
     return UnknownJob(f"expected a job of yours, which GET /v1/jobs lists, got {job[:64]!r}")

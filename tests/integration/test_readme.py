@@ -203,8 +203,12 @@ def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: 
     assert len(variables["answer"].landmarks) == 45
 
 
-def test_page_on_python_registers_two_scans(service: ServiceProcess, tmp_path: Path) -> None:
+def test_page_on_python_keeps_a_case_and_registers_two_scans(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
     variables = run_python(DOCS / "python.md", tmp_path, service.url)
+    case = variables["case"]
+    assert (case.placed, case.accepted, case.unjudged) == (1, 1, 4)
     fit = variables["fit"]
     assert_allclose(fit.fixed_to_moving, variables["motion"], atol=0.01)
     assert len(fit.residual_mm) == 5

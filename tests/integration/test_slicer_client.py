@@ -14,11 +14,11 @@ import httpx
 import nibabel as nib
 import numpy as np
 import pytest
-from LandmarkdLib.service import Detection, Service, ServiceError
+from LandmarkdLib.service import BackgroundRequest, Service, ServiceError
 from numpy.testing import assert_allclose
 
 from app.api.dependencies import hash_key
-from app.io import landmark_stem, read_landmarks
+from app.io import landmark_stem, read_landmarks, read_truth, read_volume
 from app.phantom import make_phantom, write_phantom
 from tests.support import slicer_standin
 from tests.support.services import RAW, ServiceProcess
@@ -29,8 +29,13 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[ServiceProcess]:
-    process = ServiceProcess(MODELS, API_KEYS=hash_key(KEY))
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store") / "phantom"
+
+
+@pytest.fixture(scope="module")
+def service(store: Path) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(MODELS, API_KEYS=hash_key(KEY), STORE=str(store.parent))
     yield process
     process.kill()
 
@@ -110,18 +115,18 @@ def test_cancelling_ends_the_request_here_and_there(
     service.wait_for(code="client-left")
 
 
-def test_a_detection_in_the_background_hands_over_its_answer_or_its_error(
+def test_a_request_in_the_background_hands_over_its_answer_or_its_error(
     service: ServiceProcess, scan: Path, answer: dict[str, Any]
 ) -> None:
-    detection = Detection(Service(service.url, KEY), scan, "phantom")
-    assert len(detection.result()["landmarks"]) == len(answer["landmarks"])
-    assert detection.is_done(0)
-    latest = detection.progress()
+    request = BackgroundRequest(Service(service.url, KEY), Service.detect, scan, "phantom")
+    assert len(request.result()["landmarks"]) == len(answer["landmarks"])
+    assert request.is_done(0)
+    latest = request.progress()
     assert latest is not None
     assert latest[0].startswith("part ")
-    assert detection.progress() is None
+    assert request.progress() is None
     with pytest.raises(ServiceError):
-        Detection(Service(service.url), scan, "phantom").result()
+        BackgroundRequest(Service(service.url), Service.detect, scan, "phantom").result()
 
 
 class Panel:
@@ -141,6 +146,7 @@ class Panel:
             "Find landmarks": self.widget.find_button,
             "Cancel": self.widget.cancel_button,
             "Save": self.widget.save_button,
+            "Send": self.widget.send_button,
         }
         buttons[text].emit("clicked(bool)", False)
 
@@ -153,10 +159,10 @@ class Panel:
         return volume
 
     def wait(self) -> None:
-        assert self.widget.timer.active
+        assert self.widget.timer.active, self.widget.status.text
         assert not self.widget.find_button.enabled
         with suppress(ServiceError, CancelledError):
-            self.widget.detection.result()
+            self.widget.request.result()
         self.widget.timer.emit("timeout()")
         assert not self.widget.timer.active
         assert self.widget.find_button.enabled
@@ -241,6 +247,56 @@ def test_a_volume_without_a_file_or_landmarks_is_not_saved(panel: Panel, scan: P
     assert "save the volume first" in panel.widget.status.text
 
 
+def test_corrections_are_kept_by_the_service_as_a_person_left_the_points(
+    panel: Panel, scan: Path, store: Path
+) -> None:
+    volume = find(panel, scan)
+    points: Any = volume.GetNodeReference("landmarkd.points")
+    found = [point for point in points.points if point["ras_mm"] is not None]
+    (unseen,) = (point for point in points.points if point["ras_mm"] is None)
+    moved, skipped, cleared, deleted, untouched = found
+    moved["ras_mm"] = (20.0, 31.5, 28.0)
+    skipped["missing"] = True
+    cleared["ras_mm"] = None
+    points.points.remove(deleted)
+    panel.click("Send")
+    panel.wait()
+    # The one that the network has not found is not judged, either.
+    assert panel.widget.status.text == "kept by the service: 1 placed, 1 absent, 4 not judged"
+    (kept,) = store.glob("landmarks/*.mrk.json")
+    truth = read_truth(kept)
+    placed, unjudged = truth[moved["label"]], truth[untouched["label"]]
+    assert placed is not None
+    assert unjudged is not None
+    assert_allclose(placed, (20.0, 31.5, 28.0), atol=1e-3)
+    assert truth[skipped["label"]] is None
+    assert_allclose(unjudged, untouched["ras_mm"], atol=1e-3)
+    assert not {one["label"] for one in (cleared, deleted, unseen)} & truth.keys()
+    voxels = read_volume((store / "scans" / f"{landmark_stem(kept)}.nii.gz").read_bytes()).voxels
+    np.testing.assert_array_equal(voxels, np.asanyarray(volume.voxels))
+
+
+def test_what_is_no_correction_of_the_answer_is_not_sent(panel: Panel, scan: Path) -> None:
+    panel.load(scan)
+    panel.click("Send")
+    assert "without" in panel.widget.status.text
+    volume = find(panel, scan)
+    points: Any = volume.GetNodeReference("landmarkd.points")
+    points.AddControlPoint(1.0, 2.0, 3.0, "F-7")
+    panel.click("Send")
+    assert "got one more, 'F-7'" in panel.widget.status.text
+    points.points.pop()
+    points.points[0]["ras_mm"] = (9e3, 0.0, 0.0)
+    panel.click("Send")
+    panel.wait()
+    assert "expected a position in the scan" in panel.widget.status.text
+    volume.voxels = volume.voxels + 1
+    points.points[0]["ras_mm"] = (20.0, 31.5, 28.0)
+    panel.click("Send")
+    panel.wait()
+    assert "digest" in panel.widget.status.text
+
+
 def test_a_search_goes_on_though_the_window_keeps_pythons_lock(panel: Panel, scan: Path) -> None:
     panel.load(scan)
     panel.widget.model.currentText = "phantom"
@@ -281,7 +337,7 @@ def test_an_answer_for_a_volume_that_was_closed_is_dropped(panel: Panel, scan: P
 
 
 def test_nothing_that_is_missing_stops_the_panel(panel: Panel) -> None:
-    for button in ("Find landmarks", "Save", "Cancel"):
+    for button in ("Find landmarks", "Send", "Save", "Cancel"):
         panel.click(button)
     assert panel.widget.status.text == "Choose a volume."
     panel.widget.address.text = "ftp://nowhere"

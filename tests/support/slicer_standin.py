@@ -24,6 +24,7 @@ class Node:
         self._scene: Scene | None = scene
         self._name, self._id = name, f"{type(self).__name__}{number}"
         self._references: dict[str, str] = {}
+        self._attributes: dict[str, str] = {}
         self.transform_id: str | None = None
         self.display: DisplayNode | None = None
 
@@ -38,6 +39,12 @@ class Node:
 
     def remove_from_scene(self) -> None:
         self._scene = None
+
+    def SetAttribute(self, name: str, value: str) -> None:
+        self._attributes[name] = value
+
+    def GetAttribute(self, name: str) -> str | None:
+        return self._attributes.get(name)
 
     def SetNodeReferenceID(self, role: str, node_id: str) -> None:
         self._references[role] = node_id
@@ -80,6 +87,8 @@ class vtkMRMLScalarVolumeNode(Node):
 
 
 class vtkMRMLMarkupsFiducialNode(Node):
+    PositionUndefined, PositionPreview, PositionDefined, PositionMissing = range(4)
+
     def __init__(self, scene: "Scene", number: int, name: str) -> None:
         super().__init__(scene, number, name)
         self.points: list[dict[str, Any]] = []
@@ -93,6 +102,23 @@ class vtkMRMLMarkupsFiducialNode(Node):
 
     def UnsetNthControlPointPosition(self, index: int) -> None:
         self.points[index]["ras_mm"] = None
+
+    def GetNumberOfControlPoints(self) -> int:
+        return len(self.points)
+
+    def GetNthControlPointLabel(self, index: int) -> str:
+        label: str = self.points[index]["label"]
+        return label
+
+    def GetNthControlPointPosition(self, index: int, position: list[float]) -> None:
+        position[:] = self.points[index]["ras_mm"] or (0.0, 0.0, 0.0)
+
+    def GetNthControlPointPositionStatus(self, index: int) -> int:
+        if self.points[index].get("missing"):
+            return self.PositionMissing
+        return (
+            self.PositionUndefined if self.points[index]["ras_mm"] is None else self.PositionDefined
+        )
 
 
 class vtkMRMLModelNode(Node):
@@ -265,7 +291,11 @@ class Sphere:
 
 def export_node(node: vtkMRMLScalarVolumeNode, path: str, properties: dict[str, Any]) -> bool:
     encoding = "gzip" if properties["useCompression"] else "raw"
-    Path(path).write_bytes(as_nrrd(node.voxels, node.affine, encoding=encoding))
+    content = as_nrrd(node.voxels, node.affine, encoding=encoding)
+    # Slicer's writer, Teem, notes no date: it writes a volume twice as the same bytes.
+    head, separator, data = content.partition(b"\n\n")
+    lines = [line for line in head.split(b"\n") if not line.startswith(b"# ")]
+    Path(path).write_bytes(b"\n".join(lines) + separator + data)
     return True
 
 

@@ -5,4 +5,5 @@ landmarks  POST /v1/landmarks
 report     a scan -> a DICOM structured report of its landmarks
 heatmaps   POST /v1/heatmaps
 jobs       /v1/jobs: the landmarks of scans, later
+uploads    /v1/uploads: files of jobs in parts, over several connections
 """

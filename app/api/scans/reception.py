@@ -118,10 +118,7 @@ async def receive_scan(
     start_s = time.perf_counter()
     record, engine = record_of(request.scope), shared.engine
     plan = plan_upload(request.headers, engine.max_body_bytes)
-    state = engine.readiness()
-    if not state.ready:
-        raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
-    model = engine.registry.get(query.model)
+    model = choose_model(engine, query)
     record.model = model.manifest.name
     check_head = partial(
         engine.precheck,
@@ -134,6 +131,24 @@ async def receive_scan(
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-    wanted = query.model or shared.settings.default_model or model.manifest.name
+    wanted = name_wanted(query, shared, model)
     waits = timeout_s, admitted.client, start_s
     return ReceivedScan(upload, model, wanted, query.selection, *waits, record, engine)
+
+
+def choose_model(engine: Engine, query: ScanQuery) -> LoadedModel:
+    """Return the model that a request asks for.
+
+    Raises:
+        NotReady: The service answers nothing now.
+        UnknownModel: There is no such model.
+    """
+    state = engine.readiness()
+    if not state.ready:
+        raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
+    return engine.registry.get(query.model)
+
+
+def name_wanted(query: ScanQuery, shared: Shared, model: LoadedModel) -> str:
+    """Return the name by which a model was asked for, perhaps with a version."""
+    return query.model or shared.settings.default_model or model.manifest.name

@@ -6,14 +6,22 @@ Slicer finds this file by its name, and the classes in it by theirs. Requests an
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, Callable, Iterable
 
-from LandmarkdLib.answers import ShownPoint, shown_points, summarise
-from LandmarkdLib.service import Detection, Service, ServiceError
+from LandmarkdLib.answers import (
+    PlacedPoint,
+    ShownPoint,
+    correct,
+    shown_points,
+    summarise,
+    summarise_case,
+)
+from LandmarkdLib.service import BackgroundRequest, Service, ServiceError
 
 try:
     import ctk
@@ -37,10 +45,13 @@ POINTS_ROLE = "landmarkd.points"
 REGIONS_ROLE = "landmarkd.regions"
 """Roles in which a volume refers to the nodes with its landmarks."""
 
+ANSWER = "landmarkd.answer"
+"""Attribute of the points with the answer that they show; it is saved with the scene."""
+
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha")
 POLL_MS = 50
 LENT_S = 0.02
-"""Of these, what the thread of a search has for sure; the window stays fluent in the rest."""
+"""Of these, what the thread of a request has for sure; the window stays fluent in the rest."""
 
 STEPS = 1000
 """Of the progress bar."""
@@ -78,6 +89,7 @@ class LandmarkdLogic(ScriptedLoadableModuleLogic):
         shown = shown_points(answer)
         name = f"{volume.GetName()} {answer['model']['name']}"
         points = self._node(volume, POINTS_ROLE, "vtkMRMLMarkupsFiducialNode", name)
+        points.SetAttribute(ANSWER, json.dumps(answer))
         for point in shown:
             index = points.AddControlPoint(*(point.ras_mm or (0.0, 0.0, 0.0)), point.name)
             points.SetNthControlPointDescription(index, point.description)
@@ -95,9 +107,7 @@ class LandmarkdLogic(ScriptedLoadableModuleLogic):
         Raises:
             ServiceError: It has none, or no file; or Slicer cannot write there.
         """
-        points = volume.GetNodeReference(POINTS_ROLE)
-        if points is None:
-            raise ServiceError("expected a volume with landmarks, got one without")
+        points = self._points(volume)
         target = self.target(volume)
         if not slicer.util.saveNode(points, str(target)):
             raise ServiceError(f"expected a folder to write to, but {target} cannot be written")
@@ -117,12 +127,39 @@ class LandmarkdLogic(ScriptedLoadableModuleLogic):
             raise ServiceError("expected a volume that lies in a file; save the volume first")
         return scan.with_name(f"{stem}.mrk.json")
 
+    def corrected(self, volume: Any) -> dict[str, Any]:
+        """Return the answer that a volume's points show, as they are now.
+
+        Raises:
+            ServiceError: It has none, or there is a point that is none of the landmarks.
+        """
+        node = self._points(volume)
+        numbers = range(node.GetNumberOfControlPoints())
+        return correct(json.loads(node.GetAttribute(ANSWER)), [_placed(node, n) for n in numbers])
+
+    def _points(self, volume: Any) -> Any:
+        points = volume.GetNodeReference(POINTS_ROLE)
+        if points is None:
+            raise ServiceError("expected a volume with landmarks, got one without")
+        return points
+
     def _node(self, volume: Any, role: str, kind: str, name: str) -> Any:
         node = slicer.mrmlScene.AddNewNodeByClass(kind, slicer.mrmlScene.GenerateUniqueName(name))
         volume.SetNodeReferenceID(role, node.GetID())
         node.CreateDefaultDisplayNodes()
         node.SetAndObserveTransformNodeID(volume.GetTransformNodeID())
         return node
+
+
+def _placed(node: Any, number: int) -> PlacedPoint:
+    """Read a control point, in the frame of its node, which is that of the volume."""
+    status, ras = node.GetNthControlPointPositionStatus(number), [0.0, 0.0, 0.0]
+    node.GetNthControlPointPosition(number, ras)
+    return PlacedPoint(
+        name=node.GetNthControlPointLabel(number),
+        ras_mm=(ras[0], ras[1], ras[2]) if status == node.PositionDefined else None,
+        missing=status == node.PositionMissing,
+    )
 
 
 def _spheres(shown: Iterable[ShownPoint]) -> Any:
@@ -155,19 +192,19 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         """Build the panel; Slicer calls it once."""
         super().setup()
         self.logic = LandmarkdLogic()
-        self.detection: Detection | None = None
+        self.request: BackgroundRequest | None = None
         self.timer = qt.QTimer()
         self.timer.setInterval(POLL_MS)
         self.timer.connect("timeout()", self.poll)
         self._build_service()
-        self._build_detection()
+        self._build_landmarks()
         self.layout.addStretch(1)
         self._set_running(running=False)
 
     def cleanup(self) -> None:
         """End with the module; Slicer calls it."""
-        if self.detection is not None:
-            self.detection.cancel()
+        if self.request is not None:
+            self.request.cancel()
             self.timer.stop()
 
     def connect_service(self) -> None:
@@ -188,6 +225,29 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         if volume is None or not self.model.currentText:
             self.status.text = "Load a volume, connect to a service, and choose a model."
             return
+        self._start(volume, Service.detect, self.model.currentText, self._show)
+
+    def send(self) -> None:
+        """Send the volume with its points as they are now, for the service to learn from."""
+        volume = self.volume.currentNode()
+        if volume is None:
+            self.status.text = "Choose a volume."
+            return
+        try:
+            answer = self.logic.corrected(volume)
+        except ServiceError as error:
+            self.status.text = str(error)
+            return
+        self._start(volume, Service.keep, answer, summarise_case)
+
+    def _start(
+        self,
+        volume: Any,
+        ask: Callable[..., dict[str, Any]],
+        argument: Any,
+        finish: Callable[[dict[str, Any]], str],
+    ) -> None:
+        """Send a volume in the background; ``poll`` hands the answer to ``finish``."""
         # Removed when the answer is there: the thread reads from it.
         self._folder = tempfile.TemporaryDirectory()
         try:
@@ -197,30 +257,30 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
             self._folder.cleanup()
             self.status.text = str(error)
             return
-        self._searched = volume
-        self.detection = Detection(service, scan, self.model.currentText)
+        self._sent, self._finish = volume, finish
+        self.request = BackgroundRequest(service, ask, scan, argument)
         self._set_running(running=True)
 
     def cancel(self) -> None:
-        """Stop the search."""
-        if self.detection is not None:
-            self.detection.cancel()
+        """Stop the request."""
+        if self.request is not None:
+            self.request.cancel()
 
     def poll(self) -> None:
-        """Show how far the search is, and its end."""
-        if self.detection is None:
+        """Show how far the request is, and its end."""
+        if self.request is None:
             return
-        done = self.detection.is_done(LENT_S)
-        progress = self.detection.progress()
+        done = self.request.is_done(LENT_S)
+        progress = self.request.progress()
         if progress is not None:
             self.status.text, share = progress
             self.bar.setRange(0, STEPS if share >= 0 else 0)
             self.bar.setValue(int(STEPS * max(share, 0.0)))
         if done:
-            detection, self.detection = self.detection, None
+            request, self.request = self.request, None
             self._set_running(running=False)
             self._folder.cleanup()
-            self.status.text = self._finish(detection)
+            self.status.text = self._end(request)
 
     def save(self) -> None:
         """Save the points, corrected or not, beside the volume's file."""
@@ -236,24 +296,26 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         except ServiceError as error:
             self.status.text = str(error)
 
-    def _finish(self, detection: Detection) -> str:
-        """Show the answer; returns what to say of it."""
+    def _end(self, request: BackgroundRequest) -> str:
+        """Say what has become of a request."""
         try:
-            answer = detection.result()
+            return self._finish(request.result())
         except CancelledError:
             return "cancelled"
         except ServiceError as error:
             return str(error)
-        if self._searched.GetScene() is None:
+
+    def _show(self, answer: dict[str, Any]) -> str:
+        if self._sent.GetScene() is None:
             return "the volume has been closed meanwhile"
-        self.logic.show(self._searched, answer)
+        self.logic.show(self._sent, answer)
         return summarise(answer)
 
     def _service(self) -> Service:
         return Service(self.address.text, self.key.text)
 
     def _set_running(self, *, running: bool) -> None:
-        self.find_button.enabled = not running
+        self.find_button.enabled = self.send_button.enabled = not running
         self.cancel_button.enabled = running
         self.bar.visible = running
         if running:
@@ -274,7 +336,7 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         self.connect_button = self._button("Connect", self.connect_service)
         form.addRow(self.connect_button)
 
-    def _build_detection(self) -> None:
+    def _build_landmarks(self) -> None:
         form = self._section("Landmarks")
         self.volume = slicer.qMRMLNodeComboBox()
         self.volume.nodeTypes = ["vtkMRMLScalarVolumeNode"]
@@ -295,6 +357,11 @@ class LandmarkdWidget(ScriptedLoadableModuleWidget):
         form.addRow(self.status)
         self.save_button = self._button("Save points beside the scan", self.save)
         form.addRow(self.save_button)
+        self.send_button = self._button("Send corrections", self.send)
+        self.send_button.toolTip = (
+            "The service keeps the scan with its points, to learn from them, if it has a store."
+        )
+        form.addRow(self.send_button)
 
     def _section(self, title: str) -> Any:
         section = ctk.ctkCollapsibleButton()

@@ -3,18 +3,24 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
+from app.io import correct, read_truth
 from app.io.schemas import Problem
-from tests.support.services import ServiceProcess, toy_models, toy_scan
+from tests.support.answers import make_answer
+from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
+ANSWER = make_answer(["1"], np.zeros((1, 3)))
 PROBLEM = (
     Problem(type="x", title="Busy", status=429, detail="later", code="queue-full", request_id="r")
     .model_dump_json()
@@ -54,7 +60,9 @@ def answering(status: int, body: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("body", [HTML, b"", b"{}"])
 def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> None:
     with answering(status, body) as url, Client(url) as client:
-        for call in (lambda: client.detect(b"x"), client.models, client.readiness):
+        keep = partial(client.keep, b"x", ANSWER)
+        detect = partial(client.detect, b"x")
+        for call in (detect, keep, client.models, client.readiness):
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
                 call()
 
@@ -92,3 +100,22 @@ def test_a_scan_is_sent_from_its_path(tmp_path: Path) -> None:
                 client.detect(tmp_path / "none.nii")
     finally:
         service.kill()
+
+
+def test_corrected_case_is_kept_and_one_of_another_scan_refused(tmp_path: Path) -> None:
+    scan, store = tmp_path / "scan.nii", tmp_path / "store"
+    scan.write_bytes(toy_scan())
+    service = ServiceProcess(toy_models(tmp_path), STORE=str(store))
+    try:
+        with Client(service.url) as client:
+            corrected = correct(client.detect(scan), {"1": (2.0, 5.0, 8.0), "2": None})
+            case = client.keep(scan, corrected)
+            with pytest.raises(ProblemError, match="digest"):
+                client.keep(toy_scan((12, 14, 16)), corrected)
+    finally:
+        service.kill()
+    assert (case.placed, case.absent, case.accepted) == (1, 1, 0)
+    truth = read_truth(store / MODEL / "landmarks" / f"{case.id}.mrk.json")
+    assert truth["1"] is not None
+    assert_allclose(truth["1"], (2.0, 5.0, 8.0))
+    assert truth["2"] is None

@@ -1,13 +1,17 @@
 """Landmark files of kept cases: what Slicer, training and learning read in them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
+from app.errors import BadParameter
 from app.io import (
     CaseAnswer,
+    correct,
     read_case,
     read_landmarks,
     read_tolerances,
@@ -104,3 +108,40 @@ def test_nifti_is_read_back_with_its_type() -> None:
         np.testing.assert_array_equal(volume.voxels, voxels)
         assert volume.voxels.dtype == dtype
         assert_allclose(volume.affine, AFFINE, atol=1e-5)
+
+
+def test_person_places_accepts_and_misses_landmarks() -> None:
+    affine = np.array([[0, -2, 0, 9], [3, 0, 0, -4], [0, 0.1, 1, 2], [0, 0, 0, 1.0]])
+    answer = answer_of(
+        {"a": (1.0, 2.0, 3.0), "b": (1.0, 2.0, 3.0), "c": None, "d": (0.0, 0.0, 0.0)}
+    )
+    rows = tuple(tuple(row) for row in affine.tolist())
+    answer = answer.model_copy(update={"volume": answer.volume.model_copy(update={"affine": rows})})
+    doubtful = answer.landmarks[1].model_copy(update={"status": "low_confidence"})
+    answer = answer.model_copy(
+        update={"landmarks": [*answer.landmarks[:1], doubtful, *answer.landmarks[2:]]}
+    )
+    corrected = correct(
+        answer, {"a": None, "b": (1.0, 2.0, 3.0004), "c": np.array([5.0, 2.0, 2.2])}
+    )
+    absent, accepted, placed, unjudged = corrected.landmarks
+    assert [one.decided_by for one in corrected.landmarks] == ["person"] * 3 + ["network"]
+    assert (absent.status, absent.ras_mm, absent.confidence) == ("not_found", None, None)
+    assert (accepted.status, accepted.ras_mm) == ("detected", (1.0, 2.0, 3.0))
+    assert accepted.confidence == doubtful.confidence is not None
+    assert (placed.status, placed.confidence, placed.lps_mm) == (
+        "detected",
+        None,
+        (-5.0, -2.0, 2.2),
+    )
+    assert placed.ijk is not None
+    assert_allclose(placed.ijk, (2.0, 2.0, 0.0), atol=1e-12)
+    assert unjudged == answer.landmarks[3]
+
+
+@pytest.mark.parametrize("points", [{"z": None}, {"a": (1.0, 2.0)}, {"a": (1.0, 2.0, np.nan)}])
+def test_what_is_no_landmark_or_position_is_no_correction(
+    points: dict[str, Sequence[float] | None],
+) -> None:
+    with pytest.raises(BadParameter, match="expected"):
+        correct(answer_of({"a": (1.0, 2.0, 3.0)}), points)

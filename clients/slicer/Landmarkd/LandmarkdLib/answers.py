@@ -1,9 +1,17 @@
-"""The JSON of an answer -> what is shown of each landmark."""
+"""The JSON of an answer -> what is shown of each landmark, and back as a person corrected it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Dict, Iterable, Mapping, Tuple
+
+from LandmarkdLib.service import ServiceError
+
+SAME_MM = 1e-3
+"""A point that lies so close to where the network put it has not been moved."""
+
+Vector = Tuple[float, float, float]
+JsonObject = Dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class ShownPoint:
     """
 
     name: str
-    ras_mm: tuple[float, float, float] | None
+    ras_mm: Vector | None
     radius_mm: float | None
     description: str
 
@@ -37,6 +45,99 @@ def summarise(answer: Mapping[str, Any]) -> str:
     if doubtful:
         line += f", {doubtful} of them doubtful"
     return "\n".join([line, *answer["warnings"]])
+
+
+@dataclass(frozen=True)
+class PlacedPoint:
+    """A control point as a person has left it.
+
+    Attributes:
+        name: Its label.
+        ras_mm: Position in mm, RAS; None where it has none.
+        missing: Whether it was marked as missing, which Slicer calls to skip it.
+    """
+
+    name: str
+    ras_mm: Vector | None
+    missing: bool = False
+
+
+def correct(answer: Mapping[str, Any], points: Iterable[PlacedPoint]) -> JsonObject:
+    """Correct an answer by the points that were shown of it.
+
+    A point that was moved was placed by a person, and one that is marked as missing is absent. Of
+    one without a position nothing is known. Nobody has judged the others.
+
+    Args:
+        answer: Of ``POST /v1/landmarks``.
+        points: The control points; those that are not among them were deleted.
+
+    Returns:
+        The answer to send to ``POST /v1/cases``.
+
+    Raises:
+        ServiceError: A point is none of the answer's landmarks, or there are two of one.
+    """
+    by_name: dict[str, PlacedPoint] = {}
+    known = {landmark["name"] for landmark in answer["landmarks"]}
+    for point in points:
+        if point.name not in known or point.name in by_name:
+            raise ServiceError(
+                f"expected the {len(known)} points of {answer['model']['name']} by their names, "
+                f"each once; got one more, {point.name!r}"
+            )
+        by_name[point.name] = point
+    affine = answer["volume"]["affine"][:3]
+    landmarks = [
+        _corrected(one, by_name.get(one["name"], PlacedPoint(one["name"], None)), affine)
+        for one in answer["landmarks"]
+    ]
+    return {**answer, "landmarks": landmarks, "measurements": []}
+
+
+def summarise_case(case: Mapping[str, Any]) -> str:
+    """Say in a line what was kept."""
+    return (
+        f"kept by the service: {case['placed']} placed, {case['absent']} absent, "
+        f"{case['unjudged']} not judged"
+    )
+
+
+def _corrected(landmark: JsonObject, point: PlacedPoint, affine: list[list[float]]) -> JsonObject:
+    found, ras = landmark["ras_mm"], point.ras_mm
+    if point.missing:
+        return {**_unknown(landmark), "decided_by": "person"}
+    if ras is None:
+        return landmark if found is None else _unknown(landmark)
+    if found is not None and max(abs(a - b) for a, b in zip(ras, found)) <= SAME_MM:
+        return landmark
+    return {
+        **_unknown(landmark),
+        "decided_by": "person",
+        "status": "detected",
+        "ijk": _solve([row[:3] for row in affine], [x - row[3] for x, row in zip(ras, affine)]),
+        "ras_mm": list(ras),
+        "lps_mm": [-ras[0], -ras[1], ras[2]],
+    }
+
+
+def _unknown(landmark: JsonObject) -> JsonObject:
+    """Make a landmark of which nothing is known, or only what a person says."""
+    kept = {"name": landmark["name"], "description": landmark["description"]}
+    return {**dict.fromkeys(landmark), **kept, "status": "not_found", "decided_by": "network"}
+
+
+def _solve(rows: list[list[float]], values: list[float]) -> list[float]:
+    """Solve three linear equations, by Cramer's rule."""
+
+    def determinant(m: list[list[float]]) -> float:
+        (a, b, c), (d, e, f), (g, h, i) = m
+        return a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
+
+    replaced = [
+        [[*row[:k], value, *row[k + 1 :]] for row, value in zip(rows, values)] for k in range(3)
+    ]
+    return [determinant(each) / determinant(rows) for each in replaced]
 
 
 def _shown(landmark: Mapping[str, Any]) -> ShownPoint:

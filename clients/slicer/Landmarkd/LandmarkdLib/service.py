@@ -7,10 +7,11 @@ import http.client
 import json
 import socket
 import threading
+import uuid
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 PIECE_BYTES = 1 << 18
@@ -20,6 +21,7 @@ CONNECT_S = 10.0
 SILENCE_S = 600.0
 """How long the service may say nothing at all, in s."""
 
+T = TypeVar("T")
 OnProgress = Callable[[str, float], None]
 """Takes what is going on, and the done share of it from 0 to 1; negative if unknown."""
 
@@ -82,16 +84,9 @@ class Service:
             CancelledError: ``cancel`` was called.
         """
         with self._connection() as connection:
-            target = f"{self._path}/v1/landmarks?{urlencode({'model': model})}"
-            connection.putrequest("POST", target)
-            size = scan.stat().st_size
-            own = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-            for name, value in {**own, "Accept": "text/event-stream", **self._headers}.items():
-                connection.putheader(name, value)
-            connection.endheaders()
-            # Refused in mid-upload: the answer says why, if it can still be read.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._send(connection, scan, size, on_progress)
+            target = f"/v1/landmarks?{urlencode({'model': model})}"
+            headers = {"Content-Type": "application/octet-stream", "Accept": "text/event-stream"}
+            self._post(connection, target, headers, _Body(scan), on_progress)
             for event, data in _events(_accepted(connection)):
                 self._check()
                 if event == "answer":
@@ -101,6 +96,33 @@ class Service:
                 _tell(_json(data), on_progress)
             self._check()
         raise ServiceError(f"expected an answer of {self._address}, got half of one")
+
+    def keep(self, scan: Path, answer: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
+        """Keep a scan with its corrected landmarks in the service's store.
+
+        Args:
+            scan: The file of which ``detect`` found the landmarks, or the same written again.
+            answer: Its answer, corrected.
+            on_progress: Called now and then, in this thread.
+
+        Returns:
+            The JSON that describes the case.
+
+        Raises:
+            ServiceError: There is no service, it refused, or it keeps no cases.
+            CancelledError: ``cancel`` was called.
+        """
+        boundary = uuid.uuid4().hex
+        field = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\n\r\n'
+        document = field % ("answer", "answer") + json.dumps(answer) + f"\r\n--{boundary}--\r\n"
+        before, after = field % ("volume", "volume"), "\r\n" + document
+        with self._connection() as connection:
+            headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+            body = _Body(scan, before.encode(), after.encode())
+            self._post(connection, "/v1/cases", headers, body, on_progress)
+            kept = _json(_accepted(connection).read())
+            self._check()
+            return kept
 
     def cancel(self) -> None:
         """Cancel the request, from any thread; the service stops working on it."""
@@ -130,21 +152,46 @@ class Service:
             self._socket = None
             connection.close()
 
-    def _send(
-        self, connection: http.client.HTTPConnection, scan: Path, size: int, tell: OnProgress
+    def _post(
+        self,
+        connection: http.client.HTTPConnection,
+        target: str,
+        headers: dict[str, str],
+        body: _Body,
+        tell: OnProgress,
     ) -> None:
+        connection.putrequest("POST", self._path + target)
+        length = {"Content-Length": str(body.size)}
+        for name, value in {**headers, **length, **self._headers}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
         sent = 0
-        with scan.open("rb") as file:
-            for piece in iter(lambda: file.read(PIECE_BYTES), b""):
+        # Refused in mid-upload: the answer says why, if it can still be read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in body.pieces():
                 self._check()
                 connection.send(piece)
                 sent += len(piece)
-                tell("sending the scan", sent / size)
+                tell("sending the scan", sent / body.size)
+
+
+class _Body:
+    """The body of a request: a file, and what stands around it."""
+
+    def __init__(self, scan: Path, before: bytes = b"", after: bytes = b"") -> None:
+        self._scan, self._before, self._after = scan, before, after
+        self.size = len(before) + scan.stat().st_size + len(after)
+
+    def pieces(self) -> Iterator[bytes]:
+        yield self._before
+        with self._scan.open("rb") as file:
+            yield from iter(lambda: file.read(PIECE_BYTES), b"")
+        yield self._after
 
 
 def _accepted(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
     response = connection.getresponse()
-    if response.status != http.HTTPStatus.OK:
+    if response.status not in {http.HTTPStatus.OK, http.HTTPStatus.CREATED}:
         raise ServiceError(_describe(response.read()) or f"HTTP status {response.status}")
     return response
 
@@ -183,20 +230,27 @@ def _tell(progress: dict[str, Any], on_progress: OnProgress) -> None:
         on_progress(f"waiting for {ahead} other scans" if ahead else "preparing the scan", -1.0)
 
 
-class Detection:
-    """A detection in a thread of its own, so that Slicer's window stays alive.
+class BackgroundRequest:
+    """A request in a thread of its own, so that Slicer's window stays alive.
 
     Args:
-        service: Where; of this detection alone.
+        service: Where; of this request alone.
+        ask: The method of it that sends a scan.
         scan: The file of the scan.
-        model: Name of the model.
+        argument: What the method takes besides.
     """
 
-    def __init__(self, service: Service, scan: Path, model: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        ask: Callable[[Service, Path, T, OnProgress], dict[str, Any]],
+        scan: Path,
+        argument: T,
+    ) -> None:
         self._service = service
         self._progress: SimpleQueue[tuple[str, float]] = SimpleQueue()
         executor = ThreadPoolExecutor(max_workers=1)
-        self._future = executor.submit(service.detect, scan, model, self._tell)
+        self._future = executor.submit(ask, service, scan, argument, self._tell)
         executor.shutdown(wait=False)
 
     def progress(self) -> tuple[str, float] | None:
@@ -215,7 +269,7 @@ class Detection:
         return self._future.done()
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end; returns or raises as ``Service.detect``."""
+        """Wait for the end; returns or raises as the method does."""
         return self._future.result()
 
     def cancel(self) -> None:

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from app.api.dependencies import hash_key
 from app.errors import NotStored
 from app.io.schemas import JobAnswer, JobsAnswer, LandmarksAnswer
-from app.jobs.runner import ACCEPTING
+from app.jobs.runner import WRITING
 from app.jobs.store import JOB_BYTES, SCAN_BYTES
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
@@ -226,7 +226,7 @@ def test_client_whose_jobs_take_its_room_is_refused_until_it_deletes_one(
 def test_large_jobs_of_one_client_hold_up_nothing_of_another(client: TestClient) -> None:
     runner = shared_of(client).jobs
     assert runner is not None
-    written, done = [threading.Event() for _ in range(ACCEPTING + 1)], list[str]()
+    written, done = [threading.Event() for _ in range(WRITING + 1)], list[str]()
 
     async def accept_all() -> None:
         slow = [

@@ -1,0 +1,345 @@
+"""``/v1/uploads``: files of jobs that arrive in parts, by tus, over several connections if need be.
+
+Tus 1.0.0 (https://tus.io), the core protocol with the extensions creation, termination and
+expiration. What has arrived is on disk; a request holds one block of it in memory.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from email.utils import formatdate
+from functools import partial
+from typing import Annotated, Final, TypeVar, cast
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from app.api.dependencies import (
+    AdmittedDep,
+    JobsDep,
+    Shared,
+    SharedDep,
+    UploadsDep,
+    require_api_key,
+)
+from app.api.openapi import problems
+from app.api.problems import TUS_VERSION
+from app.api.request_log import RequestRecord, record_of
+from app.api.scans.jobs import JobQuery
+from app.api.scans.reception import choose_model, name_wanted
+from app.api.upload.receive import GRACE_S
+from app.api.upload.turns import Turns
+from app.errors import (
+    ClientLeft,
+    Draining,
+    RequestError,
+    SlowUpload,
+    TooLarge,
+    UnsupportedMediaType,
+    WrongTusVersion,
+)
+from app.io import FORMATS, HEAD_BYTES, count_scans, negotiate_format
+from app.jobs import NO_HURRY_S, OpenUpload, Order
+from app.settings import Settings
+
+T = TypeVar("T")
+
+PART_TYPE: Final = "application/offset+octet-stream"
+EXTENSIONS: Final = "creation,termination,expiration"
+
+BLOCK_BYTES: Final = 1 << 20
+"""Collected of a part before it is written."""
+
+
+async def check_version(
+    version: Annotated[str, Header(alias="Tus-Resumable")] = TUS_VERSION,
+) -> None:
+    """Refuse what another version of the protocol asks for.
+
+    Raises:
+        WrongTusVersion: The request names another version.
+    """
+    if version != TUS_VERSION:
+        raise WrongTusVersion(f"expected Tus-Resumable {TUS_VERSION}, got {version[:32]!r}")
+
+
+Length = Annotated[int, Header(alias="Upload-Length", ge=1, lt=1 << 62)]
+Offset = Annotated[int, Header(alias="Upload-Offset", ge=0, lt=1 << 62)]
+
+uploads_router: Final = APIRouter(
+    tags=["jobs"], dependencies=[Depends(require_api_key), Depends(check_version)]
+)
+
+
+class Reception:
+    """Receives the parts of an upload for one request."""
+
+    def __init__(
+        self, shared: SharedDep, jobs: JobsDep, uploads: UploadsDep, admitted: AdmittedDep
+    ) -> None:
+        self._shared, self._jobs, self._uploads = shared, jobs, uploads
+        self._admitted = admitted
+
+    async def start(self, record: RequestRecord, query: JobQuery, length: int) -> OpenUpload:
+        """Begin an upload, if a job of it could be accepted.
+
+        Raises:
+            LandmarkdError: As ``POST /v1/jobs`` before the body, and ``UploadStore.start``.
+        """
+        form = negotiate_format(FORMATS, query.format or "json", None)
+        if length > (most := _max_bytes(self._shared)):
+            raise TooLarge(f"expected a file of at most {most} bytes, got {length}")
+        model = choose_model(self._shared.engine, query)
+        record.model = model.manifest.name
+        order = Order(
+            owner=self._admitted.client,
+            request_id=record.request_id,
+            model=name_wanted(query, self._shared, model),
+            format=form.name,
+            candidates=query.candidates,
+            selection=query.selection,
+        )
+        return await self._write_files(partial(self._uploads.start, order, length))
+
+    async def look(self, upload: str) -> OpenUpload:
+        """Find an upload of the client; raises as ``UploadStore.look``."""
+        return await self._jobs.call(partial(self._uploads.look, self._admitted.client, upload))
+
+    async def receive(
+        self, request: Request, upload: OpenUpload, unwanted: asyncio.Event
+    ) -> OpenUpload:
+        """Write a part as it arrives, and have it survive a power failure.
+
+        Args:
+            request: Its body is the part.
+            upload: What has arrived before.
+            unwanted: Set when another request goes on with the upload.
+
+        Returns:
+            The upload with the part.
+
+        Raises:
+            ClientLeft, SlowUpload, Draining: The part ended early; what has arrived is written.
+            WrongOffset: It is longer than the rest of the file.
+            LandmarkdError: As ``UploadStore.append``; or the file is refused by its first bytes,
+                and discarded.
+        """
+        self._admitted.count_bytes(BLOCK_BYTES)
+        began, received = time.monotonic(), 0
+        block, more = bytearray(), True
+        try:
+            while more:
+                wait_s = _patience_s(time.monotonic() - began, received, self._shared.settings)
+                chunk, more = await _next_chunk(request, unwanted, wait_s)
+                upload.check_next(upload.offset, len(block) + len(chunk))
+                block += chunk
+                received += len(chunk)
+                if len(block) >= BLOCK_BYTES:
+                    part, block = block, bytearray()
+                    upload = await self._write(upload, part)
+        except (ClientLeft, SlowUpload, Draining):
+            await self._end(upload, block)
+            raise
+        finally:
+            record_of(request.scope).bytes = received
+        return await self._end(upload, block)
+
+    async def finish(self, upload: OpenUpload) -> OpenUpload:
+        """Make a job of an upload that has arrived whole, unless it is one.
+
+        Raises:
+            RequestError: It is refused, and discarded.
+            QueueFull, NotStored: As ``UploadStore.finish``; it may be tried again.
+        """
+        if upload.accepted:
+            return upload
+        self._admitted.start_work()
+        limit = self._shared.engine.limits.inflated_bytes
+
+        def count() -> int | None:
+            return count_scans(self._uploads.open_upload(upload), limit)
+
+        async with self._or_discard(upload):
+            scans = await self._write_files(count)
+        finish = partial(self._uploads.finish, upload, scans)
+        await self._jobs.accept(self._admitted.client, finish)
+        return replace(upload, accepted=True)
+
+    async def remove(self, upload: OpenUpload) -> None:
+        """Remove an upload, or the job that it has become."""
+        await self._jobs.call(partial(self._uploads.discard, upload))
+        self._jobs.cancel(upload.id)
+
+    async def _end(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
+        if block:
+            upload = await self._write(upload, block)
+        await self._write_files(partial(self._uploads.sync, upload))
+        return upload
+
+    async def _write(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
+        await self._write_files(partial(self._uploads.append, upload, block))
+        longer = replace(upload, offset=upload.offset + len(block))
+        needed = min(HEAD_BYTES, upload.length)
+        if upload.offset < needed <= longer.offset:
+            content = await self._jobs.call(partial(self._uploads.open_upload, longer))
+            async with self._or_discard(longer):
+                self._check_head(longer.order, bytes(content[:HEAD_BYTES]))
+        return longer
+
+    async def _write_files(self, function: Callable[[], T]) -> T:
+        return await self._jobs.write(self._admitted.client, function)
+
+    def _check_head(self, order: Order, head: bytes) -> None:
+        engine = self._shared.engine
+        engine.precheck(
+            head,
+            model=engine.registry.get(order.model),
+            selection=order.selection,
+            timeout_s=NO_HURRY_S,
+            client=order.owner,
+        )
+
+    @asynccontextmanager
+    async def _or_discard(self, upload: OpenUpload) -> AsyncIterator[None]:
+        """Discard an upload if it is refused: its bytes would be again."""
+        try:
+            yield
+        except RequestError:
+            await self._jobs.call(partial(self._uploads.discard, upload))
+            raise
+
+
+ReceptionDep = Annotated[Reception, Depends()]
+
+
+@uploads_router.options("/v1/uploads", summary="How can files be uploaded?", status_code=204)
+async def get_upload_options(shared: SharedDep, _: UploadsDep) -> Response:
+    """Tell which version and extensions of tus there are, and how large a file may be."""
+    size = str(_max_bytes(shared))
+    about = {"Tus-Version": TUS_VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": size}
+    return _answer(204, about)
+
+
+@uploads_router.post(
+    "/v1/uploads",
+    summary="Begin to upload the file of a job",
+    status_code=201,
+    responses=problems(401, 404, 406, 412, 413, 422, 429, 501, 503, 507),
+)
+async def post_upload(
+    request: Request,
+    reception: ReceptionDep,
+    query: Annotated[JobQuery, Query()],
+    length: Length,
+) -> Response:
+    """Announce a file; its parts go to the path in `Location`. The query is that of a job."""
+    upload = await reception.start(record_of(request.scope), query, length)
+    return _answer(201, _state(upload) | {"Location": f"/v1/uploads/{upload.id}"})
+
+
+@uploads_router.get(
+    "/v1/uploads/{upload}",
+    summary="How much of a file has arrived?",
+    responses=problems(400, 401, 404, 412, 413, 422, 429, 501, 503, 507),
+)
+async def get_upload(request: Request, upload: str, reception: ReceptionDep) -> Response:
+    """Tell in `Upload-Offset` where the next part begins; use HEAD."""
+    async with _turns(request).take(upload):
+        found = await reception.look(upload)
+        if found.offset == found.length:
+            # The process may have ended after the last byte.
+            found = await reception.finish(found)
+    return _answer(200, _state(found) | {"Cache-Control": "no-store"})
+
+
+@uploads_router.patch(
+    "/v1/uploads/{upload}",
+    summary="Upload the next part of a file",
+    status_code=204,
+    responses=problems(400, 401, 404, 408, 409, 412, 413, 415, 422, 429, 501, 503, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {PART_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def patch_upload(
+    request: Request, upload: str, reception: ReceptionDep, offset: Offset
+) -> Response:
+    """Add a part, which begins at `Upload-Offset`; after the last one there is a job of this id.
+
+    What has arrived of a part stays, however the request ends.
+    """
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != PART_TYPE:
+        raise UnsupportedMediaType(f"expected Content-Type {PART_TYPE}, got {media_type[:64]!r}")
+    async with _turns(request).take(upload) as unwanted:
+        found = await reception.look(upload)
+        found.check_next(offset)
+        found = await reception.receive(request, found, unwanted)
+        if found.offset == found.length:
+            found = await reception.finish(found)
+    return _answer(204, _state(found))
+
+
+@uploads_router.delete(
+    "/v1/uploads/{upload}",
+    summary="Give up an upload",
+    status_code=204,
+    responses=problems(401, 404, 412, 429, 501, 503),
+)
+async def delete_upload(request: Request, upload: str, reception: ReceptionDep) -> Response:
+    """Remove what has arrived of a file, or the job that it has become."""
+    async with _turns(request).take(upload):
+        await reception.remove(await reception.look(upload))
+    return _answer(204, {})
+
+
+async def _next_chunk(
+    request: Request, unwanted: asyncio.Event, wait_s: float
+) -> tuple[bytes, bool]:
+    """Wait for the next chunk of a body; return it, and whether there is more."""
+    receiving = asyncio.ensure_future(request.receive())
+    superseded = asyncio.ensure_future(unwanted.wait())
+    try:
+        tasks = receiving, superseded
+        await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():
+            raise SlowUpload("expected more of the body in time, or on this connection; got none")
+        message = receiving.result()
+    finally:
+        receiving.cancel()
+        superseded.cancel()
+    if message["type"] == "http.disconnect":
+        raise ClientLeft("expected a whole part, got the first bytes of one")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _patience_s(elapsed_s: float, received: int, settings: Settings) -> float:
+    """Return how long to wait for the next chunk: a part may take long, but not pause long."""
+    if not settings.min_upload_rate:
+        return settings.body_timeout_s
+    allowed_s = max(GRACE_S, received / settings.min_upload_rate) - elapsed_s
+    return min(max(allowed_s, 0.0), settings.body_timeout_s)
+
+
+def _max_bytes(shared: Shared) -> int:
+    """Return how large a file may be, which is on disk and never in memory as a whole."""
+    return shared.engine.limits.inflated_bytes
+
+
+def _turns(request: Request) -> Turns:
+    return cast("Turns", request.app.state.turns)
+
+
+def _state(upload: OpenUpload) -> dict[str, str]:
+    state = {"Upload-Offset": str(upload.offset), "Upload-Length": str(upload.length)}
+    if upload.accepted:
+        return state | {"Location": f"/v1/jobs/{upload.id}"}
+    return state | {"Upload-Expires": formatdate(upload.expires_s, usegmt=True)}
+
+
+def _answer(status: int, headers: dict[str, str]) -> Response:
+    return Response(status_code=status, headers={"Tus-Resumable": TUS_VERSION, **headers})

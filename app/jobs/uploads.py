@@ -1,0 +1,211 @@
+"""Uploads: the file of a job, in parts, over several connections if need be.
+
+An upload is the row of a job that is not accepted yet, and its file as far as it has arrived. The
+size of the file is the offset at which the next part begins, so that it survives the process as the
+file does. It is charged as it arrives, to what all jobs may take. All methods block.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from app.errors import QueueFull, UnknownJob, WrongOffset
+from app.io import Content
+from app.jobs.records import Order
+from app.jobs.store import (
+    JOB_BYTES,
+    RETRY_S,
+    SCAN_BYTES,
+    JobStore,
+    insert_job,
+    not_stored,
+    order_of,
+    queue_scans,
+    unknown_job,
+)
+
+MAX_OPEN: Final = 64
+"""Uploads that have begun and not ended."""
+
+MAX_OPEN_OF_ONE: Final = 16
+"""Of these, of one owner."""
+
+UPLOAD_BYTES: Final = JOB_BYTES + SCAN_BYTES
+"""That an upload counts as besides its file: as a job of one scan."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """The file of a job, as far as it has arrived.
+
+    Attributes:
+        id: Of the upload, and of the job that it becomes.
+        order: What is to be found.
+        length: Bytes of the whole file.
+        offset: Bytes that have arrived.
+        accepted: Whether it has become a job.
+        expires_s: When it is removed unless more of it arrives, in seconds since 1970.
+    """
+
+    id: str
+    order: Order
+    length: int
+    offset: int
+    accepted: bool
+    expires_s: float
+
+    def check_next(self, offset: int, size: int = 0) -> None:
+        """Check that a part is the next one, and belongs to the file.
+
+        Raises:
+            WrongOffset: It begins elsewhere, or ends behind the end of the file.
+        """
+        if offset != self.offset or offset + size > self.length:
+            raise WrongOffset(
+                f"expected bytes from {self.offset} to at most {self.length}, got {size} bytes "
+                f"from {offset}"
+            )
+
+
+class UploadStore(JobStore):
+    """The jobs of a folder, and uploads that are to become such; arguments as of ``JobStore``."""
+
+    def start(self, order: Order, length: int) -> OpenUpload:
+        """Begin an upload.
+
+        Args:
+            order: What is to be found in it.
+            length: Bytes of the file.
+
+        Raises:
+            TooLarge: It would never fit.
+            QueueFull: It does not fit beside other jobs, or there are too many uploads.
+            NotStored: The disk took no more.
+        """
+        with self._transaction() as db:
+            self._require_room(order.owner, length + UPLOAD_BYTES)
+            owners = db.execute(
+                "SELECT owner FROM job JOIN upload ON job = id WHERE NOT accepted"
+            ).fetchall()
+            own = sum(row["owner"] == order.owner for row in owners)
+            if len(owners) >= MAX_OPEN or own >= MAX_OPEN_OF_ONE:
+                raise QueueFull(
+                    f"expected at most {MAX_OPEN} unfinished uploads, and {MAX_OPEN_OF_ONE} of one "
+                    f"client, got one more; finish or delete others",
+                    RETRY_S,
+                )
+            job = insert_job(db, order, 0, UPLOAD_BYTES)
+            db.execute("INSERT INTO upload VALUES (?, ?, ?)", (job, length, time.time()))
+        try:
+            self._files.write(job, b"")
+        except OSError as error:
+            self._forget(job)
+            raise not_stored() from error
+        return self.look(order.owner, job)
+
+    def look(self, owner: str, upload: str) -> OpenUpload:
+        """Find an upload of an owner.
+
+        Raises:
+            UnknownJob: There is none, or it is another's.
+        """
+        rows = self._read(
+            "SELECT * FROM job JOIN upload ON job = id WHERE owner = ? AND id = ?", owner, upload
+        )
+        try:
+            (row,) = rows
+            offset = row["length"] if row["accepted"] else self._files.size(upload)
+        except (ValueError, FileNotFoundError):
+            raise UnknownJob(
+                f"expected an upload of yours that has not expired, got {upload[:64]!r}"
+            ) from None
+        expires_s = row["touched_s"] + self.ttl_s
+        return OpenUpload(
+            upload, order_of(row), row["length"], offset, bool(row["accepted"]), expires_s
+        )
+
+    def append(self, upload: OpenUpload, content: Content) -> None:
+        """Add the next part of a file; ``sync`` makes it durable.
+
+        Raises:
+            QueueFull: It does not fit beside other jobs.
+            NotStored: The disk took no more.
+            UnknownJob: It was removed meanwhile.
+        """
+        end = upload.offset + len(content)
+        with self._transaction() as db:
+            self._require_room(upload.order.owner, len(content))
+            db.execute(
+                "UPDATE job SET file_bytes = ?, bytes = ? WHERE id = ?",
+                (end, end + UPLOAD_BYTES, upload.id),
+            )
+            db.execute("UPDATE upload SET touched_s = ? WHERE job = ?", (time.time(), upload.id))
+        try:
+            self._files.append(upload.id, upload.offset, content)
+        except FileNotFoundError:
+            raise unknown_job(upload.id) from None
+        except OSError as error:
+            raise not_stored() from error
+
+    def sync(self, upload: OpenUpload) -> None:
+        """Have what has arrived survive a power failure.
+
+        Raises:
+            NotStored: The disk took no more.
+            UnknownJob: It was removed meanwhile.
+        """
+        try:
+            self._files.sync(upload.id)
+        except FileNotFoundError:
+            raise unknown_job(upload.id) from None
+        except OSError as error:
+            raise not_stored() from error
+
+    def open_upload(self, upload: OpenUpload) -> memoryview:
+        """Open what has arrived, which is not nothing; it is mapped.
+
+        Raises:
+            UnknownJob: It was removed meanwhile.
+        """
+        try:
+            return self._files.open(upload.id, None, 0)
+        except FileNotFoundError:
+            raise unknown_job(upload.id) from None
+
+    def finish(self, upload: OpenUpload, scans: int | None) -> None:
+        """Make a job of an upload that has arrived whole; once this returns, it will be run.
+
+        Args:
+            upload: All of its bytes are durable.
+            scans: How many the archive holds; None if the file is a scan.
+
+        Raises:
+            QueueFull: Its scans do not fit beside other jobs.
+            NotStored: The disk took no more.
+        """
+        more = SCAN_BYTES * ((scans or 1) - 1)
+        with self._transaction() as db:
+            self._require_room(upload.order.owner, more)
+            db.execute(
+                "UPDATE job SET bytes = bytes + ?, created_s = ? WHERE id = ?",
+                (more, time.time(), upload.id),
+            )
+            queue_scans(db, upload.id, upload.order.owner, scans)
+
+    def discard(self, upload: OpenUpload) -> None:
+        """Remove an upload that has not become a job."""
+        self._forget(upload.id)
+
+    def sweep(self) -> float | None:
+        """Remove jobs and uploads whose time has passed; gives the seconds until the next's has."""
+        now = time.time()
+        waiting = self._read(
+            "SELECT job, touched_s FROM upload JOIN job ON id = job WHERE NOT accepted"
+        )
+        for row in waiting:
+            if row["touched_s"] <= now - self.ttl_s:
+                self._forget(row["job"])
+        ahead = [row["touched_s"] + self.ttl_s - now for row in waiting]
+        waits = [wait_s for wait_s in ahead if wait_s > 0]
+        of_jobs = super().sweep()
+        return min(waits if of_jobs is None else [*waits, of_jobs], default=None)

@@ -1,0 +1,167 @@
+"""Uploads: what has arrived of a file is there, whatever comes between, and is charged."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from app.errors import QueueFull, TooLarge, UnknownJob, WrongOffset
+from app.io import Selection
+from app.jobs import uploads
+from app.jobs.records import Order
+from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
+from tests.support.killing import killed_at
+
+DAY_S = 86_400.0
+FILE = bytes(range(200))
+
+
+def order(owner: str = "anna") -> Order:
+    return Order(owner, "request", "model", "csv", candidates=True, selection=Selection(1, 2))
+
+
+def open_store(folder: Path, max_bytes: int = 1 << 30, share: float = 1.0) -> UploadStore:
+    return UploadStore(folder, max_bytes, DAY_S, share)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[UploadStore]:
+    store = open_store(tmp_path)
+    yield store
+    store.close()
+
+
+def add(store: UploadStore, upload: OpenUpload, content: bytes) -> OpenUpload:
+    store.append(upload, content)
+    return replace(upload, offset=upload.offset + len(content))
+
+
+def test_upload_is_a_job_once_it_is_finished(store: UploadStore) -> None:
+    upload = store.start(order(), len(FILE))
+    assert store.list_jobs("anna") == []
+    middle = add(store, upload, FILE[:150])
+    assert store.look("anna", upload.id).offset == 150
+    assert store.usage.queued == 0
+    store.finish(add(store, middle, FILE[150:]), None)
+    (job,) = store.list_jobs("anna")
+    assert job.id == upload.id
+    found = store.look("anna", upload.id)
+    assert (found.offset, found.accepted, found.order) == (len(FILE), True, order())
+    claim = store.claim()
+    assert claim is not None
+    assert (bytes(store.open_scan(claim, 0)), claim.order) == (FILE, order())
+    store.settle(claim, "done", "{}")
+    # The file is gone, and a client that asks late still learns that all has arrived.
+    assert store.look("anna", upload.id).offset == len(FILE)
+
+
+def test_part_that_is_not_the_next_or_too_long_is_refused(store: UploadStore) -> None:
+    upload = add(store, store.start(order(), len(FILE)), FILE[:50])
+    upload.check_next(50, 150)
+    for offset, size in ((0, 1), (49, 1), (51, 1), (50, 151)):
+        with pytest.raises(WrongOffset, match="from 50 to at most 200"):
+            upload.check_next(offset, size)
+
+
+def test_bytes_are_charged_as_they_arrive_and_given_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path, max_bytes=2 * UPLOAD_BYTES + 300)
+    try:
+        with pytest.raises(TooLarge):
+            store.start(order(), UPLOAD_BYTES + 301)
+        first, second = (store.start(order(), len(FILE)) for _ in range(2))
+        assert store.usage.bytes == 2 * UPLOAD_BYTES
+        first = add(store, first, FILE)
+        second = add(store, second, FILE[:100])
+        assert store.usage.bytes == 2 * UPLOAD_BYTES + 300
+        with pytest.raises(QueueFull):
+            store.append(second, b"x")
+        assert store.look("anna", second.id).offset == 100
+        with pytest.raises(QueueFull):
+            store.finish(first, 2)
+        store.discard(first)
+        assert store.usage.bytes == UPLOAD_BYTES + 100
+        add(store, second, FILE[100:])
+    finally:
+        store.close()
+
+
+def test_number_of_unfinished_uploads_is_bounded(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(MAX_OPEN_OF_ONE):
+        last = store.start(order(), 10)
+    with pytest.raises(QueueFull, match="of one client"):
+        store.start(order(), 10)
+    store.start(order("bert"), 10)
+    store.finish(add(store, last, FILE[:10]), None)
+    store.start(order(), 10)
+    monkeypatch.setattr(uploads, "MAX_OPEN", MAX_OPEN_OF_ONE + 2)
+    store.start(order("bert"), 10)
+    with pytest.raises(QueueFull):
+        store.start(order("clara"), 10)
+    assert MAX_OPEN > MAX_OPEN_OF_ONE
+
+
+def test_upload_of_another_is_unknown(store: UploadStore) -> None:
+    upload = store.start(order(), 10)
+    for owner, name in (("bert", upload.id), ("anna", "x")):
+        with pytest.raises(UnknownJob):
+            store.look(owner, name)
+
+
+def test_upload_to_which_nothing_is_added_expires(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    old, new, job = (store.start(order(), len(FILE)) for _ in range(3))
+    store.finish(add(store, job, FILE), None)
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S / 2)
+    add(store, new, FILE[:10])
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    assert store.sweep() == pytest.approx(DAY_S / 2 - 1, abs=2)
+    with pytest.raises(UnknownJob):
+        store.look("anna", old.id)
+    with pytest.raises(UnknownJob):
+        store.append(old, b"x")
+    assert store.look("anna", new.id).offset == 10
+    assert store.find("anna", job.id).finished_s is None
+    assert {path.name for path in (tmp_path / "scans").iterdir()} == {new.id, job.id}
+
+
+def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
+    """Killed before any step: what is there of the file is its beginning, and it can go on."""
+    seen: set[tuple[int, bool]] = set()
+    for step in count():
+        folder = tmp_path / str(step)
+
+        def work(folder: Path = folder) -> None:
+            store = open_store(folder)
+            upload = store.start(order(), len(FILE))
+            (folder.parent / f"{folder.name} started").write_text(upload.id)
+            for part in (FILE[:70], FILE[70:150], FILE[150:]):
+                upload = add(store, upload, part)
+                store.sync(upload)
+            store.finish(upload, None)
+
+        killed = killed_at(step, work)
+        started = tmp_path / f"{step} started"
+        if started.exists() and (name := started.read_text()):
+            store = open_store(folder)
+            try:
+                found = store.look("anna", name)
+                seen.add((found.offset, found.accepted))
+                if not found.accepted:
+                    store.finish(add(store, found, FILE[found.offset :]), None)
+                claim = store.claim()
+                assert claim is not None
+                assert bytes(store.open_scan(claim, 0)) == FILE
+                assert store.claim() is None
+                assert store.usage.bytes == len(FILE) + UPLOAD_BYTES
+            finally:
+                store.close()
+        if not killed:
+            break
+    assert seen >= {(0, False), (70, False), (150, False), (200, False), (200, True)}
