@@ -44,9 +44,9 @@ SCALARS: Final[list[Named]] = [
 THRESHOLD: Final = 0.2
 """Of a heatmap's peak: what weaker voxels say is left out."""
 
-OVERLAP: Final = 0.5
-SIGMA: Final = 0.125
-"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges."""
+TILES: Final = {"tile_overlap": 0.5, "tile_sigma": 0.125, "tile_centre": "voxel"}
+"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges, which peaks
+at a voxel."""
 
 BALL_RADIUS: Final = 15
 """Of nnLandmark's targets, which fall evenly to 0 one voxel outside of it."""
@@ -273,8 +273,7 @@ def _manifest(name: str, version: str, training: Training) -> dict[str, Any]:
             "orientation": plan.orientation,
             "spacing_mm": list(plan.spacing_mm),
             "tile_shape": list(plan.patch),
-            "tile_overlap": OVERLAP,
-            "tile_sigma": SIGMA,
+            **TILES,
             "intensity": plan.intensity,
         },
         "network": {

@@ -2,7 +2,8 @@
 
 The bytes per voxel were measured on a CPU and rounded up: a volume is held as it is stored and once
 in float32 while it is resampled; a grid is held in float32, with the votes of its voxels; and a
-network that sees grids whole has 130 to 240 bytes of activations per voxel at once.
+network that sees grids whole has 130 to 240 bytes of activations per voxel at once, and what it
+answers, which grows with the number of landmarks.
 """
 
 import math
@@ -26,6 +27,9 @@ WHOLE_BYTES: Final = 256
 
 SUMS: Final = 3
 """Outputs in memory, besides that of a single pass, while those of several passes are averaged."""
+
+SOFTMAX: Final = 2
+"""Outputs in memory, besides that of a pass, for a softmax over the scan."""
 
 BASE_BYTES: Final = 16 << 20
 """Of any scan: what a batch of tiles takes, its votes, its answer."""
@@ -103,9 +107,9 @@ def forecast(
         )
     tile_shape, tiles = count_tiles(shape, spec, stride)
     check_tiles(model, tiles)
-    per_grid_voxel = GRID_BYTES + (WHOLE_BYTES if spec.tile_shape == WHOLE else 0)
-    if model.network.passes > 1 and spec.tile_shape == WHOLE:
-        per_grid_voxel += SUMS * VALUE_BYTES * sum(model.manifest.channels) // stride**3
+    per_grid_voxel = GRID_BYTES
+    if spec.tile_shape == WHOLE:
+        per_grid_voxel += WHOLE_BYTES + _output_bytes(model)
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
     if heatmaps:
@@ -117,6 +121,16 @@ def _heatmap_bytes(shape: tuple[int, ...], grid: int, count: int) -> int:
     """Say what a file of heatmaps takes at most, as if nothing of it could be packed."""
     slab = SLAB_BYTES * max(SLAB_VOXELS, shape[0] * shape[1])  # A slab is one plane at least.
     return grid * GRID_COPIES * VALUE_BYTES + slab + count * math.prod(shape) * VALUE_BYTES
+
+
+def _output_bytes(model: LoadedModel) -> int:
+    """Return how much a network answers for a voxel that it sees, in all copies at once."""
+    network = model.manifest.network
+    if network.votes_each is not None:  # Of coordinates, the same for any scan.
+        return 0
+    copies = 1 + (SUMS if model.network.passes > 1 else 0)
+    copies += SOFTMAX if network.activation == "spatial_softmax" else 0
+    return copies * VALUE_BYTES * sum(model.manifest.channels) // network.output_stride**3
 
 
 def check_tiles(model: LoadedModel, tiles: int) -> None:

@@ -63,7 +63,6 @@ def launch(
     fields = model.network.predict_tiles(images, pause)
     network_time.stop()
     votes, vote_times = [], []
-    threshold = model.manifest.voting.threshold
     for (state, index), field in zip(tiles, fields, strict=True):
         vote_times.append(Stopwatch(device))
         i, j, k = (int(start) for start in state.plan.origins[index])
@@ -71,7 +70,7 @@ def launch(
         if model.manifest.network.votes_each is None:
             weights = tile_weights(state.plan, index, state.profiles)
             placement = Placement((i, j, k), state.plan.stride, weights)
-        pending = launch_filter(field, threshold, placement)
+        pending = launch_filter(field, state.threshold, placement)
         votes.append(pending)
         vote_times[-1].stop()
     total_time.stop()

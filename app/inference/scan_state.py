@@ -7,7 +7,7 @@ from app.compute import READY, ReadyEvent
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
-from app.voting import Landmark, Votes, concat_votes
+from app.voting import Landmark, Overlap, Votes, concat_votes, overlap_of
 
 MERGED_TILES: Final = 16
 
@@ -37,6 +37,7 @@ class ScanState:
         locate_s: Locating landmarks.
         votes: Of the tiles that have run.
         unmerged: How many of the last entries of ``votes`` hold a single tile.
+        overlap: How the votes of its tiles are averaged; None: they add up as they are.
     """
 
     volume: Volume
@@ -58,10 +59,19 @@ class ScanState:
     votes: list[Votes] = field(default_factory=list)
     unmerged: int = 0
     profiles: Profiles = field(init=False)
+    overlap: Overlap | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Bring what all tiles need to the grid's device."""
+        self.overlap = overlap_of(self.model.manifest, len(self.plan))
         self.profiles = load_profiles(self.plan, self.grid.voxels.device)
+
+    @property
+    def threshold(self) -> float:
+        """Least probability of a vote of a tile."""
+        if self.overlap is not None:
+            return self.overlap.lower_threshold
+        return self.model.manifest.voting.threshold
 
     def wait_for_grid(self) -> None:
         """Make the current CUDA stream wait for the upload; the host does not wait."""
@@ -70,11 +80,13 @@ class ScanState:
         self.grid_ready = READY
 
     def merged_votes(self) -> Votes:
-        """Concatenate the votes of all tiles, on the current CUDA stream."""
+        """Put the votes of all tiles together, on the current CUDA stream."""
         for votes in self.votes:
             for values in (votes.landmark, votes.columns):
                 self.votes_ready.wait(values)
-        return concat_votes(self.votes)
+        if self.overlap is None:
+            return concat_votes(self.votes)
+        return self.overlap.finish(self.overlap.merge(self.votes))
 
     def add_votes(self, votes: Votes) -> None:
         """Store the votes of a tile.
@@ -85,5 +97,6 @@ class ScanState:
         self.votes.append(votes)
         self.unmerged += 1
         if self.unmerged == MERGED_TILES:
-            self.votes[-MERGED_TILES:] = [concat_votes(self.votes[-MERGED_TILES:])]
+            merge = concat_votes if self.overlap is None else self.overlap.merge
+            self.votes[-MERGED_TILES:] = [merge(self.votes[-MERGED_TILES:])]
             self.unmerged = 0

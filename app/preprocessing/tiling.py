@@ -74,7 +74,7 @@ def plan_tiles(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> TileP
         for size, edge in zip(grid_shape, shape, strict=True)
     ]
     profiles = tuple(
-        _profiles(start, edge, stride, spec.tile_sigma)
+        _profiles(start // stride, edge // stride, spec)
         for start, edge in zip(starts, shape, strict=True)
     )
     rows = np.stack(
@@ -156,13 +156,18 @@ def _count_starts(size: int, edge: int, overlap: float, stride: int) -> int:
 
 
 def _profiles(
-    starts: Int[np.ndarray, " tiles"], edge: int, stride: int, sigma: float
+    starts: Int[np.ndarray, " tiles"], size: int, spec: InputSpec
 ) -> Float64[np.ndarray, "tiles u"]:
-    """Compute each tile's importance along an axis: its Gaussian over the sum of all Gaussians."""
-    size = edge // stride
-    distance = (np.arange(size) + 0.5) / size - 0.5
-    gaussian = np.exp(-0.5 * (distance / sigma) ** 2)
-    total = np.zeros(int(starts[-1]) // stride + size)
-    for start in starts // stride:
+    """Compute each tile's importance along an axis: its Gaussian over the sum of all Gaussians.
+
+    Args:
+        starts: First field voxel of each tile.
+        size: Field voxels of a tile.
+        spec: Where the Gaussian peaks, and how wide it is.
+    """
+    centre = size // 2 if spec.tile_centre == "voxel" else (size - 1) / 2
+    gaussian = np.exp(-0.5 * ((np.arange(size) - centre) / (size * spec.tile_sigma)) ** 2)
+    total = np.zeros(int(starts[-1]) + size)
+    for start in starts:
         total[start : start + size] += gaussian
-    return np.stack([gaussian / total[start : start + size] for start in starts // stride])
+    return np.stack([gaussian / total[start : start + size] for start in starts])

@@ -134,6 +134,26 @@ def write_folder(root: Path, name: str, kind: Kind, network: nn.Module) -> Path:
     return folder
 
 
+def export_onnx(folder: Path, name: str, kind: Kind, network: nn.Module) -> Path:
+    """Write a trained network, of which a model folder is there, as ONNX beside that folder."""
+    other = folder.with_name(name)
+    other.mkdir()
+    table = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
+    table["name"] = name
+    table["network"] = {"program": "network.onnx", "sha256": "0" * 64, **kind.network}
+    torch.onnx.export(
+        network,
+        (torch.zeros(2, 1, *table["input"]["tile_shape"]),),
+        other / "network.onnx",
+        dynamo=True,
+        external_data=False,
+        dynamic_shapes=({0: "n"},),
+    )
+    write_manifest(other, table)
+    write_selfcheck(other)
+    return other
+
+
 def _cut(scan: Scan, edge: int, first: np.ndarray) -> Scan:
     """Cut a tile of a scan that begins at a voxel; zeros where it ends."""
     voxels, points = scan

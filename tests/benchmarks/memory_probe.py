@@ -29,7 +29,7 @@ def main() -> None:
     for tile in range(len(case.plan)):
         collect(launch([(case, tile)]))
     detector.finish(case)
-    weights = (Path(folder) / "weights.safetensors").stat().st_size
+    weights = sum((Path(folder) / name).stat().st_size for name in model.manifest.network.files)
     peak = resident_bytes(peak=True) - before - weights
     votes = sum(len(votes) for votes in case.votes)
     sys.stdout.write(f"{peak} {len(case.plan)} {votes}\n")

@@ -13,6 +13,7 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from jaxtyping import Float
 from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
+from torch.nn import functional
 
 PATCH = (24, 32, 28)
 SPACING = (2.0, 1.0, 1.5)
@@ -21,6 +22,9 @@ SPACING = (2.0, 1.0, 1.5)
 TRANSPOSE = (1, 2, 0)
 ORIENTATION = "LPS"
 BALL_RADIUS = 4
+THRESHOLD = 0.2
+"""Where a ball falls below it, no label marks it."""
+
 SIGNS = (1.0, -1.0)
 """Of the blobs at the two landmarks, in noise."""
 
@@ -153,16 +157,22 @@ def build(**arguments: object) -> nn.Module:
 
 
 @cache
-def trained(seed: int) -> nn.Module:
-    """Train a network for some seconds."""
+def trained(seed: int, *, labels: bool = False) -> nn.Module:
+    """Train a network for some seconds, to answer heatmaps or labels and a background."""
     torch.manual_seed(seed)
-    network = build()
+    network = build(num_classes=len(SIGNS) + labels)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    loss_of = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(20.0))  # Few voxels are marked.
     for step in range(120):
         values, points = make_case(PATCH, 1000 * seed + step, margin=-6)
-        target = make_target(PATCH, points)
-        loss = loss_of(network(standardise(values)[None, None])[0], target)
+        logits, target = network(standardise(values)[None, None]), make_target(PATCH, points)
+        # Few voxels are marked.
+        if labels:
+            marked = torch.cat([torch.full_like(target[:1], THRESHOLD), target]).argmax(0)
+            weight = torch.tensor([1.0, 20.0, 20.0])
+            loss = functional.cross_entropy(logits, marked[None], weight)
+        else:
+            weight = torch.tensor(20.0)
+            loss = functional.binary_cross_entropy_with_logits(logits[0], target, pos_weight=weight)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from app.inference import Detector, Refiner, ScanState, collect, launch
 from app.io import Volume
 from app.model import LoadedModel
-from app.voting import Landmark, concat_votes
+from app.voting import Landmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StageRunner:
             answer = self._run_pass(answer)
         if last is None or self._refiner is None:
             return StageOutputs(answer, None, answer)
-        second = self._refiner.locate(concat_votes(last.votes), last.grid)
+        second = self._refiner.locate(last.merged_votes(), last.grid)
         return StageOutputs(last.coarse, second, answer)
 
     def _run_pass(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:

@@ -1,4 +1,4 @@
-"""kinds: networks that answer votes, heatmaps and coordinates, trained alike for a minute."""
+"""kinds: networks that answer votes, heatmaps and coordinates, trained alike, and one as ONNX."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from app.phantom import make_phantom, scan_bytes
 from app.training.evaluate.metrics import errors_mm, measure_presence
 from app.training.evaluate.outcomes import Outcome, compare
 from tests.benchmarks.harness import Row, Run
-from tests.benchmarks.kinds_of_output import KINDS, load_scans, train, write_folder
+from tests.benchmarks.kinds_of_output import KINDS, export_onnx, load_scans, train, write_folder
 from tests.benchmarks.scans import PHANTOM
 from tests.benchmarks.surroundings import ROOT
 
@@ -29,6 +29,9 @@ SCANS: Final = 240
 FIRST: Final = 5000
 COUNT: Final = 50
 """Seeds of the phantoms to measure with; none was trained on."""
+
+EXPORTED: Final = "heatmaps"
+"""The kind whose network is measured as ONNX, too: the same weights, run by ONNX Runtime."""
 
 PROBE: Final = ("120", "120", "120")
 """Voxels of 1 mm of the scan whose memory is measured."""
@@ -43,7 +46,11 @@ def kinds(run: Run) -> Iterator[Row]:
         seen = load_scans(range(20_000, 20_000 + scans))
         folders = {"shipped": PHANTOM}
         for name, kind in KINDS.items():
-            folders[name] = write_folder(Path(root), name, kind, train(kind, seen, cpu_s))
+            network = train(kind, seen, cpu_s)
+            folders[name] = write_folder(Path(root), name, kind, network)
+            if name == EXPORTED:
+                onnx = f"{name}-onnx"
+                folders[onnx] = export_onnx(folders[name], onnx, kind, network)
         torch.set_num_threads(threads)
         probe = not run.fast
         figures = {name: _measure(folder, count, probe) for name, folder in folders.items()}
@@ -73,7 +80,7 @@ def _measure(folder: Path, count: int, probe: bool) -> list[tuple[str, str, floa
     if not len(errors):
         errors = np.array([np.nan])
     there = measure_presence(outcomes)
-    weights = (folder / "weights.safetensors").stat().st_size
+    weights = sum((folder / name).stat().st_size for name in detector.model.manifest.network.files)
     return [
         ("mean error", "mm", float(errors.mean())),
         ("median error", "mm", float(np.median(errors))),

@@ -37,9 +37,8 @@ from tests.support.nnunet_results import (
 CPU = torch.device("cpu")
 LARGE = (40, 50, 30)
 EXACT = 0.01
-ALIKE = 0.025
-"""Voxels. Where tiles overlap, nnU-Net averages logits, and this service what they stand for; of a
-network that was trained for seconds, tiles differ more than of a real one."""
+ALIKE = 0.04
+"""Voxels; the second where several labels have a share in a voxel, whose logits are not kept."""
 
 
 def scan_of(values: Float[np.ndarray, "j i k"]) -> bytes:
@@ -106,15 +105,22 @@ def test_landmarks_are_those_of_the_original_in_one_tile(
     assert np.abs(found - to_file(truth)).max() < 1.5
 
 
-def test_landmarks_are_those_of_the_original_in_several_tiles(tmp_path: Path) -> None:
-    networks = [trained(0), trained(1)]
+@pytest.mark.parametrize(("labels", "bound"), [(False, EXACT), (True, ALIKE)])
+def test_landmarks_are_those_of_the_original_in_several_tiles(
+    tmp_path: Path, *, labels: bool, bound: float
+) -> None:
+    """Of networks that were trained for seconds, tiles disagree more than of real ones."""
+    networks = [trained(0, labels=True)] if labels else [trained(0), trained(1)]
     folder = imported(tmp_path, networks)
-    values, truth = make_case(LARGE, seed=78)
-    found, tiles = detect(folder, values)
-    assert tiles == 3 * 3 * 2
-    expected = read_out(predict(networks, values), read_manifest(folder))
-    assert np.abs(found - expected).max() <= ALIKE
-    assert np.abs(found - to_file(truth)).max() < 1.5
+    manifest = read_manifest(folder)
+    assert manifest.network.activation == ("softmax" if labels else "sigmoid")
+    for seed in range(78, 84):
+        values, truth = make_case(LARGE, seed=seed)
+        found, tiles = detect(folder, values)
+        assert tiles == 3 * 3 * 2
+        expected = read_out(predict(networks, values), manifest)
+        assert np.abs(found - expected).max() <= bound
+        assert np.abs(found - to_file(truth)).max() < 1.5
 
 
 @pytest.fixture

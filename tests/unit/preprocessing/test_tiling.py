@@ -90,3 +90,14 @@ def test_whole_grid_over_its_limit_is_refused_with_both_sizes() -> None:
     spec = make_spec(tile_shape="whole", divisor=16, max_voxels=1000)
     with pytest.raises(TooLarge, match=r"at most 1000 voxels .* got 16 x 16 x 32.* spans"):
         plan_tiles((10, 16, 17), spec, stride=2)
+
+
+def test_a_tile_counts_most_in_its_middle_or_at_a_voxel_as_for_nnunet() -> None:
+    """nnU-Net blurs a single voxel, whose index is half the edge."""
+    nnunet = {"tile_overlap": 0.5, "tile_sigma": 0.125}
+    for centre, middle in (("middle", 7.5), ("voxel", 8)):
+        plan = plan_tiles((24, 24, 32), make_spec(tile_centre=centre, **nnunet), stride=1)
+        first, second = plan.profiles[0]
+        away = np.arange(16) - middle
+        gaussian = np.exp(-(away**2) / (2 * 2.0**2))
+        np.testing.assert_allclose(first[8:] / second[:8], gaussian[8:] / gaussian[:8])
