@@ -1,10 +1,11 @@
 """Compiling loops: Numba on the CPU, and whether Triton's kernels run on a device.
 
-Compiled code is cached beside the sources or, if that is set, in ``NUMBA_CACHE_DIR``, so that only
-the first start on a machine takes the seconds to compile. Where nothing can be written, every start
-does.
+Compiled code is cached in ``NUMBA_CACHE_DIR`` if that is set, else beside the sources or, where
+they cannot be written, in the user's cache, so that only the first start on a machine takes the
+seconds to compile. Where nothing can be written, every start does.
 """
 
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from importlib.util import find_spec
@@ -32,7 +33,8 @@ def cache_folder(parent: str) -> Path:
     for folder in LOOPS:
         for source in sorted((APP / folder).glob("*.py")):
             digest.update(source.read_bytes())
-    return Path(parent or APP / "__pycache__") / f"loops-{digest.hexdigest()[:16]}"
+    beside = APP if os.access(APP, os.W_OK) else Path.home() / ".cache" / "landmarkd"
+    return Path(parent or beside / "__pycache__") / f"loops-{digest.hexdigest()[:16]}"
 
 
 _config = vars(numba.config)

@@ -21,7 +21,7 @@ from app.voting.cpu.plan import Plan, make_plan
 from app.voting.cpu.rows import BATCH, find_candidates
 from app.voting.reference import Columns, Placement
 
-SCORES_PER_THREAD: Final = 1 << 20
+SCORES_PER_THREAD: Final = 1 << 18
 """Fewer are not worth a thread of their own: they take less than a millisecond."""
 
 BLOCK: Final = 1 << 15
