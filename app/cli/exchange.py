@@ -50,9 +50,7 @@ def nnunet(
     try:
         from app.exchange import nnunet as training
     except ModuleNotFoundError as error:
-        raise StartupError(
-            f"expected the package {error.name}; pip install 'landmarkd[nnunet]'"
-        ) from error
+        raise _missing(error) from error
     folder = training.import_nnunet(
         results,
         output,
@@ -62,6 +60,46 @@ def nnunet(
         version=model_version,
     )
     typer.echo(f"{folder} is written; landmarkd check {folder} checks it")
+
+
+@importing.command()
+def monai(
+    bundle: Annotated[
+        Path, typer.Argument(exists=True, help="Folder of the bundle, or a ZIP archive of it.")
+    ],
+    output: NewFolder,
+    landmark: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a channel's landmark; once for each (default: channel_def)."),
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="KEY=VALUE of model.toml, such as voting.radius_mm=7.2; may be repeated."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Transform of the bundle to leave out.")
+    ] = None,
+) -> None:
+    """Import a MONAI bundle with ONNX, weights of a network of MONAI, or TorchScript."""
+    try:
+        from app.exchange import monai as bundles
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    folder = bundles.import_monai(
+        bundle,
+        output,
+        landmarks=landmark or (),
+        given=given or (),
+        ignored=ignore or (),
+        allow_torchscript=read_settings().allow_torchscript,
+    )
+    typer.echo(f"{folder} is written; landmarkd check {folder} checks it")
+
+
+def _missing(error: ModuleNotFoundError) -> StartupError:
+    return StartupError(f"expected the package {error.name}; pip install 'landmarkd[nnunet]'")
 
 
 def pack(

@@ -1,11 +1,16 @@
 """Model folders from elsewhere, and for elsewhere. The service never imports it.
 
-======  ==========================================================================================
-plans   what nnU-Net wrote down of a network: geometry, intensities, architecture, labels
-nnunet  a results folder of nnU-Net or nnLandmark -> a model folder; imported by itself, as it takes
-        the extra ``nnunet``
-pack    a model folder -> one file to share, and back
-======  ==========================================================================================
+==========  ======================================================================================
+bundles     a MONAI bundle, a folder or an archive of one: its files and components, as data
+folders     JSON and checkpoints read as data, and a model folder written whole
+plans       what nnU-Net wrote down of a network: geometry, intensities, architecture, labels
+transforms  what the transforms of a MONAI bundle say of a network's input
+monai       a MONAI bundle -> a model folder
+nnunet      a results folder of nnU-Net or nnLandmark -> a model folder
+pack        a model folder -> one file to share, and back
+==========  ======================================================================================
+
+``monai`` and ``nnunet`` are imported by themselves, as they take an extra.
 """
 
 from app.exchange.pack import install_model, pack_model

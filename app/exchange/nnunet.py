@@ -4,23 +4,24 @@ Checkpoints are read without running code of theirs: tensors, numbers and text, 
 Networks are built from an allow-list, and their weights are stored as safetensors.
 """
 
-import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import tomlkit
-import torch
-from safetensors.torch import save_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.errors import BadParameter, ModelRefused
+from app.exchange.folders import (
+    UNREADABLE,
+    choose_weights,
+    load_data,
+    read_json,
+    save_weights,
+    write_folder,
+)
 from app.exchange.plans import Plan, read_plan
-from app.model import build_network, write_selfcheck
 
 CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
 
@@ -128,23 +129,22 @@ def import_nnunet(
         BadParameter: An option does not fit, or the output exists.
         ModelRefused: The training cannot be served; the reason is named.
     """
-    if output.exists():
-        raise BadParameter(f"-o: expected a folder that is not there yet, {output} is")
     training = _read_training(results, orientation, folds)
     document = _manifest(output.name, version, training)
     document["voting"] = _voting(training, radius)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    # Written next to its final path and then renamed, so that nobody serves half of it.
-    with TemporaryDirectory(prefix=".", dir=output.parent) as temporary:
-        folder = Path(temporary) / output.name
-        folder.mkdir()
+    plan = training.plan
+
+    def fill(folder: Path) -> None:
         for each in training.checkpoints:
-            save_model(_build(results.name, training, each), str(folder / each.file))
-        (folder / "model.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
-        (folder / "README.md").write_text(_card(output.name, training), encoding="utf-8")
-        write_selfcheck(folder)
-        folder.rename(output)
-    return output
+            save_weights(
+                folder / each.file,
+                results.name,
+                plan.architecture,
+                training.arguments,
+                each.weights,
+            )
+
+    return write_folder(output, document, _card(output.name, training), fill)
 
 
 def _read_training(results: Path, orientation: str | None, folds: Sequence[str]) -> Training:
@@ -153,7 +153,7 @@ def _read_training(results: Path, orientation: str | None, folds: Sequence[str])
     first = checkpoints[0]
     if len({(each.configuration, each.mirror) for each in checkpoints}) > 1:
         raise ModelRefused(f"{results.name}: expected folds of one training, got several")
-    plans, dataset = (_read_json(results / name) for name in ("plans.json", "dataset.json"))
+    plans, dataset = (read_json(results / name) for name in ("plans.json", "dataset.json"))
     try:
         plan = read_plan(plans, dataset, first.configuration, orientation)
     except ModelRefused as refusal:
@@ -183,40 +183,21 @@ def _read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; its file can make nothing but tensors, numbers and text."""
     where = f"{path.parent.name}/{path.name}"
     try:
-        with torch.serialization.safe_globals([*NUMBERS, *SCALARS]):
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        weights = state["network_weights"].items()
+        state = load_data(path, [*NUMBERS, *SCALARS])
         mirror = state.get("inference_allowed_mirroring_axes") or ()
         return Checkpoint(
             fold=path.parent.name,
-            weights={
-                name.removeprefix("module."): one
-                for name, one in weights
-                if isinstance(one, Tensor)
-            },
+            weights=choose_weights(path, state["network_weights"]),
             configuration=str(state["init_args"]["configuration"]),
             mirror=tuple(int(axis) for axis in mirror),
             trainer=str(state["trainer_name"]),
         )
-    except (
-        pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, ValueError,
-        EOFError,
-    ) as error:  # fmt: skip
+    except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(
             f"{where}: expected a checkpoint of nnU-Net, version 2, of nothing but tensors, "
             f"numbers and text, got {type(error).__name__}: {reason:.300}"
         ) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path.parent.name}: expected {path.name} to read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelRefused(f"{path.parent.name}: {path.name}: expected an object")
-    return content
 
 
 def _count_channels(name: str, checkpoint: Checkpoint, plan: Plan) -> int:
@@ -230,19 +211,6 @@ def _count_channels(name: str, checkpoint: Checkpoint, plan: Plan) -> int:
             f"background, as dataset.json has {landmarks} landmarks; got {sorted(channels)}"
         )
     return channels.pop()
-
-
-def _build(name: str, training: Training, checkpoint: Checkpoint) -> nn.Module:
-    """Build the network of a checkpoint."""
-    plan = training.plan
-    network = build_network(name, plan.architecture, training.arguments, checkpoint.weights)
-    try:
-        network.load_state_dict(checkpoint.weights)
-    except RuntimeError as error:
-        raise ModelRefused(
-            f"{name}: {checkpoint.fold}: expected weights of plans.json, got {error!s:.300}"
-        ) from error
-    return network
 
 
 def _voting(training: Training, radius: float | None) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from tests.support import nnunet_results
 from tests.support.answers import place_by_hand
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.documents import DOCS, PAGES, README, ROOT, code_blocks, read
+from tests.support.monai_bundles import build as build_monai
+from tests.support.monai_bundles import write_bundle
 from tests.support.nifti_files import nifti
 from tests.support.nnunet_results import write_results
 from tests.support.services import RAW, ServiceProcess
@@ -179,12 +181,18 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
     assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps", "heatmaps"]
 
 
-def test_training_of_nnunet_is_imported_by_the_command_of_the_page(tmp_path: Path) -> None:
-    (command,) = [line for line in LINES if line.startswith("landmarkd import nnunet")]
+@pytest.mark.parametrize(("kind", "passes"), [("nnunet", 2), ("monai", 1)])
+def test_training_is_imported_by_the_command_of_the_page(
+    tmp_path: Path, kind: str, passes: int
+) -> None:
+    (command,) = [line for line in LINES if line.startswith(f"landmarkd import {kind}")]
     arguments = shlex.split(command.replace("NAME", "blobs"))[1:]
     results = tmp_path / arguments[2]
     results.mkdir(parents=True)
-    write_results(results, [nnunet_results.build(), nnunet_results.build()])
+    if kind == "monai":
+        write_bundle(results, build_monai())
+    else:
+        write_results(results, [nnunet_results.build(), nnunet_results.build()])
     done = subprocess.run(
         [sys.executable, "-m", "app.cli.main", *arguments],
         cwd=tmp_path,
@@ -195,7 +203,7 @@ def test_training_of_nnunet_is_imported_by_the_command_of_the_page(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     model = load_checked(tmp_path / "models" / "blobs", torch.device("cpu"))
-    assert model.network.passes == 2
+    assert model.network.passes == passes
 
 
 def test_readmes_python_client_finds_landmarks(service: ServiceProcess, folder: Path) -> None:

@@ -160,7 +160,11 @@ def build(**arguments: object) -> nn.Module:
 def trained(seed: int, *, labels: bool = False) -> nn.Module:
     """Train a network for some seconds, to answer heatmaps or labels and a background."""
     torch.manual_seed(seed)
-    network = build(num_classes=len(SIGNS) + labels)
+    return train(build(num_classes=len(SIGNS) + labels), seed, labels=labels)
+
+
+def train(network: nn.Module, seed: int = 0, *, labels: bool = False) -> nn.Module:
+    """Train a network as ``trained`` does."""
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
     for step in range(120):
         values, points = make_case(PATCH, 1000 * seed + step, margin=-6)

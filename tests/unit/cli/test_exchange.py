@@ -9,8 +9,10 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
-from app.model import hash_file
+from app.model import hash_file, read_manifest
 from tests.support.model_folders import make_model_folder
+from tests.support.monai_bundles import RADIUS_MM, write_bundle
+from tests.support.monai_bundles import build as build_monai
 from tests.support.nnunet_results import build, write_results
 from tests.support.services import toy_scan
 
@@ -73,10 +75,27 @@ def test_training_of_nnunet_is_imported(tmp_path: Path) -> None:
     assert run("check", folder).exit_code == 0
 
 
-def test_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_of_monai_is_imported(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", build_monai())
+    folder = tmp_path / "blobs"
+    result = run("import", "monai", bundle, "-o", folder)
+    assert isinstance(result.exception, BadParameter)
+    assert "--set 'voting.radius_mm=" in str(result.exception)
+    names = ("--landmark", "left", "--landmark", "right")
+    result = run("import", "monai", bundle, "-o", folder, "--set", RADIUS_MM, *names)
+    assert result.exit_code == 0, result.output
+    assert run("check", folder).exit_code == 0
+    assert [one.name for one in read_manifest(folder).landmarks] == ["left", "right"]
+
+
+@pytest.mark.parametrize("kind", ["nnunet", "monai"])
+def test_extra_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setitem(sys.modules, "tomlkit", None)
-    monkeypatch.delitem(sys.modules, "app.exchange.nnunet", raising=False)
-    monkeypatch.delattr("app.exchange.nnunet", raising=False)
-    result = run("import", "nnunet", tmp_path, "-o", tmp_path / "blobs")
+    for module in ("folders", kind):
+        monkeypatch.delitem(sys.modules, f"app.exchange.{module}", raising=False)
+        monkeypatch.delattr(f"app.exchange.{module}", raising=False)
+    result = run("import", kind, tmp_path, "-o", tmp_path / "blobs")
     assert isinstance(result.exception, StartupError)
     assert "pip install 'landmarkd[nnunet]'" in str(result.exception)

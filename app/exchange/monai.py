@@ -1,0 +1,298 @@
+"""A MONAI bundle -> a model folder, without running anything of the bundle."""
+
+import inspect
+import re
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from app.errors import BadParameter, ModelRefused
+from app.exchange.bundles import (
+    CONFIG,
+    METADATA,
+    NETWORKS,
+    check_literals,
+    open_bundle,
+    read_target,
+)
+from app.exchange.folders import (
+    UNREADABLE,
+    choose_weights,
+    load_data,
+    read_json,
+    save_weights,
+    write_folder,
+)
+from app.exchange.transforms import is_number, read_preprocessing, read_transforms
+from app.model import find_architecture
+
+Json = dict[str, Any]
+
+NEEDED: Final = {
+    "input.orientation": "RAS",
+    "input.spacing_mm": "[1.0, 1.0, 1.0]",
+    "input.tile_shape": "[96, 96, 96]",
+    "input.intensity": '{method = "zscore"}',
+    "voting.radius_mm": "7.2",
+}
+"""Keys without a default, with an example of each."""
+
+THRESHOLDS: Final = {"heatmaps": 0.2, "votes": 0.3, "coordinates": 0.5}
+LABEL_THRESHOLD: Final = 0.5
+"""Of a channel that was trained to mark a landmark's voxels against a background."""
+
+SETTABLE: Final = re.compile(r"version|description|license|(input|network|voting)\.[a-z0-9_]+")
+MAX_TEXT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is needed of a bundle.
+
+    Attributes:
+        metadata: The content of ``metadata.json``.
+        keys: Keys of ``model.toml`` with their values.
+        landmarks: Names, in the order of the channels.
+        network: The section ``network``, as far as it says which.
+        file: The network's file in the bundle.
+    """
+
+    metadata: Json
+    keys: Json
+    landmarks: list[str]
+    network: Json
+    file: Path
+
+
+def import_monai(
+    bundle: Path,
+    output: Path,
+    *,
+    landmarks: Sequence[str] = (),
+    given: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    allow_torchscript: bool = False,
+) -> Path:
+    """Write a model folder of a bundle.
+
+    Args:
+        bundle: Its folder, or a ZIP archive of it.
+        output: Folder to write; its name becomes the model's.
+        landmarks: Names, in the order of the channels; empty: those in ``channel_def``.
+        given: Keys of ``model.toml`` as ``KEY=VALUE``, which count more than what the bundle says.
+        ignored: Names of transforms that may be left out.
+        allow_torchscript: Whether the network may be TorchScript.
+
+    Returns:
+        The folder.
+
+    Raises:
+        BadParameter: An option does not fit, one is needed, or the output exists.
+        ModelRefused: The bundle cannot be served; the reason is named.
+    """
+    with open_bundle(bundle) as folder:
+        try:
+            contents = _read_bundle(folder, landmarks, given, ignored)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ModelRefused(
+                f"{bundle.name}: expected the metadata of a MONAI bundle, with "
+                f"network_data_format.inputs.image and outputs.pred, got {error!r:.200}"
+            ) from error
+        except (ModelRefused, BadParameter) as refusal:
+            raise type(refusal)(f"{bundle.name}: {refusal}") from refusal
+        return write_folder(
+            output,
+            _manifest(output.name, contents),
+            _card(output.name, contents),
+            lambda target: _write_network(bundle.name, contents, target),
+            allow_torchscript=allow_torchscript,
+        )
+
+
+def _read_bundle(
+    folder: Path, landmarks: Sequence[str], given: Sequence[str], ignored: Sequence[str]
+) -> Contents:
+    """Read all that is needed of a bundle but its weights; options as of ``import_monai``."""
+    metadata = read_json(folder / METADATA)
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    keys = _complete(config, _read_keys(metadata, config) | dict(map(_read_option, given)))
+    names = list(landmarks) or _read_landmarks(metadata, keys)
+    _check(metadata, config, keys, names, ignored)
+    return Contents(metadata, keys, names, *_choose_network(folder, config))
+
+
+def _read_option(option: str) -> tuple[str, Any]:
+    """Read ``KEY=VALUE``, whose value is TOML, or text without quotes."""
+    key, equals, value = (part.strip() for part in option.partition("="))
+    if not (equals and SETTABLE.fullmatch(key)):
+        raise BadParameter(
+            f"--set: expected KEY=VALUE with a key of model.toml, got {option!r:.100}"
+        )
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _read_keys(metadata: Json, config: Json) -> Json:
+    """Collect the keys of ``model.toml`` that the bundle says."""
+    keys, _ = read_preprocessing(config)
+    inferer = config.get("inferer")
+    inferer = inferer if isinstance(inferer, dict) else {}
+    shape = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
+    for edges in (shape, inferer.get("roi_size")):
+        if isinstance(edges, list) and len(edges) == 3 and all(type(one) is int for one in edges):
+            keys.setdefault("input.tile_shape", edges)
+    if is_number(overlap := inferer.get("overlap")):
+        keys["input.tile_overlap"] = float(overlap)
+    if inferer.get("mode") == "gaussian" and is_number(sigma := inferer.get("sigma_scale", 0.125)):
+        keys["input.tile_sigma"] = float(sigma)
+    for name, length in (("version", 32), ("description", MAX_TEXT)):
+        if isinstance(metadata.get(name), str):
+            keys[name] = " ".join(metadata[name].split())[:length]
+    return keys
+
+
+def _complete(config: Json, keys: Json) -> Json:
+    """Add what neither the bundle nor an option says."""
+    output = keys.setdefault("network.output", "heatmaps")
+    if output == "heatmaps":
+        applied = [
+            activation
+            for kind, given in read_transforms(config, "postprocessing")
+            for activation in ("sigmoid", "softmax")
+            if kind == "Activationsd" and given.get(activation) is True
+        ]
+        keys.setdefault("network.activation", applied[0] if len(applied) == 1 else "none")
+    elif output == "votes":
+        keys.setdefault("network.activation", "sigmoid")
+    labels = keys.get("network.activation") == "softmax"
+    threshold = LABEL_THRESHOLD if labels else THRESHOLDS.get(str(output), LABEL_THRESHOLD)
+    return {"voting.threshold": threshold, **keys}
+
+
+def _read_landmarks(metadata: Json, keys: Json) -> list[str]:
+    """Read the names of the channels in their order; with a softmax the first is background."""
+    named = metadata["network_data_format"]["outputs"]["pred"].get("channel_def") or {}
+    if set(named) != set(map(str, range(len(named)))):
+        raise ModelRefused(f"channel_def: expected channels 0, 1, ..., got {sorted(named)!s:.200}")
+    names = [str(named[str(channel)]) for channel in range(len(named))]
+    return names[1:] if keys.get("network.activation") == "softmax" else names
+
+
+def _check(
+    metadata: Json, config: Json, keys: Json, names: list[str], ignored: Sequence[str]
+) -> None:
+    """Refuse what a model folder cannot express, and say all that is missing at once."""
+    channels = metadata["network_data_format"]["inputs"]["image"].get("num_channels")
+    if channels != 1:
+        raise ModelRefused(f"expected a network for scans of one channel, got {channels!r:.80}")
+    needed = {key: example for key, example in NEEDED.items() if key not in keys}
+    if keys["network.output"] == "coordinates":
+        needed.pop("voting.radius_mm", None)
+    reasons = [f"--set '{key}={example}'" for key, example in needed.items()]
+    reasons += [] if names else ["--landmark NAME for each channel"]
+    unread = [name for name in read_preprocessing(config)[1] if name not in ignored]
+    reasons += [f"--ignore {name}, a transform that is left out" for name in unread]
+    if reasons:
+        yaml = "" if config else f"; {CONFIG} is not there, and YAML is not read"
+        raise BadParameter(
+            f"expected what the bundle does not say in literals{yaml}; give {'; '.join(reasons)}"
+        )
+
+
+def _choose_network(folder: Path, config: Json) -> tuple[Json, Path]:
+    """Choose a network: ONNX, or weights of an architecture that is known, or TorchScript.
+
+    Returns:
+        The section ``network``, as far as it says which, and the bundle's file.
+    """
+    onnx, weights, script = (folder / name for name in NETWORKS)
+    if onnx.is_file():
+        return {"program": "network.onnx"}, onnx
+    if weights.is_file():
+        try:
+            return _read_architecture(config), weights
+        except ModelRefused as refusal:
+            if not script.is_file():
+                raise ModelRefused(f"network_def: {refusal}") from refusal
+    if script.is_file():
+        return {"program": "network.ts"}, script
+    raise ModelRefused(f"expected one of {', '.join(NETWORKS)}")
+
+
+def _read_architecture(config: Json) -> Json:
+    """Read the class of the network, which must be allow-listed, and its arguments."""
+    module, name, arguments = read_target(config.get("network_def"))
+    architecture = f"{module or 'monai.networks.nets'}:{name}"
+    found = inspect.signature(find_architecture("bundle", architecture)).parameters
+    # TOML has no null.
+    none = [
+        key for key in arguments if key in found and found[key].default is arguments[key] is None
+    ]
+    arguments = {key: value for key, value in arguments.items() if key not in none}
+    check_literals(arguments)
+    return {
+        "architecture": architecture,
+        "weights": "weights.safetensors",
+        "arguments": arguments,
+    }
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    """Read a state, which may be a part of a checkpoint."""
+    try:
+        state = load_data(file)
+        inner = [state[key] for key in ("model", "state_dict") if isinstance(state.get(key), dict)]
+        return choose_weights(file, inner[0] if inner else state)
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise ModelRefused(
+            f"{file.name}: expected a network's state of nothing but tensors, numbers and text, "
+            f"got {type(error).__name__}: {reason:.300}"
+        ) from error
+
+
+def _write_network(name: str, contents: Contents, target: Path) -> None:
+    """Write the file of the network into a model folder."""
+    network, file = contents.network, contents.file
+    if "program" in network:
+        shutil.copyfile(file, target / network["program"])
+        return
+    weights, arguments = _read_weights(file), network["arguments"]
+    save_weights(target / network["weights"], name, network["architecture"], arguments, weights)
+
+
+def _manifest(name: str, contents: Contents) -> Json:
+    """Write the manifest."""
+    document: Json = {
+        "schema": 1,
+        "name": name,
+        "version": "1.0.0",
+        "description": f"{len(contents.landmarks)} landmarks of a MONAI bundle",
+        "license": "unknown",
+        "input": {},
+        "network": {**contents.network},
+        "voting": {},
+        "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
+        "landmarks": [{"name": landmark} for landmark in contents.landmarks],
+    }
+    for key, value in contents.keys.items():
+        section, _, own = key.partition(".")
+        (document[section] if own else document)[own or section] = value
+    return document
+
+
+def _card(name: str, contents: Contents) -> str:
+    """Write the model card: where the model comes from."""
+    said = [contents.metadata.get(key) for key in ("name", "version", "authors", "copyright")]
+    origin = ", ".join(" ".join(text.split())[:MAX_TEXT] for text in said if isinstance(text, str))
+    return (
+        f"# {name}\n\n{len(contents.landmarks)} landmarks. Imported from a MONAI bundle: {origin}."
+        "\n\nIts errors on scans that it has not seen were not measured here.\n"
+    )

@@ -1,0 +1,152 @@
+"""The transforms before a MONAI network -> which input it expects, as far as they are literals."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeGuard
+
+from app.errors import ModelRefused
+from app.exchange.bundles import Json, read_target
+
+NEUTRAL: Final = {
+    "AddChanneld", "CastToTyped", "DeleteItemsd", "EnsureChannelFirstd", "EnsureTyped", "Identityd",
+    "LoadImaged", "SelectItemsd", "ToDeviced", "ToTensord",
+}  # fmt: skip
+"""Transforms that change no voxel value, and none's place."""
+
+WIDEST: Final = 1e38
+"""Beyond all voxel values: clips nothing."""
+
+
+def read_transforms(config: Json, section: str) -> list[tuple[str, Json]]:
+    """List the transforms of a section of ``inference.json``.
+
+    Args:
+        config: Its content.
+        section: ``preprocessing`` or ``postprocessing``.
+
+    Returns:
+        Name, as it ends in d, and arguments of each; of what is none, its beginning.
+    """
+    composed = config.get(section)
+    steps = composed.get("transforms") if isinstance(composed, dict) else None
+    listed: list[tuple[str, Json]] = []
+    for step in steps if isinstance(steps, list) else []:
+        try:
+            _, name, given = read_target(step)
+            listed.append((re.sub(r"(?<=[a-z])(D|Dict)$", "d", name), given))
+        except ModelRefused:
+            listed.append((f"{step!r:.40}", {}))
+    return listed
+
+
+def read_preprocessing(config: Json) -> tuple[dict[str, Any], list[str]]:
+    """Read which input a network expects from the transforms before it.
+
+    Args:
+        config: The content of ``inference.json``.
+
+    Returns:
+        Keys of ``model.toml`` that are known, such as ``input.orientation``; and the names of
+        transforms that change the input in other ways.
+    """
+    known: dict[str, Any] = {}
+    unread = []
+    for kind, given in read_transforms(config, "preprocessing"):
+        if kind in NEUTRAL or not _of_image(given.get("keys")):
+            continue
+        if kind not in READERS:
+            unread.append(kind)
+            continue
+        key, read = READERS[kind]
+        value = read(_without(given, "keys", "mode", "padding_mode", "allow_missing_keys"))
+        if kind == "Spacingd" and "input.orientation" not in known and len(set(value or ())) > 1:
+            value = None  # Along the axes of the file, which are anyone's.
+        # What is done twice is done in another way than either says.
+        known[key] = None if key in known else value
+    return {key: value for key, value in known.items() if value is not None}, unread
+
+
+def _of_image(keys: object) -> bool:
+    """Say whether a transform is of the image, or may be."""
+    named = keys if isinstance(keys, list) else [keys]
+    return any(not isinstance(key, str) or key == "image" or key[:1] in {"@", "$"} for key in named)
+
+
+def _without(values: Json, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def _numbers(given: Json, defaults: Json, names: str) -> list[float] | None:
+    """Read arguments that are numbers; None if one is none, or there are others besides."""
+    values = {**defaults, **_without(given, "dtype", "channel_wise")}
+    listed = [values.pop(name, None) for name in names.split()]
+    numeric = all(is_number(one) for one in listed)
+    return [float(one) for one in listed] if numeric and not any(values.values()) else None
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Say whether a value is a number, which True is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _orientation(given: Json) -> str | None:
+    codes = given.get("axcodes")
+    return codes if isinstance(codes, str) and len(given) == 1 and len(codes) == 3 else None
+
+
+def _spacing(given: Json) -> list[float] | None:
+    edges = given.get("pixdim")
+    plain = isinstance(edges, list) and len(edges) == 3 and all(is_number(mm) for mm in edges)
+    others = _without(given, "pixdim", "align_corners", "dtype")
+    return [float(mm) for mm in edges] if plain and edges and not any(others.values()) else None
+
+
+def _window(given: Json) -> dict[str, Any] | None:
+    numbers = _numbers(_without(given, "clip"), {}, "a_min a_max b_min b_max")
+    clipped = given.get("clip", False)
+    if numbers is None or not isinstance(clipped, bool):
+        return None
+    low, high, bottom, top = numbers
+    if clipped and (bottom, top) == (0.0, 1.0):
+        return {"method": "window", "lower": low, "upper": high}
+    if not (low < high and bottom < top):
+        return None
+    deviation = (high - low) / (top - bottom)
+    lower, upper = (low, high) if clipped else (-WIDEST, WIDEST)
+    scale = {"mean": low - bottom * deviation, "deviation": deviation}
+    return {"method": "clip", "lower": lower, "upper": upper, **scale}
+
+
+def _percentiles(given: Json) -> dict[str, Any] | None:
+    numbers = _numbers(_without(given, "clip"), {}, "lower upper b_min b_max")
+    if numbers is None or numbers[2:] != [0.0, 1.0] or given.get("clip") is not True:
+        return None
+    return {"method": "percentile", "lower": numbers[0], "upper": numbers[1]}
+
+
+def _extremes(given: Json) -> dict[str, Any] | None:
+    if _numbers(given, {"minv": 0.0, "maxv": 1.0}, "minv maxv") != [0.0, 1.0]:
+        return None
+    return {"method": "percentile", "lower": 0.0, "upper": 100.0}
+
+
+def _standard(given: Json) -> dict[str, Any] | None:
+    if (numbers := _numbers(given, {}, "subtrahend divisor")) is not None and numbers[1] > 0:
+        scale = {"mean": numbers[0], "deviation": numbers[1]}
+        return {"method": "clip", "lower": -WIDEST, "upper": WIDEST, **scale}
+    nonzero = given.get("nonzero", False)
+    others = _without(given, "nonzero", "dtype", "channel_wise")
+    if not isinstance(nonzero, bool) or any(value is not None for value in others.values()):
+        return None
+    return {"method": "zscore", "region": "nonzero"} if nonzero else {"method": "zscore"}
+
+
+READERS: Final[Mapping[str, tuple[str, Callable[[Json], Any]]]] = {
+    "Orientationd": ("input.orientation", _orientation),
+    "Spacingd": ("input.spacing_mm", _spacing),
+    "ScaleIntensityRanged": ("input.intensity", _window),
+    "ScaleIntensityRangePercentilesd": ("input.intensity", _percentiles),
+    "ScaleIntensityd": ("input.intensity", _extremes),
+    "NormalizeIntensityd": ("input.intensity", _standard),
+}
+"""What each transform says, and how it is read."""
