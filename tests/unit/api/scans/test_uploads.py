@@ -195,8 +195,8 @@ def test_uploads_share_the_room_of_jobs(models: Path, tmp_path: Path) -> None:
 
 def test_there_are_no_uploads_without_jobs(models: Path) -> None:
     with running(toy_settings(models)) as client:
-        assert problem_of(start(client, 9)).code == "no-jobs"
-        assert problem_of(client.options(URL)).code == "no-jobs"
+        assert problem_of(start(client, 9)).code == "not-configured"
+        assert problem_of(client.options(URL)).code == "not-configured"
 
 
 def test_block_of_a_part_is_charged_as_a_body(client: TestClient) -> None:
