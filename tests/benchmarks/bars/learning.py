@@ -57,8 +57,8 @@ def learning(run: Run) -> Iterator[Row]:
         return
     steps = 4 if run.fast else max(round(STEPS_PER_MINUTE * run.minutes), 1)
     counts = COUNTS[:1] if run.fast else COUNTS
-    unseen = [spine_files(data, name) for name in UNSEEN[: 1 if run.fast else None]]
-    known, pool = _subjects(data)
+    known, pool, unseen = _subjects(data)
+    unseen = unseen[: 1 if run.fast else None]
     with TemporaryDirectory() as folder:
         base = _train(Path(folder, "base", "spine"), known, steps)
         best = _train(Path(folder, "all", "spine"), [*known, *pool], steps + steps // TUNED)
@@ -77,15 +77,18 @@ def learning(run: Run) -> Iterator[Row]:
     yield Row("labels by expected gain for the error at random", share, "%", limit=LABELS_PERCENT)
 
 
-def _subjects(data: Path) -> tuple[list[SpecimenFiles], list[SpecimenFiles]]:
-    """Split the subjects that may be seen into those that are known, and the pool."""
+def _subjects(
+    data: Path,
+) -> tuple[list[SpecimenFiles], list[SpecimenFiles], list[SpecimenFiles]]:
+    """Split the subjects into those that are known, the pool, and those that nobody learns from."""
     names = sorted(
         path.name.removesuffix(".nii.gz") for path in (data / "lumbar-mri" / "scans").iterdir()
     )
     seen = [spine_files(data, name) for name in names if name not in UNSEEN]
-    order = np.random.default_rng(SEED).permutation(len(seen))
-    shuffled = [seen[index] for index in order]
-    return shuffled[:KNOWN], shuffled[KNOWN:]
+    shuffled = [seen[index] for index in np.random.default_rng(SEED).permutation(len(seen))]
+    first, last = KNOWN, KNOWN + COUNTS[-1]
+    unseen = [spine_files(data, name) for name in UNSEEN]
+    return shuffled[:first], shuffled[first:last], [*unseen, *shuffled[last:]]
 
 
 def _train(folder: Path, cases: Sequence[SpecimenFiles], steps: int) -> Path:
@@ -135,7 +138,10 @@ def _orders(base: Path, pool: Sequence[SpecimenFiles]) -> dict[str, list[Specime
 
 def _row(what: str, losses: np.ndarray, best: np.ndarray, limit: Limit | None = None) -> Row:
     low, high = bootstrap_interval(losses)
-    note = f"95 % interval {low:.2f} to {high:.2f} mm, {len(losses)} unseen subjects"
+    note = (
+        f"95 % interval {low:.2f} to {high:.2f} mm, {len(losses)} unseen subjects, "
+        f"their median {np.median(losses):.2f} mm"
+    )
     shown = limit or Limit(None, "cost")
     mean, theirs = float(losses.mean()), float(best.mean())
     return Row(f"error with {what}", mean, "mm", "all data", theirs, limit=shown, note=note)
