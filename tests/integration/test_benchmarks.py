@@ -35,25 +35,33 @@ SERVING = [name for name in BARS if name.startswith("S") or name in {"load", "R1
 """Measured in tests/integration/test_serving_benchmarks.py, chaos in test_chaos.py."""
 
 
-def test_fast_run_measures_every_bar_of_voting_and_keeps_its_figures(tmp_path: Path) -> None:
-    voting = [name for name in BARS if name not in (*SERVING, "chaos")]
+VOTING = [name for name in BARS if name not in (*SERVING, "chaos")]
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_fast_run_measures_every_bar_of_voting_and_keeps_its_figures(
+    part: int, tmp_path: Path
+) -> None:
+    """A third of the bars at a time, for the time limit of a test."""
+    names = VOTING[part::3]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", *voting, "--fast", "--results", str(tmp_path)],
+        [sys.executable, "-m", "tests.benchmarks", *names, "--fast", "--results", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert {path.stem for path in tmp_path.iterdir()} == set(voting)
-    with (tmp_path / "V1.csv").open(newline="", encoding="utf-8") as file:
-        first = next(csv.DictReader(file))
-    assert float(first["ours"]) > 0
-    assert float(first["ratio"]) == pytest.approx(
-        float(first["theirs"]) / float(first["ours"]), 1e-3
-    )
-    assert first["torch"] == torch.__version__.split("+")[0] or first["torch"] == torch.__version__
-    assert {"date", "commit", "dirty", "device", "cores", "torch_threads"} <= first.keys()
+    assert {path.stem for path in tmp_path.iterdir()} == set(names)
+    for path in tmp_path.iterdir():
+        with path.open(newline="", encoding="utf-8") as file:
+            first = next(csv.DictReader(file))
+        assert {"date", "commit", "dirty", "device", "cores", "torch_threads"} <= first.keys()
+        assert first["torch"].split("+")[0] == torch.__version__.split("+")[0]
+        if path.stem == "V1":
+            ours, theirs = float(first["ours"]), float(first["theirs"])
+            assert ours > 0
+            assert float(first["ratio"]) == pytest.approx(theirs / ours, 1e-3)
 
 
 def fewer_votes(answer: plain_torch.Answer) -> plain_torch.Answer:

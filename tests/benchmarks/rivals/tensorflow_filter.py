@@ -6,8 +6,13 @@ Without XLA: that pads what only data decides to its largest size, and was 90 ti
 
 import os
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Read when TensorFlow is imported.
+if find_spec("triton"):
+    # torch's optimisers load it, and its LLVM ends a process in which TensorFlow's came first.
+    import_module("triton._C.libtriton")
 
 import numpy as np
 import tensorflow as tf
