@@ -2,7 +2,8 @@
 
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -45,6 +46,27 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelRefused(f"{where}: {path.name}: expected an object")
     return content
+
+
+@contextmanager
+def refuse_unreadable(where: str, what: str) -> Iterator[None]:
+    """Refuse a file of weights of which ``load_data`` or ``choose_weights`` make nothing.
+
+    Args:
+        where: Its name.
+        what: What it should be.
+
+    Raises:
+        ModelRefused: Something in this context raises one of ``UNREADABLE``.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise ModelRefused(
+            f"{where}: expected {what} of nothing but tensors, numbers and text, "
+            f"got {type(error).__name__}: {reason:.300}"
+        ) from error
 
 
 def load_data(path: Path, allowed: Sequence[Any] = ()) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from app.exchange.bundles import (
     read_target,
 )
 from app.exchange.folders import (
-    UNREADABLE,
     choose_weights,
     load_data,
     read_json,
+    refuse_unreadable,
     save_weights,
     write_folder,
 )
@@ -246,16 +246,10 @@ def _read_architecture(config: Json) -> Json:
 
 def _read_weights(file: Path) -> dict[str, Tensor]:
     """Read a state, which may be a part of a checkpoint."""
-    try:
+    with refuse_unreadable(file.name, "a network's state"):
         state = load_data(file)
         inner = [state[key] for key in ("model", "state_dict") if isinstance(state.get(key), dict)]
         return choose_weights(file, inner[0] if inner else state)
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise ModelRefused(
-            f"{file.name}: expected a network's state of nothing but tensors, numbers and text, "
-            f"got {type(error).__name__}: {reason:.300}"
-        ) from error
 
 
 def _write_network(name: str, contents: Contents, target: Path) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from app.errors import BadParameter, ModelRefused
 from app.exchange.folders import (
-    UNREADABLE,
     choose_weights,
     load_data,
     read_json,
+    refuse_unreadable,
     save_weights,
     write_folder,
 )
@@ -182,7 +182,7 @@ def _find_checkpoints(results: Path, folds: Sequence[str]) -> list[Path]:
 def _read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; its file can make nothing but tensors, numbers and text."""
     where = f"{path.parent.name}/{path.name}"
-    try:
+    with refuse_unreadable(where, "a checkpoint of nnU-Net, version 2,"):
         state = load_data(path, [*NUMBERS, *SCALARS])
         mirror = state.get("inference_allowed_mirroring_axes") or ()
         return Checkpoint(
@@ -192,12 +192,6 @@ def _read_checkpoint(path: Path) -> Checkpoint:
             mirror=tuple(int(axis) for axis in mirror),
             trainer=str(state["trainer_name"]),
         )
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise ModelRefused(
-            f"{where}: expected a checkpoint of nnU-Net, version 2, of nothing but tensors, "
-            f"numbers and text, got {type(error).__name__}: {reason:.300}"
-        ) from error
 
 
 def _count_channels(name: str, checkpoint: Checkpoint, plan: Plan) -> int:
