@@ -23,3 +23,10 @@ training       trains, evaluates and calibrates models; the service never import
 cli            the command, and a client
 =============  ====================================================================================
 """
+
+import os
+
+# Threads of torch (GNU OpenMP) spin for milliseconds after an operation, in case another follows,
+# and take cores from the compiled loops that follow instead. This is a fraction of a millisecond:
+# as long as the gaps within a network. It is read when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -5,6 +5,7 @@ heap_trim few heaps, and free memory returned to the OS
 transfer  host arrays to device tensors; CUDA streams and events
 threads   threads per operation, and loops in parallel
 jit       Numba for the CPU; whether there is Triton for CUDA
+floats    numbers of any float type in compiled loops
 """
 
 from app.compute.device import (
@@ -24,6 +25,7 @@ from app.compute.device import (
     synchronize,
     total_memory,
 )
+from app.compute.floats import BFLOAT16, BITS, as_numbers, value
 from app.compute.heap_trim import HeapTrimmer, limit_heaps
 from app.compute.jit import has_triton, numba_jit
 from app.compute.threads import adopt_thread_limit, run_parts, split_range
@@ -39,10 +41,10 @@ from app.compute.transfer import (
 )
 
 __all__ = [
-    "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy", "NamedDevice",
-    "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "adopt_thread_limit", "call_here",
-    "choose_device", "choose_devices", "describe_out_of_memory", "fast_precisions", "has_triton",
-    "is_out_of_memory", "limit_heaps", "memory_headroom", "numba_jit", "record_event",
-    "release_memory", "run_parts", "set_device", "split_range", "synchronize", "total_memory",
-    "upload",
+    "BFLOAT16", "BITS", "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy",
+    "NamedDevice", "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "adopt_thread_limit",
+    "as_numbers", "call_here", "choose_device", "choose_devices", "describe_out_of_memory",
+    "fast_precisions", "has_triton", "is_out_of_memory", "limit_heaps", "memory_headroom",
+    "numba_jit", "record_event", "release_memory", "run_parts", "set_device", "split_range",
+    "synchronize", "total_memory", "upload", "value",
 ]  # fmt: skip

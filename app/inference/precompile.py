@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from app.model import Field, LandmarkSpec
+from app.model import Field, LandmarkSpec, norm_groups
 from app.preprocessing import index_grid, sample_at, smooth_for
 from app.voting import (
     GridFrame,
@@ -26,12 +26,15 @@ SHAPE = (4, 5, 6)
 
 
 def compile_loops() -> None:
-    """Turn a small field into landmarks, once for each type that the scores of a field can have.
+    """Norm a tile, and find landmarks in a small field, once for each type that scores can have.
 
     A scan is sampled in each order in memory for which numba compiles by itself. Of votes there are
     those of a field, and those of several together, in another memory order; of landmarks there are
     one and several, as arrays of one count as contiguous in any order.
     """
+    for dtype in (torch.float32, torch.bfloat16):
+        tile = torch.zeros(1, 2, *SHAPE, dtype=dtype).to(memory_format=torch.channels_last_3d)
+        norm_groups(tile, 1, None, None, 1e-5)
     voxels = torch.zeros(SHAPE)
     smooth_for(voxels, 2.0, np.eye(4))
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):

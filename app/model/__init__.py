@@ -9,7 +9,7 @@ loader        the folder's weights, in an architecture, or its program, as an nn
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields
 outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
-cpu_kernels   convolutions and group norms on a CPU
+cpu           convolutions and norms on a CPU
 precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
 versions      NAME or NAME@VERSION -> one of several folders
@@ -17,6 +17,7 @@ registry      the models that serve, why others do not, and hot reload
 ============  ======================================================================================
 """
 
+from app.model.cpu import norm_groups
 from app.model.files import hash_file
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
@@ -40,6 +41,6 @@ __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
-    "hash_file", "load_model", "load_module", "load_shape", "read_manifest", "scan_models",
-    "split_name", "write_precisions", "write_selfcheck",
+    "hash_file", "load_model", "load_module", "load_shape", "norm_groups", "read_manifest",
+    "scan_models", "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

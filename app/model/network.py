@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
-from app.model.cpu_kernels import CpuKernels
+from app.model.cpu import CpuKernels
 from app.model.manifest import Manifest
 from app.model.outputs import Field, make_output
 

@@ -7,15 +7,14 @@ read as one long sequence, cut into rows that fit the nearest cache; otherwise r
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from app.compute import as_numbers
 from app.model import Field
-from app.voting.cpu.activations import BFLOAT16, FLOAT16, NONE, SIGMOID, SOFTMAX
+from app.voting.cpu.activations import NONE, SIGMOID, SOFTMAX
 from app.voting.reference import Placement, score_limit
 
-BITS: Final = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 ACTIVATIONS: Final = {"none": NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 
 ROW_NUMBERS: Final = 1 << 10
@@ -160,7 +159,4 @@ def flatten(tensor: Tensor) -> Flat:
     span = 1 + sum(
         stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
-    flat = tensor.detach().as_strided((span,), (1,))
-    bits = BITS.get(tensor.dtype)
-    numbers = flat.numpy() if bits is None else flat.view(torch.int16).numpy().view(bits)
-    return Flat(numbers, tensor.stride())
+    return Flat(as_numbers(tensor.detach().as_strided((span,), (1,))), tensor.stride())

@@ -8,8 +8,8 @@ from typing import Final, no_type_check
 
 import numpy as np
 
-from app.compute import numba_jit
-from app.voting.cpu.activations import NONE, value
+from app.compute import numba_jit, value
+from app.voting.cpu.activations import NONE
 
 BATCH: Final = 1024
 """Candidates processed together: so many that many offsets are requested from memory at once, and

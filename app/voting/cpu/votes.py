@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from app.compute import numba_jit, run_parts, split_range
+from app.compute import numba_jit, run_parts, split_range, value
 from app.errors import NetworkFailed
 from app.model import Field
-from app.voting.cpu.activations import NONE, read_voxels, value
+from app.voting.cpu.activations import NONE, read_voxels
 from app.voting.cpu.plan import Plan, make_plan
 from app.voting.cpu.rows import BATCH, find_candidates
 from app.voting.reference import Columns, Placement

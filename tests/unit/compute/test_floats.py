@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.compute.jit import numba_jit
-from app.voting.cpu.activations import value
-from app.voting.cpu.plan import BITS
+from app.compute import BITS, numba_jit, value
 
 
 @numba_jit

@@ -8,27 +8,20 @@ seconds, its convolutions tens of milliseconds each.
   ATen's Convolution.cpp): a rule that was made for images with two axes. A small volume alone falls
   back to a loop that is three to six times slower. The rule for 3D has been mended before:
   https://github.com/pytorch/pytorch/pull/46675.
-* **Group norms** are computed tile by tile. PyTorch sums the voxels of channels-last tiles in parts
-  whose number depends on the batch (``group_norm_kernel.cpp``), so a scan's landmarks would move a
-  little with the scans that share its batch. The convolutions sum alike in batches of any size.
-  Groups of few channels in bfloat16, which it reads number by number, are computed in float32: with
-  the copies, that takes less than a third of the time.
+* **Group and instance norms** of channels-last tiles are computed by ``app.model.cpu.norms``, and
+  others tile by tile: a tile's output must depend neither on its batch nor on the threads. The
+  convolutions sum alike in batches of any size.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import group_norm
+from torch.nn.functional import group_norm, instance_norm
 from torch.overrides import TorchFunctionMode
 
-NARROW: Final = 8
-"""Channels of a group that PyTorch reads as a vector, in bfloat16."""
-
-MAX_WIDENED: Final = 1 << 23
-"""Numbers of a tile that are copied as float32: larger copies get new memory each time, and to
-clear that takes longer than is gained."""
+from app.model.cpu.norms import can_norm, norm_groups
 
 
 class CpuKernels(TorchFunctionMode):
@@ -56,10 +49,12 @@ class CpuKernels(TorchFunctionMode):
             func = _conv3d
         elif func is group_norm:
             func = _group_norm
+        elif func is instance_norm:
+            func = _instance_norm
         return func(*args, **(kwargs or {}))
 
 
-def _conv3d(  # noqa: PLR0913, PLR0917 - torch's own signature
+def _conv3d(
     input: Tensor,  # noqa: A002 - the name that callers may use
     weight: Tensor,
     bias: Tensor | None = None,
@@ -82,15 +77,25 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    if input.device.type != "cpu":
+    if can_norm(input):
+        return norm_groups(input, num_groups, weight, bias, eps)
+    if input.device.type != "cpu" or len(input) == 1:
         return group_norm(input, num_groups, weight, bias, eps)
-    widened = (
-        input.dtype == torch.bfloat16
-        and input.shape[1] < NARROW * num_groups
-        and input[:1].numel() <= MAX_WIDENED
+    return torch.cat([group_norm(tile, num_groups, weight, bias, eps) for tile in input.split(1)])
+
+
+def _instance_norm(
+    input: Tensor,  # noqa: A002 - torch's
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if use_input_stats and can_norm(input):
+        return norm_groups(input, input.shape[1], weight, bias, eps)
+    return instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
     )
-    if widened:
-        weight, bias = (each if each is None else each.float() for each in (weight, bias))
-    tiles = (tile.float() if widened else tile for tile in input.split(1))
-    normed = [group_norm(tile, num_groups, weight, bias, eps).to(input.dtype) for tile in tiles]
-    return normed[0] if len(normed) == 1 else torch.cat(normed)
