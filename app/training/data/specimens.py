@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 
 from app.compute import Voxels
-from app.geometry import Affine, Points, spacing_of, transform
+from app.geometry import Affine, Points, distance_beyond, spacing_of
 from app.io import (
     SCAN_SUFFIXES,
     is_landmark_file,
@@ -158,8 +157,8 @@ def load_specimen(
     """
     volume = read_volume(files.scan.read_bytes())
     points = read_points(files, names)
-    known = np.isfinite(points).all(axis=1)
-    outside = int((known & ~inside_volume(points, volume.affine, volume.voxels.shape)).sum())
+    beyond = distance_beyond(points, volume.affine, volume.voxels.shape)
+    outside = int((np.isfinite(points).all(axis=1) & (beyond != 0)).sum())
     if outside:
         raise ValueError(
             f"expected all landmarks of {files.name} inside its volume, got {outside} outside: "
@@ -172,11 +171,3 @@ def load_specimen(
     truth = read_truth(files.landmarks)
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))
-
-
-def inside_volume(
-    points: Points, affine: Affine, shape: Sequence[int]
-) -> Bool[np.ndarray, " landmarks"]:
-    """Return which points lie in a volume, up to the faces of its outermost voxels; not NaN."""
-    index = transform(np.linalg.inv(affine), points)
-    return np.asarray(((index >= -0.5) & (index <= np.asarray(shape) - 0.5)).all(axis=1))

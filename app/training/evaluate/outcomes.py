@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from app.errors import LandmarkdError
-from app.geometry import transform
+from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_truth, read_volume
 from app.training.data.specimens import SpecimenFiles, pair_files
@@ -190,16 +190,14 @@ def compare(
         found: One for each landmark of the model.
         missing: How a landmark counts that the truth does not have.
         groups: The group of each landmark, if it has one.
-
-    Returns:
-        One outcome for each of them.
     """
-    to_voxels = np.linalg.inv(volume.affine[:3, :3])
+    affine, shape = volume.affine, volume.voxels.shape
+    to_voxels = np.linalg.inv(affine[:3, :3])
     nowhere = np.full(3, np.nan)
     outcomes = []
     for landmark in found:
         true = truth.get(landmark.name)
-        beyond = math.inf if true is None else _distance_beyond(true, volume)
+        beyond = math.inf if true is None else float(distance_beyond(true, affine, shape))
         known = landmark.name in truth or missing == "absent"
         true = true if beyond == 0 else None
         off = nowhere if true is None or landmark.ras_mm is None else landmark.ras_mm - true
@@ -235,13 +233,6 @@ def _is_identified(outcome: Outcome, others: Sequence[Outcome]) -> bool:
         or outcome.error_mm <= np.linalg.norm(outcome.found_mm - other.true_mm)
         for other in others
     )
-
-
-def _distance_beyond(point: Point, volume: Volume) -> float:
-    """Measure how far outside a volume a point lies, in mm; 0 inside, up to its outer faces."""
-    index = transform(np.linalg.inv(volume.affine), point)
-    nearest = np.clip(index, -0.5, np.array(volume.voxels.shape) - 0.5)
-    return float(np.linalg.norm(volume.affine[:3, :3] @ (index - nearest)))
 
 
 def summarise_errors(outcomes: Sequence[Outcome]) -> str:
