@@ -20,7 +20,7 @@ from app.io import (
     scan_stem,
 )
 from app.model import IntensitySpec
-from app.preprocessing import find_window, normalise, resample, smooth_for
+from app.preprocessing import find_window, normalise_, resample, smooth_for
 
 
 class SpecimenFiles(NamedTuple):
@@ -166,7 +166,7 @@ def load_specimen(
         )
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
     coarse, _ = resample(values, (window_spacing_mm or spacing_mm) / spacing_of(volume.affine))
-    values = normalise(values, intensity, find_window(coarse, intensity))
+    values = normalise_(values, intensity, find_window(coarse, intensity))
     values = smooth_for(values, spacing_mm, volume.affine)
     truth = read_truth(files.landmarks)
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
