@@ -117,7 +117,9 @@ def run_scan_calibrated(
         As ``run_scan``.
     """
     others = [run for run in runs if run.scan != files.name] or runs
-    return run_scan(apply_thresholds(model, choose_thresholds(model, others)), files, missing)
+    chosen = choose_thresholds(model, others)
+    values = [None if one is None else one.values for one in chosen]
+    return run_scan(with_thresholds(model, values), files, missing)
 
 
 def choose_thresholds(
@@ -142,17 +144,6 @@ def choose_thresholds(
         radius_mm = network.manifest.voting.radius_mm
         chosen.append(calibrate_thresholds(outcomes, names, radius_mm))
     return chosen
-
-
-def apply_thresholds(model: LoadedModel, chosen: Sequence[Thresholds | None]) -> LoadedModel:
-    """Give a model new thresholds, in memory; a network without new ones keeps its own."""
-    values = [
-        [landmark.presence_threshold for landmark in network.manifest.landmarks]
-        if thresholds is None
-        else thresholds.values
-        for network, thresholds in zip(networks_of(model), chosen, strict=True)
-    ]
-    return with_thresholds(model, values)
 
 
 def networks_of(model: LoadedModel) -> list[LoadedModel]:
