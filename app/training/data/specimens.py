@@ -102,19 +102,26 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
     return DataFiles(*found, tuple(duplicates), tuple(others))
 
 
-def pair_files(scans: Path, landmarks: Path) -> list[SpecimenFiles]:
-    """Pair scans and landmark files by name.
+def pair_files(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[SpecimenFiles]:
+    """Pair scans and landmark files by name, all or the named ones.
 
     Raises:
-        ValueError: A scan has no landmark file. A landmark file without a scan is ignored.
+        ValueError: A folder is missing, a scan has no landmark file, or there is no scan of a name.
+            A landmark file without a scan is ignored.
     """
+    for folder in (scans, landmarks):
+        if not folder.is_dir():
+            raise ValueError(f"expected a folder, got {folder}")
     files = list_files(scans, landmarks)
     for name, scan in files.scans.items():
         if name not in files.landmarks:
             raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")
     if not files.scans:
         raise ValueError(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
-    return files.pairs()
+    unknown = set(only) - files.scans.keys()
+    if unknown:
+        raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
+    return [pair for pair in files.pairs() if not only or pair.name in only]
 
 
 def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:

@@ -19,7 +19,7 @@ from app.errors import LandmarkdError
 from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_truth, read_volume
-from app.training.data.specimens import SpecimenFiles, pair_files
+from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status
@@ -250,22 +250,6 @@ def summarise_errors(outcomes: Sequence[Outcome]) -> str:
         f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
         f"missed {missed} of {present}, false {false} of {len(absent)}"
     )
-
-
-def choose_specimens(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[SpecimenFiles]:
-    """Pair scans and landmark files by name, all or the named ones.
-
-    Raises:
-        ValueError: A folder or a landmark file is missing, or there is no scan of a name.
-    """
-    for folder in (scans, landmarks):
-        if not folder.is_dir():
-            raise ValueError(f"expected a folder, got {folder}")
-    specimens = pair_files(scans, landmarks)
-    unknown = set(only) - {files.name for files in specimens}
-    if unknown:
-        raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
-    return [files for files in specimens if not only or files.name in only]
 
 
 def write_outcomes(folder: Path, measured: Measurement) -> None:
