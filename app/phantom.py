@@ -68,14 +68,7 @@ class Phantom:
 
 
 def make_phantom(seed: int) -> Phantom:
-    """Generate a phantom; the same seed gives the same phantom.
-
-    Args:
-        seed: At least 0.
-
-    Returns:
-        The scan with its landmarks.
-    """
+    """Generate a phantom; the same seed gives the same phantom."""
     rng = np.random.default_rng(seed)
     shape, affine = _draw_pose(rng)
     index = _draw_centres(shape, spacing_of(affine), rng)

@@ -166,15 +166,7 @@ def detect_all(
 ) -> Tally:
     """Find the landmarks of scans; one that fails does not stop the others, but Ctrl-C does.
 
-    Args:
-        files: The scans.
-        find: Returns the answer to a scan's bytes.
-        sink: Where answers go.
-        console: Shows the progress of several scans.
-        resume: Whether to leave out scans whose answer is there.
-
-    Returns:
-        What came of them.
+    With ``resume``, scans whose answer is there are left out.
     """
     tally = Tally()
     bar = Progress(

@@ -179,9 +179,6 @@ def check_header(
         selection: As for ``read_volume``.
         check_cancelled: As for ``read_volume``.
 
-    Returns:
-        The header.
-
     Raises:
         RequestError: As ``read_volume``, as far as the header tells.
     """

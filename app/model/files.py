@@ -105,13 +105,6 @@ def hash_file(path: Path) -> str:
 def update_hashes(folder: Path, text: str) -> str:
     """Put the true hashes into the text of a ``model.toml``; all else stays as it is.
 
-    Args:
-        folder: The model folder.
-        text: The text.
-
-    Returns:
-        The new text.
-
     Raises:
         ModelRefused: The text is not TOML, or names a file that is not there.
     """

@@ -125,13 +125,6 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
     Nothing is written unless the folder then keeps the contract. In ``model.toml`` only the values
     of ``sha256`` change, or one line is added for each that is missing.
 
-    Args:
-        folder: The model folder.
-        allow_torchscript: Whether its program may be TorchScript.
-
-    Returns:
-        The manifest as it is now.
-
     Raises:
         ModelRefused: The folder breaks the contract in some other way.
     """
@@ -149,12 +142,7 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
 
 
 def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:
-    """Write into a ``model.toml`` in which precisions its model was verified.
-
-    Args:
-        folder: The model folder.
-        shifts_mm: Largest shift of a landmark in mm, by precision.
-    """
+    """Write into a ``model.toml`` how far landmarks shift in verified precisions, in mm at most."""
     text = update_precisions(read_text(folder, "model.toml"), shifts_mm)
     parse_manifest(folder.name, text)
     _replace(folder / "model.toml", lambda path: path.write_text(text, encoding="utf-8"))
@@ -198,10 +186,6 @@ def _make_samples(field: Field) -> dict[str, Tensor]:
 
 def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
     """Load the samples that a self-check compares with.
-
-    Args:
-        folder: The model folder.
-        manifest: Its manifest.
 
     Returns:
         The samples; None if the model is checked by a phantom.

@@ -92,15 +92,7 @@ def make_posed_grid(
 
 
 def reorient_grid(grid: Grid, view: int) -> Grid:
-    """Permute and flip the axes of a grid; no voxel value changes.
-
-    Args:
-        grid: The grid.
-        view: Index into ``VIEWS``.
-
-    Returns:
-        The same voxels in another order.
-    """
+    """Permute and flip the axes of a grid into one of ``VIEWS``; no voxel value changes."""
     order, signs = VIEWS[view]
     old_from_new = index_map(grid.voxels.shape, order, signs)
     flips = [axis for axis, sign in enumerate(signs) if sign < 0]

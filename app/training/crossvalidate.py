@@ -47,12 +47,6 @@ def crossvalidate(
 
     Finished folds are not trained again, and an interrupted training is resumed.
 
-    Args:
-        options: The options; the folder is that of the model, or of the first network.
-        stage: Which network.
-        console: Where to print.
-        only_check: Whether to stop before training.
-
     Returns:
         Whether everything is done; False if it was interrupted.
 

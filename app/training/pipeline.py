@@ -87,12 +87,6 @@ def train_network(
 ) -> bool:
     """Check the data and train one of a model's networks.
 
-    Args:
-        options: The options; the folder is that of the model, or of the first network.
-        stage: Which network.
-        console: Where to print.
-        only_check: Whether to stop before training.
-
     Returns:
         Whether everything is done; False if it was interrupted.
 

@@ -105,14 +105,7 @@ def build_network(
 
 
 def find_architecture(name: str, architecture: str) -> type[nn.Module]:
-    """Import an allow-listed network class.
-
-    Args:
-        name: The model's name, for the message.
-        architecture: Where it is, as ``module:Class``.
-
-    Returns:
-        The class.
+    """Import an allow-listed network class, named as ``module:Class``.
 
     Raises:
         ModelRefused: The module is not allowed, or defines no such network.

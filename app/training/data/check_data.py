@@ -60,9 +60,6 @@ def check_data(scans: Path, landmarks: Path, progress: ProgressBar = iter) -> Ch
         scans: Folder of scans.
         landmarks: Folder of landmark files; may be the same.
         progress: Passes the specimens on one by one, to show the progress.
-
-    Returns:
-        The specimens and the issues.
     """
     files = list_files(scans, landmarks)
     issues = _check_files(files)

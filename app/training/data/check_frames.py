@@ -63,14 +63,7 @@ CORRECTIONS: Final[Mapping[str, Correction]] = {
 
 
 def check_frames(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
-    """Find landmarks outside their scans, and scans whose axes or voxels differ from the others'.
-
-    Args:
-        specimens: All that can be read.
-
-    Returns:
-        The issues.
-    """
+    """Find landmarks outside their scans, and scans of other axes or voxels than the others."""
     issues = [issue for specimen in specimens for issue in _check_outside(specimen)]
     names = [specimen.name for specimen in specimens]
     issues += _check_outliers(

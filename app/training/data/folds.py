@@ -79,9 +79,6 @@ def make_folds(
             the name without a side at its end, such as ``_left``.
         train_only: Names of scans that are in no fold, as they are only trained on.
 
-    Returns:
-        The folds.
-
     Raises:
         BadParameter: There are too few subjects, a name does not match the pattern, or a name of
             ``train_only`` is unknown.

@@ -65,9 +65,6 @@ class SpecimenSummary:
 def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]]:
     """Read a scan and its landmark file.
 
-    Args:
-        files: The specimen.
-
     Returns:
         The summary, None if a file cannot be read; and the issues with the files.
     """

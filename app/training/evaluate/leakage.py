@@ -22,10 +22,6 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     Scans are matched by name, and also by content if the model was trained with folds, whose file
     keeps the hash of each scan.
 
-    Args:
-        folder: The model folder.
-        specimens: The specimens.
-
     Returns:
         Their names; empty if nothing says what the model was trained on.
 

@@ -97,17 +97,7 @@ def validate(
     device: torch.device,
     missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
-    """Detect the landmarks of scans and compare them with the landmark files.
-
-    Args:
-        folder: The model folder.
-        specimens: None that the model was trained on.
-        device: Where to run.
-        missing: As in ``compare``.
-
-    Returns:
-        One outcome for each scan and landmark of the model.
-    """
+    """Answer scans that a model was not trained on, and compare with their landmark files."""
     detector = Detector(load_checked(folder, device))
     return tuple(one for files in specimens for one in validate_scan(detector, files, missing))
 
@@ -116,14 +106,6 @@ def validate_scan(
     detector: Detector, files: SpecimenFiles, missing: Missing = "unknown"
 ) -> tuple[Outcome, ...]:
     """Detect the landmarks of one scan and compare them with its landmark file.
-
-    Args:
-        detector: Of the model.
-        files: The specimen.
-        missing: As in ``compare``.
-
-    Returns:
-        One outcome for each landmark of the model.
 
     Raises:
         LandmarkdError: The scan cannot be read or answered.
@@ -143,14 +125,7 @@ def measure(
 ) -> Measurement:
     """Run a model over scans; one that fails does not stop the others.
 
-    Args:
-        detector: Of the model.
-        specimens: The specimens.
-        console: Shows the progress, and a warning about landmarks that the model does not know.
-        missing: As in ``compare``.
-
-    Returns:
-        The outcomes, and a line for each scan that failed.
+    Landmarks of the files that the model does not know are named in a warning.
     """
     names = {landmark.name for landmark in detector.model.manifest.landmarks}
     outcomes: list[Outcome] = []

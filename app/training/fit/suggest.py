@@ -77,10 +77,6 @@ class Choice:
 def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list[Choice]]:
     """Choose whatever the options leave open for a first network.
 
-    Args:
-        options: The options.
-        checked: The data.
-
     Returns:
         The recipe, and the reason for each choice.
 
@@ -119,13 +115,7 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
 def suggest_refine_recipe(
     options: Options, checked: CheckedData, first: Manifest, mean: Points
 ) -> tuple[Recipe, list[Choice]]:
-    """Choose whatever the options leave open for a second network.
-
-    Args:
-        options: The options.
-        checked: The data.
-        first: Manifest of the first network.
-        mean: The upright mean shape, in mm.
+    """Choose whatever the options leave open for a second network, of an upright mean shape in mm.
 
     Returns:
         The recipe, and the reason for each choice.
