@@ -12,6 +12,7 @@ from app.compute import Voxels
 from app.geometry import Affine, Points, distance_beyond, spacing_of
 from app.io import (
     SCAN_SUFFIXES,
+    RasPoint,
     is_landmark_file,
     landmark_stem,
     read_landmarks,
@@ -132,11 +133,11 @@ def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:
     return list(names)
 
 
-def read_points(files: SpecimenFiles, names: Sequence[str]) -> Points:
-    """Read the named landmarks of a specimen, in mm, RAS; NaN where its file has none."""
-    found = read_landmarks(files.landmarks)
+def rows_of(points: Mapping[str, RasPoint | None], names: Sequence[str]) -> Points:
+    """List the named landmarks in this order, in mm, RAS; NaN where there is none."""
     missing = np.full(3, np.nan)
-    return np.stack([found.get(label, missing) for label in names])
+    found = (points.get(name) for name in names)
+    return np.stack([missing if point is None else point for point in found])
 
 
 def load_specimen(
@@ -163,7 +164,8 @@ def load_specimen(
         ValueError: A landmark lies outside the scan.
     """
     volume = read_volume(files.scan.read_bytes())
-    points = read_points(files, names)
+    truth = read_truth(files.landmarks)
+    points = rows_of(truth, names)
     beyond = distance_beyond(points, volume.affine, volume.voxels.shape)
     outside = int((np.isfinite(points).all(axis=1) & (beyond != 0)).sum())
     if outside:
@@ -175,6 +177,5 @@ def load_specimen(
     coarse, _ = resample(values, (window_spacing_mm or spacing_mm) / spacing_of(volume.affine))
     values = normalise_(values, intensity, find_window(coarse, intensity))
     values = smooth_for(values, spacing_mm, volume.affine)
-    truth = read_truth(files.landmarks)
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))

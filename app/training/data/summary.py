@@ -11,7 +11,7 @@ from app.errors import LandmarkdError
 from app.geometry import Affine, Points, distance_beyond, spacing_of
 from app.io import UNIT_WARNINGS, RasPoint, Volume, read_landmarks, read_volume
 from app.training.data.issues import Issue
-from app.training.data.specimens import SpecimenFiles
+from app.training.data.specimens import SpecimenFiles, rows_of
 
 CONSTANT: Final = "all voxels have the same value"
 """A warning of ``read_volume``."""
@@ -58,8 +58,7 @@ class SpecimenSummary:
 
     def rows(self, names: Sequence[str]) -> Points:
         """List the named landmarks in this order, in mm, RAS; NaN where there is none."""
-        missing = np.full(3, np.nan)
-        return np.stack([self.points.get(name, missing) for name in names])
+        return rows_of(self.points, names)
 
 
 def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]]:
