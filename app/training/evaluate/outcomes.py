@@ -19,6 +19,7 @@ from app.errors import LandmarkdError
 from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_truth, read_volume
+from app.model import replacing
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
@@ -233,10 +234,9 @@ def write_outcomes(folder: Path, measured: Measurement) -> None:
         "failures": measured.failures,
         "outcomes": [asdict(outcome) for outcome in measured.outcomes],
     }
-    partial = folder / f"{OUTCOMES}.partial"
-    # Python writes floats with as many digits as distinguish them, and also NaN and Infinity.
-    partial.write_text(json.dumps(table, default=np.ndarray.tolist) + "\n", encoding="utf-8")
-    partial.replace(folder / OUTCOMES)
+    with replacing(folder / OUTCOMES) as path:
+        # Python writes floats with as many digits as distinguish them, and also NaN and Infinity.
+        path.write_text(json.dumps(table, default=np.ndarray.tolist) + "\n", encoding="utf-8")
 
 
 def read_outcomes(folder: Path) -> Measurement | None:

@@ -10,11 +10,11 @@ from rich.table import Table
 from app.compute import MEMORY_SHARE, choose_device, total_memory
 from app.errors import BadParameter
 from app.geometry import Points, PointSet, spacing_of
-from app.model import InputSpec, Manifest
+from app.model import WHOLE, InputSpec, Manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.summary import SpecimenSummary
 from app.training.fit.network import MIN_LEVELS, NORM_GROUPS, training_bytes
-from app.training.options import WHOLE, Options, Precision
+from app.training.options import Options, Precision
 from app.training.recipe import PERCENTILES, WHOLE_EDGE, Augmentation, Recipe
 
 RADIUS_VOXELS: Final = 5.0
