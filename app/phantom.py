@@ -98,10 +98,6 @@ def scan_bytes(phantom: Phantom) -> bytes:
 def write_phantom(phantom: Phantom, path: Path) -> Path:
     """Write the scan of a phantom, and its landmarks beside it.
 
-    Args:
-        phantom: What to write.
-        path: Of the scan; must end in ``.nii.gz``.
-
     Returns:
         The path of the landmark file: the scan's, ending in ``.mrk.json`` instead.
 

@@ -51,12 +51,7 @@ class Files:
     def __init__(
         self, targets: Mapping[Path, Path], write: Callable[[Path, LandmarksAnswer], bytes]
     ) -> None:
-        """Write answers of one format.
-
-        Args:
-            targets: The file of each scan's answer.
-            write: Returns what is in it, given the scan's path and the answer.
-        """
+        """Write to each scan's target what a function returns of its path and its answer."""
         self._targets, self._write = targets, write
 
     def has(self, path: Path) -> bool:

@@ -78,12 +78,6 @@ def build_network(
 ) -> nn.Module:
     """Call an allow-listed constructor, for given weights, which the network does not have yet.
 
-    Args:
-        name: The model's name, for messages.
-        architecture: Where the class is, as ``module:Class``.
-        arguments: Of its constructor.
-        weights: What the network will be filled with: it may be about as large.
-
     Returns:
         The network, in float32.
 
