@@ -8,7 +8,7 @@ on a device.
 """
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final
 
 import numpy as np
@@ -44,6 +44,26 @@ def transform(affine: Affine, points: Points) -> Points:
 def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
     """Compute the voxel spacing of an affine: the length of each of its axes, in mm."""
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
+
+
+def corners(shape: Sequence[int]) -> Float64[np.ndarray, "8 3"]:
+    """Return the indices of the eight corner voxels of an array."""
+    return np.array(list(product(*((0.0, n - 1.0) for n in shape))))
+
+
+def distance_beyond(
+    points: Points, affine: Affine, shape: Sequence[int]
+) -> Float64[np.ndarray, "*n"]:
+    """Measure how far outside a scan points lie, in mm: 0 up to the faces of its outermost voxels.
+
+    Args:
+        points: In the world of the affine; NaN gives NaN.
+        affine: Voxel index -> mm.
+        shape: Of the scan, in voxels.
+    """
+    index = transform(np.linalg.inv(affine), points)
+    nearest = np.clip(index, -0.5, np.asarray(shape) - 0.5)
+    return np.asarray(np.linalg.norm((index - nearest) @ affine[:3, :3].T, axis=-1))
 
 
 def translation(offset: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:

@@ -108,9 +108,6 @@ def measure_landmarks(
         specs: What to measure.
         positions: Of the landmarks in mm, RAS, by name; None where not found.
         regions: Radius of each one's 95 % region in mm; None where unknown.
-
-    Returns:
-        One measurement for each of the specs.
     """
     return tuple(_measure(spec, positions, regions) for spec in specs)
 

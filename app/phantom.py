@@ -68,14 +68,7 @@ class Phantom:
 
 
 def make_phantom(seed: int) -> Phantom:
-    """Generate a phantom; the same seed gives the same phantom.
-
-    Args:
-        seed: At least 0.
-
-    Returns:
-        The scan with its landmarks.
-    """
+    """Generate a phantom; the same seed gives the same phantom."""
     rng = np.random.default_rng(seed)
     shape, affine = _draw_pose(rng)
     index = _draw_centres(shape, spacing_of(affine), rng)
@@ -104,10 +97,6 @@ def scan_bytes(phantom: Phantom) -> bytes:
 
 def write_phantom(phantom: Phantom, path: Path) -> Path:
     """Write the scan of a phantom, and its landmarks beside it.
-
-    Args:
-        phantom: What to write.
-        path: Of the scan; must end in ``.nii.gz``.
 
     Returns:
         The path of the landmark file: the scan's, ending in ``.mrk.json`` instead.

@@ -214,27 +214,13 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """List the environment variables that are named like settings but are unknown.
-
-    Args:
-        environment: Such as ``os.environ``.
-
-    Returns:
-        Their names, sorted.
-    """
+    """List the environment variables that are named like settings but are unknown."""
     known = {API_KEY, *(PREFIX + name.upper() for name in Settings.model_fields)}
     return tuple(sorted(n for n in environment if n.startswith(PREFIX) and n not in known))
 
 
 def is_public_without_keys(settings: Settings) -> bool:
-    """Return whether anyone on the network may use the service: a public address and no keys.
-
-    Args:
-        settings: The service's settings.
-
-    Returns:
-        True unless the host is a loopback address or API keys are set.
-    """
+    """Return whether anyone on the network may use the service: a public address and no keys."""
     return not settings.api_keys and not is_loopback(settings.host)
 
 

@@ -51,12 +51,7 @@ class Files:
     def __init__(
         self, targets: Mapping[Path, Path], write: Callable[[Path, LandmarksAnswer], bytes]
     ) -> None:
-        """Write answers of one format.
-
-        Args:
-            targets: The file of each scan's answer.
-            write: Returns what is in it, given the scan's path and the answer.
-        """
+        """Write to each scan's target what a function returns of its path and its answer."""
         self._targets, self._write = targets, write
 
     def has(self, path: Path) -> bool:
@@ -166,15 +161,7 @@ def detect_all(
 ) -> Tally:
     """Find the landmarks of scans; one that fails does not stop the others, but Ctrl-C does.
 
-    Args:
-        files: The scans.
-        find: Returns the answer to a scan's bytes.
-        sink: Where answers go.
-        console: Shows the progress of several scans.
-        resume: Whether to leave out scans whose answer is there.
-
-    Returns:
-        What came of them.
+    With ``resume``, scans whose answer is there are left out.
     """
     tally = Tally()
     bar = Progress(

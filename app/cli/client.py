@@ -71,9 +71,6 @@ class Client:
             frame: Which frame of a 4D file, from 0.
             series: Which series of a DICOM archive, from 0.
 
-        Returns:
-            The answer.
-
         Raises:
             ProblemError: The service refused the request; the problem says why.
             Unreachable: No service answers.

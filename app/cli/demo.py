@@ -21,15 +21,7 @@ POLL_S: Final = 0.2
 
 
 def start_demo(url: str, console: Console) -> threading.Thread:
-    """Start the demo in a thread, beside the service that is starting.
-
-    Args:
-        url: Where the service will answer.
-        console: Where to print.
-
-    Returns:
-        The thread.
-    """
+    """Start the demo in a thread, beside the service that is starting at a URL."""
     thread = threading.Thread(target=_demo, args=(url, console), name="demo", daemon=True)
     thread.start()
     return thread
@@ -76,15 +68,7 @@ def _wait_until_ready(client: Client) -> None:
 
 
 def landmark_table(answer: LandmarksAnswer, phantom: Phantom) -> Table:
-    """Compare an answer with the true landmarks.
-
-    Args:
-        answer: The answer of the service for the phantom.
-        phantom: The phantom, with its true landmarks.
-
-    Returns:
-        One row per landmark, with the error in mm.
-    """
+    """Compare the answer for a phantom with its landmarks: a row each, with the error in mm."""
     duration = f"{answer.timing_ms.total:.0f} ms"
     table = Table(title=f"A generated scan, answered by {answer.model.name} in {duration}")
     for heading in ("landmark", "status", "x mm", "y mm", "z mm", "error mm"):

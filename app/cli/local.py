@@ -24,11 +24,7 @@ def first_device(settings: Settings) -> torch.device:
 
 
 def load_model(folder: Path, settings: Settings) -> LoadedModel:
-    """Load a model folder as the service does, on the first of its devices.
-
-    Args:
-        folder: The model folder.
-        settings: The service's; ``threads`` applies to this process from now on.
+    """Load a model folder as the service does, on its first device; sets the number of threads.
 
     Returns:
         The model, which has passed its self-check.
@@ -91,10 +87,6 @@ class LocalDetector:
 
     def detect(self, content: bytes, *, series: int | None = None) -> LandmarksAnswer:
         """Find the landmarks of a scan.
-
-        Args:
-            content: A file of any format that the service reads.
-            series: Which series of a DICOM archive, from 0.
 
         Returns:
             The answer, with the candidates of every landmark.

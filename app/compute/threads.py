@@ -34,15 +34,7 @@ def split_range(size: int, min_part: int) -> list[int]:
 
 
 def run_parts(function: Callable[[int], Result], parts: int) -> list[Result]:
-    """Call a function for each part, the first in this thread, the others in threads of a pool.
-
-    Args:
-        function: Takes the number of a part, from 0.
-        parts: How many parts there are.
-
-    Returns:
-        What it returned for each part, in their order.
-    """
+    """Call a function with each part's number, the first in this thread, the others in a pool."""
     if parts == 1:
         return [function(0)]
     others = [_pool(parts - 1).submit(function, part) for part in range(1, parts)]

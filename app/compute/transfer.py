@@ -109,11 +109,7 @@ class HostCopy:
     """An asynchronous copy of a few numbers to the host."""
 
     def __init__(self, numbers: Shaped[Tensor, " n"]) -> None:
-        """Start the copy.
-
-        Args:
-            numbers: Made on the current stream.
-        """
+        """Start the copy of numbers that were made on the current stream."""
         self._event: torch.cuda.Event | None = None
         self._copy = numbers
         if numbers.device.type == "cuda":

@@ -87,17 +87,10 @@ def correct(
 
 
 def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
-    """Write the landmark file of a case.
+    """Write the landmark file of a case: a Slicer Markups file.
 
     A doubtful point, or one outside the scan, that nobody has judged has no position there, as
     nothing should be learned from it.
-
-    Args:
-        answer: As a person has corrected it.
-        case: What is said of the case as a whole.
-
-    Returns:
-        A Slicer Markups file.
     """
     shape = np.array(answer.volume.shape)
     points = [one if _is_sure(one, shape) else _unplaced(one) for one in answer.landmarks]
@@ -118,9 +111,6 @@ def read_case(path: Path) -> CaseAnswer:
 def read_truth(path: Path) -> dict[str, RasPoint | None]:
     """Read the points of a landmark file, and which are known to be absent.
 
-    Args:
-        path: As ``read_landmarks`` takes it.
-
     Returns:
         Position in mm, RAS, by landmark name; None of one that a person, here or in Slicer, has
         marked as not in the scan. Of others without a position nothing is known.
@@ -135,9 +125,6 @@ def read_truth(path: Path) -> dict[str, RasPoint | None]:
 
 def read_tolerances(path: Path) -> dict[str, float | None]:
     """Read how exactly the points of a case are known that no person has placed.
-
-    Args:
-        path: A landmark file.
 
     Returns:
         Radius in mm, by name, within which the network's position was taken for right, None where

@@ -1,6 +1,5 @@
 """Header: what a file declares about its voxels, in whatever format, and the checks all share."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from app.errors import BadGeometry, BrokenVolume
-from app.geometry import Affine, Points, spacing_of
+from app.geometry import Affine, spacing_of
 from app.io.gzip_stream import FileStream
 
 MIN_SPACING_MM: Final = 1e-5
@@ -53,7 +52,7 @@ class Header:
     slope: float
     intercept: float
     affine: Affine
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     interleaved: bool = False
 
     @property
@@ -77,11 +76,6 @@ def by_axis(lengths: Sequence[float]) -> str:
     return " x ".join(f"{length:g}" if length % 1 else str(int(length)) for length in lengths)
 
 
-def corners(shape: tuple[int, int, int]) -> Points:
-    """Return the indices of the eight corner voxels."""
-    return np.array(list(itertools.product(*((0.0, n - 1.0) for n in shape))))
-
-
 def shape_of(lengths: Sequence[int]) -> tuple[int, int, int]:
     """Return the first three lengths of axes.
 
@@ -91,11 +85,6 @@ def shape_of(lengths: Sequence[int]) -> tuple[int, int, int]:
     if len(lengths) < 3 or min(lengths) < 1:
         raise BadGeometry(f"expected 3 axes or more, none empty, got {by_axis(lengths)}")
     return lengths[0], lengths[1], lengths[2]
-
-
-def describe_slice(shape: tuple[int, int, int]) -> list[str]:
-    """Return the warning about a scan that is a single slice; none about others."""
-    return [f"the scan is a single slice ({by_axis(shape)} voxels)"] if min(shape) == 1 else []
 
 
 def check_spacing(affine: Affine) -> None:

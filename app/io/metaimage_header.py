@@ -14,7 +14,6 @@ from app.geometry import LPS_FROM_RAS, Affine
 from app.io.gzip_stream import FileStream
 from app.io.header import (
     Header,
-    describe_slice,
     make_affine,
     parse_lengths,
     parse_numbers,
@@ -79,7 +78,6 @@ def read_metaimage_header(stream: FileStream) -> Header:
         slope=1.0,
         intercept=0.0,
         affine=affine,
-        warnings=tuple(describe_slice(shape)),
     )
 
 

@@ -11,9 +11,9 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
-from app.geometry import Affine, Points, scaling, spacing_of, transform
+from app.geometry import Affine, Points, corners, scaling, spacing_of, transform
 from app.io.gzip_stream import FileStream
-from app.io.header import Header, check_spacing, corners, describe_slice, shape_of
+from app.io.header import Header, check_spacing, shape_of
 
 QUATERNION_TOLERANCE: Final = 1e-3
 """Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
@@ -86,7 +86,7 @@ def read_nifti_header(stream: FileStream) -> Header:
         slope=slope,
         intercept=intercept,
         affine=affine,
-        warnings=(*warnings, *describe_slice(shape)),
+        warnings=tuple(warnings),
     )
 
 

@@ -15,7 +15,6 @@ from app.geometry import LPS_FROM_RAS, Affine, scaling
 from app.io.gzip_stream import FileStream
 from app.io.header import (
     Header,
-    describe_slice,
     make_affine,
     parse_lengths,
     parse_numbers,
@@ -110,7 +109,6 @@ def read_nrrd_header(stream: FileStream) -> Header:
         slope=1.0,
         intercept=0.0,
         affine=make_affine(world, np.array([*axes.steps, origin])),
-        warnings=tuple(describe_slice(axes.shape)),
         interleaved=axes.interleaved,
     )
 

@@ -86,9 +86,6 @@ def markups_json(names: Sequence[str], points: Points) -> str:
     Args:
         names: Labels of the points.
         points: In mm, RAS; NaN: undefined, listed without a position.
-
-    Returns:
-        The file.
     """
     lps = transform(LPS_FROM_RAS, points)
     positions = [(x, y, z) if np.isfinite([x, y, z]).all() else None for x, y, z in lps.tolist()]

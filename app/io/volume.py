@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
-from app.geometry import Affine, transform
+from app.geometry import Affine, corners, transform
 from app.io.dicom import check_series, find_series, is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
-from app.io.header import Header, by_axis, corners
+from app.io.header import Header, by_axis
 from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
 from app.io.nifti_header import read_nifti_header
 from app.io.nrrd_header import NRRD_MAGIC, read_nrrd_header
@@ -139,6 +139,8 @@ def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list
     """Make a volume of the stored bytes of its voxels, which are used up."""
     voxels = _scale(stored, header)
     masked, constant = _mask(voxels)
+    flat = [f"the scan is a single slice ({by_axis(header.shape)} voxels)"]
+    warnings = [*header.warnings, *(flat if 1 in header.shape else []), *warnings]
     if masked:
         warnings.append(
             f"{masked:,} of {voxels.size:,} voxels are not finite; "
@@ -151,7 +153,7 @@ def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list
         affine=header.affine,
         masked=masked,
         digest=digest,
-        warnings=(*header.warnings, *warnings),
+        warnings=tuple(warnings),
     )
 
 
@@ -176,9 +178,6 @@ def check_header(
         limits: As for ``read_volume``.
         selection: As for ``read_volume``.
         check_cancelled: As for ``read_volume``.
-
-    Returns:
-        The header.
 
     Raises:
         RequestError: As ``read_volume``, as far as the header tells.

@@ -2,9 +2,11 @@
 
 import hashlib
 import math
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,18 @@ def parse_tensors(folder: Path, key: str, data: bytes) -> dict[str, Tensor]:
         raise ModelRefused(f"{folder.name}: {key}: not safetensors: {error}") from None
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file, which takes its place once the block ends without an error."""
+    # Several processes may write one file at once, such as the first folds of a training.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -104,13 +118,6 @@ def hash_file(path: Path) -> str:
 
 def update_hashes(folder: Path, text: str) -> str:
     """Put the true hashes into the text of a ``model.toml``; all else stays as it is.
-
-    Args:
-        folder: The model folder.
-        text: The text.
-
-    Returns:
-        The new text.
 
     Raises:
         ModelRefused: The text is not TOML, or names a file that is not there.

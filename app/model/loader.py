@@ -33,11 +33,6 @@ NAMES_SHOWN: Final = 3
 def load_module(folder: Path, manifest: Manifest, *, allow_torchscript: bool = False) -> nn.Module:
     """Load the network of a model folder, after checking its hash.
 
-    Args:
-        folder: The model folder.
-        manifest: Its manifest.
-        allow_torchscript: Whether its program may be TorchScript.
-
     Returns:
         The module on the CPU, in eval mode, its weights frozen; a list of modules if there are
         several members.

@@ -147,9 +147,6 @@ def read_manifest(folder: Path) -> Manifest:
     Args:
         folder: The model folder; its name must be the model's name, or ``NAME@VERSION``.
 
-    Returns:
-        The manifest.
-
     Raises:
         ModelRefused: The file is missing or breaks the contract; every broken key is named.
     """
@@ -158,13 +155,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(name: str, text: str) -> Manifest:
     """Validate the text of a ``model.toml``.
-
-    Args:
-        name: Name of its folder.
-        text: What the file says.
-
-    Returns:
-        The manifest.
 
     Raises:
         ModelRefused: The text breaks the contract; every broken key is named.

@@ -16,10 +16,6 @@ Mean = Float64[np.ndarray, "landmarks 3"]
 def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
     """Load a model's mean shape.
 
-    Args:
-        folder: The model folder.
-        manifest: Its manifest.
-
     Returns:
         Mean positions in mm, or None if the manifest has no section ``shape``.
 

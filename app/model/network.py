@@ -34,14 +34,7 @@ class Network:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Move a network to a device.
-
-        Args:
-            manifest: How to read its output.
-            module: The network, or the list of its members; it is moved, not copied.
-            device: Where it shall run.
-            dtype: Of its weights and activations: float32, bfloat16 or float16.
-        """
+        """Move a network, or the list of its members, which is not copied, to a device."""
         self.device = device
         self.dtype = dtype
         self._output = make_output(manifest)

@@ -21,16 +21,7 @@ PrecisionSetting: TypeAlias = Precision | Literal["auto"]
 def choose_precision(
     manifest: Manifest, device: torch.device, setting: PrecisionSetting
 ) -> Precision:
-    """Choose the precision that a model computes in on a device.
-
-    Args:
-        manifest: Of the model; says in which precisions it was verified.
-        device: Where its networks run.
-        setting: A precision, or ``auto`` for the rule above.
-
-    Returns:
-        The precision.
-    """
+    """Choose the precision that a model computes in on a device."""
     if (manifest.network.program or "").endswith(ONNX_SUFFIX):
         return "float32"  # What it computes in is fixed in the file.
     if setting != "auto":

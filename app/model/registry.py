@@ -55,15 +55,9 @@ class LoadedModel:
 
 
 def scan_models(root: Path) -> list[Path]:
-    """List the model folders under a root: subfolders with a ``model.toml``.
+    """List the model folders under a root, by name: subfolders with a ``model.toml``.
 
     Those whose names start with ``_`` or a dot are skipped.
-
-    Args:
-        root: The folder of model folders.
-
-    Returns:
-        The folders, sorted by name.
 
     Raises:
         StartupError: The root is not a folder.
@@ -200,9 +194,6 @@ class Registry:
             name: Its name, or ``NAME@VERSION``; without a version the newest is meant. None for the
                 default, or for the only one loaded.
 
-        Returns:
-            The model.
-
         Raises:
             BadParameter: No name and no default, but several models.
             UnknownModel: None of that name, or none at all, is loaded.
@@ -228,13 +219,7 @@ class Registry:
         raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")
 
     def reload(self, name: str) -> LoadedModel:
-        """Load a folder anew; the old model serves until the new one has passed its self-check.
-
-        Args:
-            name: The folder's name; it may be new.
-
-        Returns:
-            The new model.
+        """Load a folder, old or new; a model serves until its successor has passed its self-check.
 
         Raises:
             UnknownModel: There is no such folder.

@@ -6,7 +6,7 @@ its Field are compared with those that ``landmarkd check --write`` stored. A mod
 checked by landmarks that it must find in a phantom.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,13 @@ from torch import Tensor
 
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.files import read_tensors, read_text, update_hashes, update_precisions
+from app.model.files import (
+    read_tensors,
+    read_text,
+    replacing,
+    update_hashes,
+    update_precisions,
+)
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network
@@ -125,13 +131,6 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
     Nothing is written unless the folder then keeps the contract. In ``model.toml`` only the values
     of ``sha256`` change, or one line is added for each that is missing.
 
-    Args:
-        folder: The model folder.
-        allow_torchscript: Whether its program may be TorchScript.
-
-    Returns:
-        The manifest as it is now.
-
     Raises:
         ModelRefused: The folder breaks the contract in some other way.
     """
@@ -141,35 +140,25 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
     network = Network(manifest, module, torch.device("cpu"))
     field = run_noise(manifest, network)
     if manifest.selfcheck.expected is not None:
-        _replace(
-            folder / manifest.selfcheck.expected, lambda path: save_file(_make_samples(field), path)
-        )
-    _replace(folder / "model.toml", lambda path: path.write_text(text, encoding="utf-8"))
+        with replacing(folder / manifest.selfcheck.expected) as path:
+            save_file(_make_samples(field), path)
+            # safetensors lets only the owner read; a service often runs as another user.
+            path.chmod(0o644)
+    _write_manifest(folder, text)
     return manifest
 
 
 def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:
-    """Write into a ``model.toml`` in which precisions its model was verified.
-
-    Args:
-        folder: The model folder.
-        shifts_mm: Largest shift of a landmark in mm, by precision.
-    """
+    """Write into a ``model.toml`` how far landmarks shift in verified precisions, in mm at most."""
     text = update_precisions(read_text(folder, "model.toml"), shifts_mm)
     parse_manifest(folder.name, text)
-    _replace(folder / "model.toml", lambda path: path.write_text(text, encoding="utf-8"))
+    _write_manifest(folder, text)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        write(temporary)
-        # safetensors lets only the owner read; a service often runs as another user.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write_manifest(folder: Path, text: str) -> None:
+    with replacing(folder / "model.toml") as path:
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
 
 
 def _sample(field: Field, indices: Samples) -> dict[str, Tensor]:
@@ -198,10 +187,6 @@ def _make_samples(field: Field) -> dict[str, Tensor]:
 
 def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
     """Load the samples that a self-check compares with.
-
-    Args:
-        folder: The model folder.
-        manifest: Its manifest.
 
     Returns:
         The samples; None if the model is checked by a phantom.

@@ -10,7 +10,7 @@ tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
 from app.preprocessing.grid import Grid, grid_shape, make_grid
-from app.preprocessing.intensity import find_window, normalise
+from app.preprocessing.intensity import find_window, normalise_
 from app.preprocessing.posed_grid import (
     VIEWS,
     Pose,
@@ -34,6 +34,6 @@ from app.preprocessing.tiling import (
 __all__ = [
     "KERNEL_RADIUS_SIGMAS", "VIEWS", "Grid", "Pose", "Profiles", "TilePlan", "apply_along",
     "count_tiles", "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid",
-    "load_profiles", "make_grid", "make_posed_grid", "normalise", "plan_tiles", "reorient_grid",
+    "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles", "reorient_grid",
     "resample", "sample_at", "smooth_for", "tile_weights",
 ]  # fmt: skip

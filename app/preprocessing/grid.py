@@ -44,11 +44,6 @@ class Grid:
 def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     """Bring a volume to a device in a model's axes, spacing and intensities.
 
-    Args:
-        volume: The scan; voxels it marks as masked have been filled already.
-        spec: The model's axes, spacing and intensity rule.
-        device: Where the grid is to be.
-
     Returns:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
@@ -80,9 +75,6 @@ def grid_shape(
         shape: Of the scan, in voxels.
         affine: Voxel index of the scan -> mm, RAS.
         spec: The model's axes and spacing.
-
-    Returns:
-        Shape of the grid, in voxels.
     """
     # One zero with strides of 0: an array of any shape that takes no memory.
     view, volume_from_axes = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
@@ -123,9 +115,6 @@ def index_map(shape: Sequence[int], order: Sequence[int], signs: Sequence[int]) 
         shape: Of the array.
         order: Axis of the array that each axis of the view shows.
         signs: -1 for each axis of the view that is flipped, else 1.
-
-    Returns:
-        The affine.
     """
     array_from_view = np.zeros((4, 4))
     array_from_view[3, 3] = 1.0

@@ -30,26 +30,19 @@ def find_window(values: Voxels, intensity: IntensitySpec) -> tuple[float, float]
     return None
 
 
-def normalise(
+def normalise_(
     values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
 ) -> Voxels:
-    """Apply a model's intensity rule; a constant volume becomes zeros, never NaN.
+    """Apply a model's intensity rule in place; a constant volume becomes zeros, never NaN.
 
     Args:
-        values: Voxel values.
+        values: Voxel values, float32; they are overwritten.
         intensity: The rule.
         window: What ``find_window`` returns for the rule; None: it is found here.
 
     Returns:
-        The normalised values.
+        The same tensor.
     """
-    return normalise_(values.clone(), intensity, window)
-
-
-def normalise_(
-    values: Voxels, intensity: IntensitySpec, window: tuple[float, float] | None = None
-) -> Voxels:
-    """Do as ``normalise``, in place."""
     if intensity.method == "none":
         return values
     if intensity.method == "zscore":

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.compute import upload
-from app.geometry import Affine, scaling, spacing_of, transform, translation
+from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
 from app.preprocessing.grid import Grid, index_map
@@ -80,7 +80,7 @@ def make_posed_grid(
     to_world = pose.to_world @ frame_from_grid
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
-    values, first = _crop(volume, to_volume, shape, float(step.max()))
+    values, first = _crop(volume, to_volume, spec.tile_shape, float(step.max()))
     # "K" keeps the scan's own memory order: smoothing and sampling accept any.
     fine = upload(values, device, "K")
     fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine, window)
@@ -92,15 +92,7 @@ def make_posed_grid(
 
 
 def reorient_grid(grid: Grid, view: int) -> Grid:
-    """Permute and flip the axes of a grid; no voxel value changes.
-
-    Args:
-        grid: The grid.
-        view: Index into ``VIEWS``.
-
-    Returns:
-        The same voxels in another order.
-    """
+    """Permute and flip the axes of a grid into one of ``VIEWS``; no voxel value changes."""
     order, signs = VIEWS[view]
     old_from_new = index_map(grid.voxels.shape, order, signs)
     flips = [axis for axis, sign in enumerate(signs) if sign < 0]
@@ -128,13 +120,10 @@ def index_grid(
 
 
 def _crop(
-    volume: Volume, to_volume: Affine, shape: np.ndarray, step: float
+    volume: Volume, to_volume: Affine, shape: Sequence[int], step: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the part of a scan that a grid needs, and the index of its first voxel."""
-    corners = np.stack(np.meshgrid(*[(0.0, n - 1.0) for n in shape], indexing="ij"), -1).reshape(
-        -1, 3
-    )
-    reached = transform(to_volume, corners)
+    reached = transform(to_volume, corners(shape))
     margin = KERNEL_RADIUS_SIGMAS * 0.5 * step + 2
     size = np.array(volume.voxels.shape)
     first = np.clip(np.floor(reached.min(axis=0) - margin), 0, size - 1).astype(int)

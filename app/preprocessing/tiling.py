@@ -62,9 +62,6 @@ def plan_tiles(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> TileP
         spec: The model's tile shape and overlap, or that it takes grids whole.
         stride: Grid voxels per voxel of the network's output.
 
-    Returns:
-        The plan.
-
     Raises:
         TooLarge: The model takes grids whole, and this one is larger than it may be.
     """

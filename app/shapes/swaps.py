@@ -60,15 +60,7 @@ class Swaps:
 
 
 def find_swaps(labelling: Labelling, shape: RobustShape) -> Swaps:
-    """Find landmarks whose names look exchanged.
-
-    Args:
-        labelling: The landmarks of a specimen.
-        shape: The robust shape of all.
-
-    Returns:
-        Those whose exchange puts misplaced landmarks in place.
-    """
+    """Find landmarks of a specimen whose exchange of names puts misplaced ones in place."""
     mirrored = _swap_sides(labelling, shape)
     labelling = mirrored or labelling
     pairs: list[tuple[int, int]] = []

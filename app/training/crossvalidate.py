@@ -24,14 +24,13 @@ from app.training.data.folds import (
     save_folds,
     untrained_landmarks,
 )
-from app.training.data.issues import shorten
+from app.training.data.issues import LINE_NAMES, shorten
 from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled, write_card_section
 from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
 from app.training.files import CHECKPOINT, FOLDS, OUTCOMES, REFINE
 from app.training.fit.suggest import Choice
 from app.training.options import Missing, Options
 from app.training.pipeline import (
-    MAX_NAMES,
     Stage,
     check_and_report,
     options_as_before,
@@ -46,12 +45,6 @@ def crossvalidate(
     """Train a network once without each fold, measure it on that fold, and train it on all scans.
 
     Finished folds are not trained again, and an interrupted training is resumed.
-
-    Args:
-        options: The options; the folder is that of the model, or of the first network.
-        stage: Which network.
-        console: Where to print.
-        only_check: Whether to stop before training.
 
     Returns:
         Whether everything is done; False if it was interrupted.
@@ -153,7 +146,7 @@ def warn_of_untrained(folds: Folds, checked: CheckedData, console: Console) -> N
 
 def fold_choice(folds: Folds) -> Choice:
     """Describe the folds for the table of choices."""
-    each = "; ".join(shorten(names, MAX_NAMES) for names in folds.members)
+    each = "; ".join(shorten(names, LINE_NAMES) for names in folds.members)
     subject_of = folds.held_out_subjects()
     subjects = len(set(subject_of.values()))
     together = f", scans of {subjects} subjects kept together" if subjects < len(subject_of) else ""
@@ -233,7 +226,7 @@ def train_fold(
     done = (plan.folder / OUTCOMES).exists()
     if done or (plan.folder / CHECKPOINT).exists():
         check_same(plan.folder, plan.record, options.folder / FOLDS)
-    state = "is done" if done else f"without {shorten(names, MAX_NAMES)}"
+    state = "is done" if done else f"without {shorten(names, LINE_NAMES)}"
     console.print(f"fold {number} of {len(folds.members)}: {state}", highlight=False)
     if done:
         return True

@@ -24,9 +24,6 @@ EXPORT_EVERY: Final = 500
 def describe_unfinished(folder: Path) -> str | None:
     """Describe a training that has not written its model yet.
 
-    Args:
-        folder: Any folder.
-
     Returns:
         The step that the training has reached and the one at which it writes the model; None if
         the folder holds a model, or no training.

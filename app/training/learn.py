@@ -104,10 +104,6 @@ class Comparison:
 def learn(options: LearnOptions, console: Console) -> Comparison | None:
     """Train the next version of a model, and put it in place if it is better.
 
-    Args:
-        options: The options.
-        console: Where to print.
-
     Returns:
         How it compares with the version before; None if the training was interrupted.
 
@@ -317,17 +313,7 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
 def compare_versions(
     before: Path, after: Path, held_out: Sequence[SpecimenFiles], device: str
 ) -> Comparison:
-    """Compare two versions of a model on cases that neither was trained on.
-
-    Args:
-        before: Folder of the one.
-        after: Folder of the other.
-        held_out: The cases.
-        device: Where to run.
-
-    Returns:
-        The comparison.
-    """
+    """Compare two versions of a model on cases that neither was trained on."""
     manifests = [read_manifest(folder) for folder in (before, after)]
     radius = manifests[0].voting.radius_mm
     voxel = min(manifests[0].input.spacing_mm)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from app.errors import BadParameter
-from app.model import IntensitySpec
+from app.model import WHOLE, IntensitySpec
 
 Missing = Literal["unknown", "absent"]
 """How a landmark without a position counts, whether its file lists it or not."""
@@ -13,7 +13,6 @@ Missing = Literal["unknown", "absent"]
 Precision = Literal["float32", "bfloat16"]
 """Of the passes of a network in training."""
 
-WHOLE: Final = "whole"
 NO_NAMES: Final = "none"
 
 INTENSITIES: Final = "percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or none"

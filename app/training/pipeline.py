@@ -17,10 +17,10 @@ from torch import nn
 from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.geometry import Points
-from app.model import IntensitySpec, read_manifest
+from app.model import WHOLE, IntensitySpec, read_manifest
 from app.shapes import MIN_LANDMARKS, mean_shape
 from app.training.data.check_data import CheckedData, check_data
-from app.training.data.issues import issue_table, shorten
+from app.training.data.issues import LINE_NAMES, issue_table, shorten
 from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
@@ -36,12 +36,9 @@ from app.training.fit.suggest import (
     suggest_refine_recipe,
 )
 from app.training.fit.warm_start import load_weights
-from app.training.options import WHOLE, Options, read_tile
+from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
 from app.training.record import Record, read_record
-
-MAX_NAMES: Final = 8
-"""Scans that a line lists; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +83,6 @@ def train_network(
     options: Options, stage: Stage, console: Console, only_check: bool = False
 ) -> bool:
     """Check the data and train one of a model's networks.
-
-    Args:
-        options: The options; the folder is that of the model, or of the first network.
-        stage: Which network.
-        console: Where to print.
-        only_check: Whether to stop before training.
 
     Returns:
         Whether everything is done; False if it was interrupted.
@@ -210,7 +201,7 @@ def with_progress(
 
 def print_choices(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
     """Print what was chosen, and why."""
-    names = shorten([specimen.name for specimen in chosen.held_out], MAX_NAMES) or "none"
+    names = shorten([specimen.name for specimen in chosen.held_out], LINE_NAMES) or "none"
     console.print(choice_table([Choice("--validate", names, chosen.reason), *choices]))
 
 

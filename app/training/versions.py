@@ -33,9 +33,6 @@ RENAME_EXCHANGE: Final = 2
 def exclusive(folder: Path) -> Iterator[None]:
     """Change the versions of a model folder alone, where they can be exchanged at all.
 
-    Args:
-        folder: The model folder.
-
     Raises:
         StartupError: Another process does, or the system cannot exchange folders.
     """
@@ -56,9 +53,6 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 def prepare_next(folder: Path) -> Path:
     """Copy a model folder to where its next version is made, under the number of that version.
-
-    Args:
-        folder: The model folder.
 
     Returns:
         The copy, without what belongs to the training of this version.
@@ -87,10 +81,6 @@ def put_in_place(candidate: Path, folder: Path) -> None:
 
     A process that is killed meanwhile leaves one of both in place, and loses neither.
 
-    Args:
-        candidate: As ``prepare_next`` has returned it.
-        folder: The model folder.
-
     Raises:
         StartupError: The system cannot do that at once.
     """
@@ -104,9 +94,6 @@ def put_in_place(candidate: Path, folder: Path) -> None:
 
 def put_back(folder: Path) -> tuple[str, str]:
     """Exchange a model folder for the version before.
-
-    Args:
-        folder: The model folder.
 
     Returns:
         The versions that were and that are in place.

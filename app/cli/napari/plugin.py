@@ -86,12 +86,7 @@ def find_landmarks(
 
 
 def as_points(answer: LandmarksAnswer, name: str) -> LayerDataTuple:
-    """Make the Points layer of an answer: rings as large as the 95 % regions, coloured by status.
-
-    Args:
-        answer: Of the service; what it has not found has no point.
-        name: Of its scan.
-    """
+    """Make the Points layer of an answer: rings of the size of 95 % regions, coloured by status."""
     found = [one for one in answer.landmarks if one.ras_mm is not None]
     missing = len(answer.landmarks) - len(found)
     return _points(

@@ -6,6 +6,7 @@ they hold (names, dates, texts) is never even decoded, and takes no memory.
 
 import struct
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 
 from app.errors import BrokenVolume, NotAVolume
@@ -27,33 +28,35 @@ MAX_ITEMS: Final = 1 << 13
 MAX_DEPTH: Final = 16
 UNDEFINED: Final = 0xFFFFFFFF
 
-TRANSFER_SYNTAX: Final = 0x00020010
-SOP_CLASS: Final = 0x00080016
-SOP_INSTANCE: Final = 0x00080018
-MODALITY: Final = 0x00080060
-THICKNESS: Final = 0x00180050
-STUDY: Final = 0x0020000D
-SERIES: Final = 0x0020000E
-POSITION: Final = 0x00200032
-ORIENTATION: Final = 0x00200037
-FRAME_OF_REFERENCE: Final = 0x00200052
-SAMPLES: Final = 0x00280002
-PHOTOMETRIC: Final = 0x00280004
-FRAMES: Final = 0x00280008
-ROWS: Final = 0x00280010
-COLUMNS: Final = 0x00280011
-SPACING: Final = 0x00280030
-BITS_ALLOCATED: Final = 0x00280100
-BITS_STORED: Final = 0x00280101
-HIGH_BIT: Final = 0x00280102
-SIGNED: Final = 0x00280103
-INTERCEPT: Final = 0x00281052
-SLOPE: Final = 0x00281053
-VALUES: Final = frozenset((
-    TRANSFER_SYNTAX, SOP_CLASS, SOP_INSTANCE, MODALITY, THICKNESS, STUDY, SERIES, POSITION,
-    ORIENTATION, FRAME_OF_REFERENCE, SAMPLES, PHOTOMETRIC, FRAMES, ROWS, COLUMNS, SPACING,
-    BITS_ALLOCATED, BITS_STORED, HIGH_BIT, SIGNED, INTERCEPT, SLOPE,
-))  # fmt: skip
+
+class Tag(IntEnum):
+    """Tags of the values that are kept, by their keywords in PS3.6."""
+
+    TransferSyntaxUID = 0x00020010
+    SOPClassUID = 0x00080016
+    SOPInstanceUID = 0x00080018
+    Modality = 0x00080060
+    SliceThickness = 0x00180050
+    StudyInstanceUID = 0x0020000D
+    SeriesInstanceUID = 0x0020000E
+    ImagePositionPatient = 0x00200032
+    ImageOrientationPatient = 0x00200037
+    FrameOfReferenceUID = 0x00200052
+    SamplesPerPixel = 0x00280002
+    PhotometricInterpretation = 0x00280004
+    NumberOfFrames = 0x00280008
+    Rows = 0x00280010
+    Columns = 0x00280011
+    PixelSpacing = 0x00280030
+    BitsAllocated = 0x00280100
+    BitsStored = 0x00280101
+    HighBit = 0x00280102
+    PixelRepresentation = 0x00280103
+    RescaleIntercept = 0x00281052
+    RescaleSlope = 0x00281053
+
+
+VALUES: Final = frozenset(Tag)
 
 SHARED: Final = 0x52009229
 PER_FRAME: Final = 0x52009230
@@ -180,7 +183,7 @@ class _Walker:
     def read_file(self) -> Head | None:
         """Read all elements up to the pixels; None if there are none."""
         meta = self._read_meta()
-        syntax = meta.values.get(TRANSFER_SYNTAX, b"").decode("latin-1").rstrip(" \0")
+        syntax = meta.values.get(Tag.TransferSyntaxUID, b"").decode("latin-1").rstrip(" \0")
         if not syntax or not all(part.isdigit() for part in syntax.split(".")):
             raise BrokenVolume("expected a DICOM file with a transfer syntax, got one without")
         if syntax == DEFLATED:
@@ -202,7 +205,7 @@ class _Walker:
         meta = Dataset()
         while self._need(2)[:2] == b"\x02\0":
             tag, _, length = self._read_tag()
-            if tag == TRANSFER_SYNTAX:
+            if tag == Tag.TransferSyntaxUID:
                 meta.values[tag] = self._read_value(length)
             else:
                 self._at += length

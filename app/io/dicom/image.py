@@ -14,36 +14,16 @@ import numpy as np
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, RequestError
 from app.io.dicom.archive import StoredFile
 from app.io.dicom.elements import (
-    BITS_ALLOCATED,
-    BITS_STORED,
-    COLUMNS,
-    FRAME_OF_REFERENCE,
-    FRAMES,
-    HIGH_BIT,
-    INTERCEPT,
-    MODALITY,
-    ORIENTATION,
     PER_FRAME,
-    PHOTOMETRIC,
     PIXEL_MEASURES,
     PIXEL_VALUES,
     PLAIN,
     PLANE_ORIENTATION,
     PLANE_POSITION,
-    POSITION,
-    ROWS,
-    SAMPLES,
-    SERIES,
     SHARED,
-    SIGNED,
-    SLOPE,
-    SOP_CLASS,
-    SOP_INSTANCE,
-    SPACING,
-    STUDY,
-    THICKNESS,
     Dataset,
     Head,
+    Tag,
     read_head,
 )
 from app.io.header import parse_numbers
@@ -54,29 +34,14 @@ MODALITIES: Final = frozenset(
 """Named in errors; anything else may be a text of any kind."""
 
 GROUPS: Final = {
-    POSITION: PLANE_POSITION,
-    ORIENTATION: PLANE_ORIENTATION,
-    SPACING: PIXEL_MEASURES,
-    THICKNESS: PIXEL_MEASURES,
-    SLOPE: PIXEL_VALUES,
-    INTERCEPT: PIXEL_VALUES,
+    Tag.ImagePositionPatient: PLANE_POSITION,
+    Tag.ImageOrientationPatient: PLANE_ORIENTATION,
+    Tag.PixelSpacing: PIXEL_MEASURES,
+    Tag.SliceThickness: PIXEL_MEASURES,
+    Tag.RescaleSlope: PIXEL_VALUES,
+    Tag.RescaleIntercept: PIXEL_VALUES,
 }
 """The functional groups that hold what stands on its own in files of one frame."""
-
-NAMES: Final = {
-    POSITION: "ImagePositionPatient",
-    ORIENTATION: "ImageOrientationPatient",
-    SPACING: "PixelSpacing",
-    THICKNESS: "SliceThickness",
-    SLOPE: "RescaleSlope",
-    INTERCEPT: "RescaleIntercept",
-    FRAMES: "NumberOfFrames",
-    ROWS: "Rows",
-    COLUMNS: "Columns",
-    BITS_ALLOCATED: "BitsAllocated",
-    BITS_STORED: "BitsStored",
-    SIGNED: "PixelRepresentation",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +149,15 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
     if head is None:
         return None
     values = head.dataset.values
-    tags = (SOP_CLASS, SOP_INSTANCE, STUDY, SERIES, FRAME_OF_REFERENCE)
+    tags = (
+        Tag.SOPClassUID,
+        Tag.SOPInstanceUID,
+        Tag.StudyInstanceUID,
+        Tag.SeriesInstanceUID,
+        Tag.FrameOfReferenceUID,
+    )
     uids = Uids(*(values.get(tag, b"").decode("latin-1").rstrip(" \0") for tag in tags))
-    modality = values.get(MODALITY, b"").decode("latin-1").strip(" \0")
+    modality = values.get(Tag.Modality, b"").decode("latin-1").strip(" \0")
     modality = modality if modality in MODALITIES else "other"
     try:
         pixels = _pixel_type(head)
@@ -207,28 +178,29 @@ def _pixel_type(head: Head) -> PixelType:
     values = head.dataset.values
     if head.length is not None and head.syntax not in PLAIN:
         raise BadVoxels("expected a transfer syntax of images, got an unknown one")
-    photometric = values.get(PHOTOMETRIC, b"").rstrip(b" \0")
-    if photometric not in (b"MONOCHROME1", b"MONOCHROME2") or _integer(head, SAMPLES, 1) != 1:
+    photometric = values.get(Tag.PhotometricInterpretation, b"").rstrip(b" \0")
+    grey = photometric in (b"MONOCHROME1", b"MONOCHROME2")
+    if not grey or _integer(head, Tag.SamplesPerPixel, 1) != 1:
         raise BadVoxels("expected one grey value per pixel, got colours or a palette")
-    allocated = _integer(head, BITS_ALLOCATED)
-    bits = _integer(head, BITS_STORED, allocated)
+    allocated = _integer(head, Tag.BitsAllocated)
+    bits = _integer(head, Tag.BitsStored, allocated)
     if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
         raise BadVoxels(f"expected pixels of 8, 16 or 32 bits, got {bits} of {allocated}")
-    if _integer(head, HIGH_BIT, bits - 1) != bits - 1:
+    if _integer(head, Tag.HighBit, bits - 1) != bits - 1:
         raise BadVoxels("expected pixels in the lowest bits, got a HighBit above BitsStored")
-    rows, columns = _integer(head, ROWS), _integer(head, COLUMNS)
+    rows, columns = _integer(head, Tag.Rows), _integer(head, Tag.Columns)
     if not rows or not columns:
         raise BadGeometry(f"expected images with rows and columns, got {columns} x {rows}")
     if head.order == ">" and allocated == 8:
         raise BadVoxels("expected pixels of 16 or 32 bits in big-endian files, got 8")
-    kind = "i" if _integer(head, SIGNED, 0) else "u"
+    kind = "i" if _integer(head, Tag.PixelRepresentation, 0) else "u"
     order = head.order if head.length is not None else "<"
     return PixelType(head.syntax, rows, columns, np.dtype(f"{order}{kind}{allocated // 8}"), bits)
 
 
 def _frames(head: Head) -> int:
     """Return the number of frames, of which each must have a place if there are several."""
-    text = head.dataset.values.get(FRAMES, b"").decode("latin-1").strip(" \0")
+    text = head.dataset.values.get(Tag.NumberOfFrames, b"").decode("latin-1").strip(" \0")
     frames = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1
     places = len(head.dataset.sequences.get(PER_FRAME, ()))
     if places not in (0, frames) or frames < 1:
@@ -239,34 +211,35 @@ def _frames(head: Head) -> int:
 
 
 def _plane(head: Head, file: int, frame: int, pixels: PixelType) -> Plane:
-    def numbers(tag: int, count: int) -> tuple[float, ...] | None:
+    def numbers(tag: Tag, count: int) -> tuple[float, ...] | None:
         value = _find(head.dataset, tag, frame)
         text = (value or b"").decode("latin-1").strip(" \0").replace("\\", " ")
-        return tuple(parse_numbers(text, count, NAMES[tag])) if text else None
+        return tuple(parse_numbers(text, count, tag.name)) if text else None
 
-    def required(tag: int, count: int) -> tuple[float, ...]:
+    def required(tag: Tag, count: int) -> tuple[float, ...]:
         found = numbers(tag, count)
         if found is None:
-            raise BadGeometry(f"expected a DICOM image with {NAMES[tag]}, got one without")
+            raise BadGeometry(f"expected a DICOM image with {tag.name}, got one without")
         return found
 
-    thickness = numbers(THICKNESS, 1)
-    (slope,), (intercept,) = numbers(SLOPE, 1) or (1.0,), numbers(INTERCEPT, 1) or (0.0,)
+    thickness = numbers(Tag.SliceThickness, 1)
+    (slope,) = numbers(Tag.RescaleSlope, 1) or (1.0,)
+    (intercept,) = numbers(Tag.RescaleIntercept, 1) or (0.0,)
     if not np.isfinite((slope, intercept)).all():
         raise BadVoxels("expected a finite RescaleSlope and RescaleIntercept, got others")
     return Plane(
         file=file,
         frame=frame,
         pixels=pixels,
-        orientation=required(ORIENTATION, 6),
-        spacing=required(SPACING, 2),
-        position=required(POSITION, 3),
+        orientation=required(Tag.ImageOrientationPatient, 6),
+        spacing=required(Tag.PixelSpacing, 2),
+        position=required(Tag.ImagePositionPatient, 3),
         thickness=thickness[0] if thickness else None,
         scale=(slope, intercept),
     )
 
 
-def _find(dataset: Dataset, tag: int, frame: int) -> bytes | None:
+def _find(dataset: Dataset, tag: Tag, frame: int) -> bytes | None:
     """Find a value in the functional groups of a frame, in those of all, or outside of them."""
     groups = dataset.sequences.get(PER_FRAME, [])[frame : frame + 1]
     for group in (*groups, *dataset.sequences.get(SHARED, [])[:1]):
@@ -276,11 +249,11 @@ def _find(dataset: Dataset, tag: int, frame: int) -> bytes | None:
     return dataset.values.get(tag)
 
 
-def _integer(head: Head, tag: int, default: int | None = None) -> int:
+def _integer(head: Head, tag: Tag, default: int | None = None) -> int:
     """Read an unsigned integer of 16 bits."""
     value = head.dataset.values.get(tag, b"")
     if len(value) < 2:
         if default is None:
-            raise BrokenVolume(f"expected a DICOM image with {NAMES[tag]}, got one without")
+            raise BrokenVolume(f"expected a DICOM image with {tag.name}, got one without")
         return default
     return int(struct.unpack_from(head.order + "H", value)[0])

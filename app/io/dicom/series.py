@@ -13,7 +13,7 @@ from app.io.dicom.image import Image, Plane, read_image
 from app.io.dicom.pixels import read_frames
 from app.io.dicom.stack import UNIT_TOLERANCE, stack_planes
 from app.io.gzip_stream import Content
-from app.io.header import Header, describe_slice
+from app.io.header import Header
 
 MAX_IMAGES: Final = 1 << 14
 """More than any limit of an axis is meant for; each takes a kilobyte while they are sorted."""
@@ -157,7 +157,7 @@ def find_series(
         slope=slope,
         intercept=intercept,
         affine=affine,
-        warnings=(*warnings, *describe_slice(shape)),
+        warnings=tuple(warnings),
     )
     return Series(header, planes, files, {plane.file: images[plane.file] for plane in planes})
 

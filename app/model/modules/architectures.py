@@ -78,12 +78,6 @@ def build_network(
 ) -> nn.Module:
     """Call an allow-listed constructor, for given weights, which the network does not have yet.
 
-    Args:
-        name: The model's name, for messages.
-        architecture: Where the class is, as ``module:Class``.
-        arguments: Of its constructor.
-        weights: What the network will be filled with: it may be about as large.
-
     Returns:
         The network, in float32.
 
@@ -105,14 +99,7 @@ def build_network(
 
 
 def find_architecture(name: str, architecture: str) -> type[nn.Module]:
-    """Import an allow-listed network class.
-
-    Args:
-        name: The model's name, for the message.
-        architecture: Where it is, as ``module:Class``.
-
-    Returns:
-        The class.
+    """Import an allow-listed network class, named as ``module:Class``.
 
     Raises:
         ModelRefused: The module is not allowed, or defines no such network.

@@ -138,9 +138,6 @@ class OnnxNetwork(nn.Module):
 def read_onnx(data: bytes) -> OnnxNetwork:
     """Read an ONNX file.
 
-    Args:
-        data: The whole file.
-
     Returns:
         The network, on the CPU.
 

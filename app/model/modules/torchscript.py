@@ -27,9 +27,6 @@ FORBIDDEN: Final = re.compile(r"\btorch\.(save|from_file)\b|\bops\.(?!aten\.|pri
 def read_script(data: bytes) -> nn.Module:
     """Read a TorchScript archive.
 
-    Args:
-        data: The whole file.
-
     Returns:
         The module, on the CPU.
 

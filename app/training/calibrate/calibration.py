@@ -63,15 +63,6 @@ class Calibration:
 def finished_folds(folder: Path, model: LoadedModel, scans: Path, landmarks: Path) -> Folds:
     """Read the folds of a model, and check that they are finished and of these data.
 
-    Args:
-        folder: The model folder.
-        model: The model.
-        scans: Folder of scans.
-        landmarks: Folder of landmark files.
-
-    Returns:
-        The folds.
-
     Raises:
         BadParameter: The model has no folds, or they lack a network.
         StartupError: The data have changed since the folds were made.
@@ -97,11 +88,6 @@ def finished_folds(folder: Path, model: LoadedModel, scans: Path, landmarks: Pat
 
 def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[str, LoadedModel]:
     """Load the models of all folds.
-
-    Args:
-        folder: The model folder.
-        folds: Its folds.
-        device: Where the networks run.
 
     Returns:
         For each scan, the model that was not trained on it.

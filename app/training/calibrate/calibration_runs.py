@@ -51,9 +51,6 @@ def run_all(
         specimens: The specimens.
         console: Shows the progress.
         missing: How a landmark counts that the landmark file does not have.
-
-    Returns:
-        The runs as they are, and those with the thresholds that follow from the other scans.
     """
     before: list[CalibrationRun] = []
     for files in track(specimens, "As it is", console=console):
@@ -68,14 +65,6 @@ def run_scan(
     model: LoadedModel, files: SpecimenFiles, missing: Missing = "unknown"
 ) -> list[CalibrationRun]:
     """Run a model over a scan, its halves and blank scans of its shape.
-
-    Args:
-        model: The model.
-        files: The specimen.
-        missing: How a landmark counts that the landmark file does not have.
-
-    Returns:
-        One run for each.
 
     Raises:
         LandmarkdError: The scan cannot be read or answered.
@@ -107,17 +96,12 @@ def run_scan_calibrated(
 ) -> list[CalibrationRun]:
     """Run a model over a scan with the thresholds that follow from the other scans.
 
-    Args:
-        model: The model.
-        files: The specimen.
-        runs: Of all scans. If this is the only one, its own are used.
-        missing: How a landmark counts that the landmark file does not have.
-
-    Returns:
-        As ``run_scan``.
+    If it is the only scan, its own runs decide.
     """
     others = [run for run in runs if run.scan != files.name] or runs
-    return run_scan(apply_thresholds(model, choose_thresholds(model, others)), files, missing)
+    chosen = choose_thresholds(model, others)
+    values = [None if one is None else one.values for one in chosen]
+    return run_scan(with_thresholds(model, values), files, missing)
 
 
 def choose_thresholds(
@@ -127,10 +111,6 @@ def choose_thresholds(
 
     Blank scans do not count: they are easy, and would only dilute the landmarks that were cut away
     from scans that show all the rest.
-
-    Args:
-        model: The model.
-        runs: Of scans that it was not trained on.
 
     Returns:
         Thresholds of its network, and of its second if it has one; None where masses are too few.
@@ -142,17 +122,6 @@ def choose_thresholds(
         radius_mm = network.manifest.voting.radius_mm
         chosen.append(calibrate_thresholds(outcomes, names, radius_mm))
     return chosen
-
-
-def apply_thresholds(model: LoadedModel, chosen: Sequence[Thresholds | None]) -> LoadedModel:
-    """Give a model new thresholds, in memory; a network without new ones keeps its own."""
-    values = [
-        [landmark.presence_threshold for landmark in network.manifest.landmarks]
-        if thresholds is None
-        else thresholds.values
-        for network, thresholds in zip(networks_of(model), chosen, strict=True)
-    ]
-    return with_thresholds(model, values)
 
 
 def networks_of(model: LoadedModel) -> list[LoadedModel]:

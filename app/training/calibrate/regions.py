@@ -64,10 +64,6 @@ def calibrate_regions(
 ) -> dict[str, Region] | None:
     """Compute the region of each landmark.
 
-    Args:
-        outcomes: On scans that the model was not trained on.
-        names: Of the model's landmarks.
-
     Returns:
         Each landmark's own region, or the shared one; None if all errors together are too few.
     """
@@ -87,11 +83,6 @@ def calibrate_intervals(
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 
     Errors of landmarks are not independent, and not alike in all directions.
-
-    Args:
-        specs: The measurements.
-        outcomes: On scans that the model was not trained on.
-        regions: Of each landmark.
 
     Returns:
         The factor of each measurement, from its own scans if they are enough, else from those of
@@ -123,15 +114,7 @@ def max_coverage(errors: int) -> float:
 
 
 def proven_coverage(specimens: int, folds: int) -> float:
-    """Return the proven coverage of regions around the answers of the models of all folds.
-
-    Args:
-        specimens: Number of specimens.
-        folds: Number of folds.
-
-    Returns:
-        Lower bound of the probability that a further error stays within; see above.
-    """
+    """Return the proven coverage of regions around the answers of all folds' models; see above."""
     size = specimens / folds
     loss = min(2 * (1 - 1 / folds) / (size + 1), (1 - 1 / size) / (folds + 1))
     return 1 - 2 * (1 - COVERAGE) - loss

@@ -53,19 +53,21 @@ class StageRunner:
         return self._detector.finish(state)
 
 
-def with_thresholds(model: LoadedModel, thresholds: Sequence[Sequence[float]]) -> LoadedModel:
-    """Replace the presence thresholds of a model, in memory.
+def with_thresholds(
+    model: LoadedModel, thresholds: Sequence[Sequence[float] | None]
+) -> LoadedModel:
+    """Give a model other presence thresholds, in memory.
 
     Args:
         model: The model.
-        thresholds: Those of its network, and of its second one if it has one, by landmark.
-
-    Returns:
-        The same networks with these thresholds.
+        thresholds: Those of its network, and of its second one if it has one, by landmark; None: it
+            keeps its own.
     """
     refine = model.refine
     if refine is not None:
         refine = with_thresholds(refine, thresholds[1:])
+    if thresholds[0] is None:
+        return replace(model, refine=refine)
     landmarks = tuple(
         landmark.model_copy(update={"presence_threshold": threshold})
         for landmark, threshold in zip(model.manifest.landmarks, thresholds[0], strict=True)

@@ -72,9 +72,6 @@ def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
     Args:
         outcomes: Of one network.
         radius_mm: Its voting radius: an answer further from the truth is not correct.
-
-    Returns:
-        The masses.
     """
     correct = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
     absent = [

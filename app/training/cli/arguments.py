@@ -64,9 +64,9 @@ def pair_scans(scans: Path, landmarks: Path, only: Sequence[str]) -> "list[Speci
     Raises:
         BadParameter: A folder, a landmark file or a named scan is missing.
     """
-    from app.training.evaluate.outcomes import choose_specimens
+    from app.training.data.specimens import pair_files
 
     try:
-        return choose_specimens(scans, landmarks, only)
+        return pair_files(scans, landmarks, only)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

@@ -2,12 +2,8 @@
 
 import os
 import time
-from contextlib import closing
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -145,18 +141,16 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
     """Let a service load the folder again; requests in progress finish on the old version."""
     if url is None:
         return
-    parts = urlsplit(url)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.netloc, timeout=RELOAD_S)
+    import httpx
+
     headers = {"Authorization": f"Bearer {os.environ.get(API_KEY, '')}"}
-    path = f"{parts.path.rstrip('/')}/v1/models/{model.resolve().name}/reload"
+    path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
-        with closing(connection):
-            connection.request("POST", path, headers=headers)
-            response = connection.getresponse()
-            said = response.read().decode(errors="replace")
-    except OSError as error:
+        response = httpx.post(path, headers=headers, timeout=RELOAD_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise BadParameter(f"--url: expected a service at {url}, got: {error}") from None
-    if response.status != HTTPStatus.OK:
-        raise BadParameter(f"--url: expected {url} to load the version in place, got: {said}")
+    if response.status_code != httpx.codes.OK:
+        raise BadParameter(
+            f"--url: expected {url} to load the version in place, got: {response.text}"
+        )
     console.print(f"{url} has loaded it", highlight=False)

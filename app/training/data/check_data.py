@@ -54,16 +54,7 @@ class CheckedData:
 
 
 def check_data(scans: Path, landmarks: Path, progress: ProgressBar = iter) -> CheckedData:
-    """Check training data.
-
-    Args:
-        scans: Folder of scans.
-        landmarks: Folder of landmark files; may be the same.
-        progress: Passes the specimens on one by one, to show the progress.
-
-    Returns:
-        The specimens and the issues.
-    """
+    """Check a folder of scans and one of landmark files, which may be the same."""
     files = list_files(scans, landmarks)
     issues = _check_files(files)
     specimens: list[SpecimenSummary] = []

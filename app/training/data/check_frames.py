@@ -9,10 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from app.geometry import Affine, Points, scaling, spacing_of, transform
+from app.geometry import Points, distance_beyond, spacing_of, transform
 from app.io import declared_frame
 from app.training.data.issues import Issue, Severity, shorten
-from app.training.data.specimens import inside_volume
 from app.training.data.summary import SpecimenSummary
 
 MAX_OUTLIER_SHARE: Final = 0.1
@@ -64,14 +63,7 @@ CORRECTIONS: Final[Mapping[str, Correction]] = {
 
 
 def check_frames(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
-    """Find landmarks outside their scans, and scans whose axes or voxels differ from the others'.
-
-    Args:
-        specimens: All that can be read.
-
-    Returns:
-        The issues.
-    """
+    """Find landmarks outside their scans, and scans of other axes or voxels than the others."""
     issues = [issue for specimen in specimens for issue in _check_outside(specimen)]
     names = [specimen.name for specimen in specimens]
     issues += _check_outliers(
@@ -97,7 +89,7 @@ def explain_outside(specimen: SpecimenSummary) -> str:
         points = correct(specimen.positions, specimen)
         if _is_collapsed(points, specimen):
             continue
-        if inside_volume(points, specimen.affine, specimen.shape).all():
+        if (distance_beyond(points, specimen.affine, specimen.shape) == 0).all():
             declared = declared_frame(specimen.files.landmarks)
             other = "RAS" if declared == "LPS" else "LPS"
             mistake = words.format(declared=declared, other=other)
@@ -120,16 +112,9 @@ def _check_outside(specimen: SpecimenSummary) -> list[Issue]:
     which = "all points" if len(names) == total else f"{len(names)} of {total} points"
     reason = explain_outside(specimen)
     if not reason:
-        far = _max_distance_mm(specimen.positions, specimen.affine, specimen.shape)
+        far = distance_beyond(specimen.positions, specimen.affine, specimen.shape).max()
         reason = f"by up to {far:.3g} mm ({shorten(names)}); do both files belong to one scan?"
     return [Issue("error", specimen.name, f"{which} outside the scan: {reason}")]
-
-
-def _max_distance_mm(points: Points, affine: Affine, shape: Sequence[int]) -> float:
-    """Measure how far outside a scan the farthest point lies."""
-    index = transform(np.linalg.inv(affine), points)
-    beyond = index - np.clip(index, -0.5, np.asarray(shape) - 0.5)
-    return float(np.linalg.norm(transform(scaling(spacing_of(affine)), beyond), axis=1).max())
 
 
 def _check_outliers(

@@ -21,14 +21,7 @@ SAME_POSITION_MM: Final = 1e-3
 
 
 def check_labels(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
-    """Find names that mean the same landmark, rare names, and points placed twice.
-
-    Args:
-        specimens: All that can be read.
-
-    Returns:
-        The issues.
-    """
+    """Find names that mean the same landmark, rare names, and points placed twice."""
     counts = Counter(name for specimen in specimens for name in specimen.points)
     issues = [issue for specimen in specimens for issue in _check_same_position(specimen)]
     variants: set[str] = set()

@@ -28,9 +28,6 @@ def check_shapes(
         specimens: Those whose landmarks lie in their scans.
         names: Landmark names, in the order of the shape.
         shape: The robust shape; without a consistent one nothing is checked.
-
-    Returns:
-        The issues.
     """
     if shape is None or not shape.consistent:
         return []

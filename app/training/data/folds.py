@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from app.errors import BadParameter, StartupError
+from app.model import replacing
 from app.training.data.issues import shorten
 from app.training.data.split import check_train_only
 from app.training.data.summary import SpecimenSummary
@@ -78,9 +78,6 @@ def make_folds(
         pattern: Regular expression of the part of a scan's name that identifies its subject; None:
             the name without a side at its end, such as ``_left``.
         train_only: Names of scans that are in no fold, as they are only trained on.
-
-    Returns:
-        The folds.
 
     Raises:
         BadParameter: There are too few subjects, a name does not match the pattern, or a name of
@@ -150,10 +147,8 @@ def save_folds(model: Path, folds: Folds) -> None:
     before = read_folds(model)
     if before is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may start folds at once.
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(asdict(folds), indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(asdict(folds), indent=1) + "\n", encoding="utf-8")
         return
     check_same_data(model, before, folds.digests)
     if before.members != folds.members:

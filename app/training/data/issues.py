@@ -14,6 +14,9 @@ COLOURS: Final[dict[Severity, str]] = {"error": "red", "warning": "yellow", "not
 MAX_NAMES: Final = 3
 """Names that a row of the table lists; the others are counted."""
 
+LINE_NAMES: Final = 8
+"""Names that a line of text lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Issue:

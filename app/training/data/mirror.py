@@ -18,10 +18,6 @@ from app.training.data.specimens import Specimen
 def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Specimen:
     """Return the mirror image of a specimen; it shares the voxels.
 
-    Args:
-        specimen: The scan and its landmarks.
-        partners: As ``find_partners`` returns them.
-
     Returns:
         The scan with its world's x axis reversed; landmarks without a partner are NaN.
     """

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 
 from app.compute import Voxels
-from app.geometry import Affine, Points, spacing_of, transform
+from app.geometry import Affine, Points, distance_beyond, spacing_of
 from app.io import (
     SCAN_SUFFIXES,
+    RasPoint,
     is_landmark_file,
     landmark_stem,
     read_landmarks,
@@ -21,7 +21,7 @@ from app.io import (
     scan_stem,
 )
 from app.model import IntensitySpec
-from app.preprocessing import find_window, normalise, resample, smooth_for
+from app.preprocessing import find_window, normalise_, resample, smooth_for
 
 
 class SpecimenFiles(NamedTuple):
@@ -103,19 +103,26 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
     return DataFiles(*found, tuple(duplicates), tuple(others))
 
 
-def pair_files(scans: Path, landmarks: Path) -> list[SpecimenFiles]:
-    """Pair scans and landmark files by name.
+def pair_files(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[SpecimenFiles]:
+    """Pair scans and landmark files by name, all or the named ones.
 
     Raises:
-        ValueError: A scan has no landmark file. A landmark file without a scan is ignored.
+        ValueError: A folder is missing, a scan has no landmark file, or there is no scan of a name.
+            A landmark file without a scan is ignored.
     """
+    for folder in (scans, landmarks):
+        if not folder.is_dir():
+            raise ValueError(f"expected a folder, got {folder}")
     files = list_files(scans, landmarks)
     for name, scan in files.scans.items():
         if name not in files.landmarks:
             raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")
     if not files.scans:
         raise ValueError(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
-    return files.pairs()
+    unknown = set(only) - files.scans.keys()
+    if unknown:
+        raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
+    return [pair for pair in files.pairs() if not only or pair.name in only]
 
 
 def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:
@@ -126,11 +133,11 @@ def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:
     return list(names)
 
 
-def read_points(files: SpecimenFiles, names: Sequence[str]) -> Points:
-    """Read the named landmarks of a specimen, in mm, RAS; NaN where its file has none."""
-    found = read_landmarks(files.landmarks)
+def rows_of(points: Mapping[str, RasPoint | None], names: Sequence[str]) -> Points:
+    """List the named landmarks in this order, in mm, RAS; NaN where there is none."""
     missing = np.full(3, np.nan)
-    return np.stack([found.get(label, missing) for label in names])
+    found = (points.get(name) for name in names)
+    return np.stack([missing if point is None else point for point in found])
 
 
 def load_specimen(
@@ -157,9 +164,10 @@ def load_specimen(
         ValueError: A landmark lies outside the scan.
     """
     volume = read_volume(files.scan.read_bytes())
-    points = read_points(files, names)
-    known = np.isfinite(points).all(axis=1)
-    outside = int((known & ~inside_volume(points, volume.affine, volume.voxels.shape)).sum())
+    truth = read_truth(files.landmarks)
+    points = rows_of(truth, names)
+    beyond = distance_beyond(points, volume.affine, volume.voxels.shape)
+    outside = int((np.isfinite(points).all(axis=1) & (beyond != 0)).sum())
     if outside:
         raise ValueError(
             f"expected all landmarks of {files.name} inside its volume, got {outside} outside: "
@@ -167,16 +175,7 @@ def load_specimen(
         )
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
     coarse, _ = resample(values, (window_spacing_mm or spacing_mm) / spacing_of(volume.affine))
-    values = normalise(values, intensity, find_window(coarse, intensity))
+    values = normalise_(values, intensity, find_window(coarse, intensity))
     values = smooth_for(values, spacing_mm, volume.affine)
-    truth = read_truth(files.landmarks)
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))
-
-
-def inside_volume(
-    points: Points, affine: Affine, shape: Sequence[int]
-) -> Bool[np.ndarray, " landmarks"]:
-    """Return which points lie in a volume, up to the faces of its outermost voxels; not NaN."""
-    index = transform(np.linalg.inv(affine), points)
-    return np.asarray(((index >= -0.5) & (index <= np.asarray(shape) - 0.5)).all(axis=1))

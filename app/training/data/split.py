@@ -47,9 +47,6 @@ def split(
         reason: Why the named ones are held out.
         train_only: Names of those that are never held out.
 
-    Returns:
-        The split.
-
     Raises:
         BadParameter: A name is unknown or in both lists, or nothing is left to train on.
     """

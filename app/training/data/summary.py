@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from app.errors import LandmarkdError
-from app.geometry import Affine, Points, spacing_of
+from app.geometry import Affine, Points, distance_beyond, spacing_of
 from app.io import UNIT_WARNINGS, RasPoint, Volume, read_landmarks, read_volume
 from app.training.data.issues import Issue
-from app.training.data.specimens import SpecimenFiles, inside_volume
+from app.training.data.specimens import SpecimenFiles, rows_of
 
 CONSTANT: Final = "all voxels have the same value"
 """A warning of ``read_volume``."""
@@ -53,20 +53,16 @@ class SpecimenSummary:
     @property
     def outside(self) -> list[str]:
         """Names of the landmarks that lie outside the scan."""
-        inside = inside_volume(self.positions, self.affine, self.shape)
-        return [name for name, is_in in zip(self.points, inside, strict=True) if not is_in]
+        beyond = distance_beyond(self.positions, self.affine, self.shape)
+        return [name for name, mm in zip(self.points, beyond, strict=True) if mm != 0]
 
     def rows(self, names: Sequence[str]) -> Points:
         """List the named landmarks in this order, in mm, RAS; NaN where there is none."""
-        missing = np.full(3, np.nan)
-        return np.stack([self.points.get(name, missing) for name in names])
+        return rows_of(self.points, names)
 
 
 def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]]:
     """Read a scan and its landmark file.
-
-    Args:
-        files: The specimen.
 
     Returns:
         The summary, None if a file cannot be read; and the issues with the files.

@@ -74,13 +74,7 @@ class PooledOutcomes:
 def report_pooled(
     pooled: PooledOutcomes, specimens: Sequence[SpecimenFiles], console: Console
 ) -> None:
-    """Print and write the metrics of a cross-validation: tables, CSV files and a report.
-
-    Args:
-        pooled: The outcomes.
-        specimens: The scans, for the report.
-        console: Where to print.
-    """
+    """Print and write the metrics of a cross-validation: tables, CSV files and a report."""
     folder, folds = pooled.folder, pooled.folds.by_scan()
     folder.mkdir(parents=True, exist_ok=True)
     spread = pooled.spread()

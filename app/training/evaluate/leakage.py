@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from app.errors import BadParameter
 from app.model import read_manifest
 from app.training.data.folds import content_digests, read_folds
-from app.training.data.issues import shorten
+from app.training.data.issues import LINE_NAMES, shorten
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.summary import summarise
 from app.training.record import read_record
-
-MAX_NAMES: Final = 8
-"""Scans that a message lists; the others are counted."""
 
 
 def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
@@ -21,10 +17,6 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
 
     Scans are matched by name, and also by content if the model was trained with folds, whose file
     keeps the hash of each scan.
-
-    Args:
-        folder: The model folder.
-        specimens: The specimens.
 
     Returns:
         Their names; empty if nothing says what the model was trained on.
@@ -57,7 +49,7 @@ def refuse_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> None:
     if leaked:
         raise BadParameter(
             f"--only: expected scans that the model was not trained on, {folder} was trained on "
-            f"{shorten(leaked, MAX_NAMES)}: leave them out, as their errors say nothing about "
+            f"{shorten(leaked, LINE_NAMES)}: leave them out, as their errors say nothing about "
             "other scans; or use --folds, if the model has folds"
         )
 
@@ -67,7 +59,7 @@ def describe_leaked(leaked: Sequence[str]) -> str:
     if not leaked:
         return ""
     return (
-        f"the model was trained on {shorten(leaked, MAX_NAMES)}: its error on such scans is not "
+        f"the model was trained on {shorten(leaked, LINE_NAMES)}: its error on such scans is not "
         "that on unseen ones"
     )
 

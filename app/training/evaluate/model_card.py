@@ -12,13 +12,7 @@ CARD: Final = "README.md"
 
 
 def write_section(folder: Path, key: str, text: str) -> None:
-    """Write a section of a model card, in place of the previous one, or at the end.
-
-    Args:
-        folder: The model folder.
-        key: Identifies the section among those of other commands.
-        text: In Markdown.
-    """
+    """Write a section of a model card, in Markdown, in place of its previous one, or at the end."""
     path = folder / CARD
     card = path.read_text(encoding="utf-8") if path.exists() else f"# {folder.name}\n"
     first, last = f"<!-- landmarkd: {key} -->", f"<!-- landmarkd: end of {key} -->"

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.progress import track
 
 from app.errors import LandmarkdError
-from app.geometry import transform
+from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_truth, read_volume
-from app.training.data.specimens import SpecimenFiles, pair_files
+from app.model import replacing
+from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status
@@ -97,17 +98,7 @@ def validate(
     device: torch.device,
     missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
-    """Detect the landmarks of scans and compare them with the landmark files.
-
-    Args:
-        folder: The model folder.
-        specimens: None that the model was trained on.
-        device: Where to run.
-        missing: As in ``compare``.
-
-    Returns:
-        One outcome for each scan and landmark of the model.
-    """
+    """Answer scans that a model was not trained on, and compare with their landmark files."""
     detector = Detector(load_checked(folder, device))
     return tuple(one for files in specimens for one in validate_scan(detector, files, missing))
 
@@ -116,14 +107,6 @@ def validate_scan(
     detector: Detector, files: SpecimenFiles, missing: Missing = "unknown"
 ) -> tuple[Outcome, ...]:
     """Detect the landmarks of one scan and compare them with its landmark file.
-
-    Args:
-        detector: Of the model.
-        files: The specimen.
-        missing: As in ``compare``.
-
-    Returns:
-        One outcome for each landmark of the model.
 
     Raises:
         LandmarkdError: The scan cannot be read or answered.
@@ -143,14 +126,7 @@ def measure(
 ) -> Measurement:
     """Run a model over scans; one that fails does not stop the others.
 
-    Args:
-        detector: Of the model.
-        specimens: The specimens.
-        console: Shows the progress, and a warning about landmarks that the model does not know.
-        missing: As in ``compare``.
-
-    Returns:
-        The outcomes, and a line for each scan that failed.
+    Landmarks of the files that the model does not know are named in a warning.
     """
     names = {landmark.name for landmark in detector.model.manifest.landmarks}
     outcomes: list[Outcome] = []
@@ -190,16 +166,14 @@ def compare(
         found: One for each landmark of the model.
         missing: How a landmark counts that the truth does not have.
         groups: The group of each landmark, if it has one.
-
-    Returns:
-        One outcome for each of them.
     """
-    to_voxels = np.linalg.inv(volume.affine[:3, :3])
+    affine, shape = volume.affine, volume.voxels.shape
+    to_voxels = np.linalg.inv(affine[:3, :3])
     nowhere = np.full(3, np.nan)
     outcomes = []
     for landmark in found:
         true = truth.get(landmark.name)
-        beyond = math.inf if true is None else _distance_beyond(true, volume)
+        beyond = math.inf if true is None else float(distance_beyond(true, affine, shape))
         known = landmark.name in truth or missing == "absent"
         true = true if beyond == 0 else None
         off = nowhere if true is None or landmark.ras_mm is None else landmark.ras_mm - true
@@ -237,13 +211,6 @@ def _is_identified(outcome: Outcome, others: Sequence[Outcome]) -> bool:
     )
 
 
-def _distance_beyond(point: Point, volume: Volume) -> float:
-    """Measure how far outside a volume a point lies, in mm; 0 inside, up to its outer faces."""
-    index = transform(np.linalg.inv(volume.affine), point)
-    nearest = np.clip(index, -0.5, np.array(volume.voxels.shape) - 0.5)
-    return float(np.linalg.norm(volume.affine[:3, :3] @ (index - nearest)))
-
-
 def summarise_errors(outcomes: Sequence[Outcome]) -> str:
     """Describe the errors in one line: mean, percentiles, the share above 1 mm, presence."""
     errors = np.array([outcome.error_mm for outcome in outcomes])
@@ -261,32 +228,15 @@ def summarise_errors(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def choose_specimens(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[SpecimenFiles]:
-    """Pair scans and landmark files by name, all or the named ones.
-
-    Raises:
-        ValueError: A folder or a landmark file is missing, or there is no scan of a name.
-    """
-    for folder in (scans, landmarks):
-        if not folder.is_dir():
-            raise ValueError(f"expected a folder, got {folder}")
-    specimens = pair_files(scans, landmarks)
-    unknown = set(only) - {files.name for files in specimens}
-    if unknown:
-        raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
-    return [files for files in specimens if not only or files.name in only]
-
-
 def write_outcomes(folder: Path, measured: Measurement) -> None:
     """Write ``outcomes.json``, atomically and without any rounding."""
     table = {
         "failures": measured.failures,
         "outcomes": [asdict(outcome) for outcome in measured.outcomes],
     }
-    partial = folder / f"{OUTCOMES}.partial"
-    # Python writes floats with as many digits as distinguish them, and also NaN and Infinity.
-    partial.write_text(json.dumps(table, default=np.ndarray.tolist) + "\n", encoding="utf-8")
-    partial.replace(folder / OUTCOMES)
+    with replacing(folder / OUTCOMES) as path:
+        # Python writes floats with as many digits as distinguish them, and also NaN and Infinity.
+        path.write_text(json.dumps(table, default=np.ndarray.tolist) + "\n", encoding="utf-8")
 
 
 def read_outcomes(folder: Path) -> Measurement | None:

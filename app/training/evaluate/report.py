@@ -53,14 +53,7 @@ def write_report(
     specimens: Sequence[SpecimenFiles],
     path: Path,
 ) -> None:
-    """Write the report of a model.
-
-    Args:
-        outcomes: At least one.
-        header: What they are of.
-        specimens: The scans, for the plots of the largest errors.
-        path: The HTML file.
-    """
+    """Write the report of a model, of one outcome at least, as an HTML page."""
     warning = describe_leaked(header.leaked)
     parts = [
         f"<h1>{escape(header.title)}</h1>",

@@ -79,15 +79,7 @@ def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def mean_errors(outcomes: Sequence[Outcome], groups: Mapping[str, str]) -> np.ndarray:
-    """Average the errors of each group of scans, in mm; groups without errors are left out.
-
-    Args:
-        outcomes: Of several scans.
-        groups: The group of each scan, such as its fold.
-
-    Returns:
-        The mean errors.
-    """
+    """Average the errors of each group of scans, in mm; groups without errors are left out."""
     grouped = group(outcomes, lambda outcome: groups[outcome.scan])
     errors = [errors_mm(members) for members in grouped.values()]
     return np.array([mm.mean() for mm in errors if mm.size], dtype=np.float64)

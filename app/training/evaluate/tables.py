@@ -97,13 +97,7 @@ def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
 def print_tables(
     outcomes: Sequence[Outcome], console: Console, folds: Mapping[str, str] = NO_FOLDS
 ) -> None:
-    """Print the metrics of all outcomes, of each landmark and of each scan, and presence.
-
-    Args:
-        outcomes: Of one model, or of the models of all folds.
-        console: Where to.
-        folds: The fold of each scan; empty: there are no folds.
-    """
+    """Print the metrics of all outcomes, of each landmark and of each scan, and presence."""
     if not outcomes:
         return
     console.print("errors in mm, and the share of present landmarks placed within so many mm, in %")
@@ -142,13 +136,7 @@ def print_tables(
 def write_tables(
     outcomes: Sequence[Outcome], folder: Path, folds: Mapping[str, str] = NO_FOLDS
 ) -> None:
-    """Write ``errors.csv``, a line per scan and landmark, and ``summary.csv``.
-
-    Args:
-        outcomes: Of one model, or of the models of all folds.
-        folder: Where to.
-        folds: The fold of each scan; empty: there are no folds.
-    """
+    """Write ``errors.csv``, a line per scan and landmark, and ``summary.csv``."""
     plain = [
         "scan", "landmark", "present", "status", "error_mm", "error_voxels", "identified",
         "confidence", "mass", "coherence", "region95_mm",

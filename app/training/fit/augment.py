@@ -71,9 +71,6 @@ def draw_sample(
         spacing_mm: Spacing of the image, isotropic.
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
-
-    Returns:
-        The image with its landmarks.
     """
     extent_mm = np.asarray(shape) * np.asarray(spacing_mm)
     centre = draw_centre(specimen, extent_mm, augmentation, rng)

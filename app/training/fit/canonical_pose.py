@@ -37,9 +37,6 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
         names: Of its landmarks.
         start: Folder of the network; for one without such a pose, nothing is rotated.
 
-    Returns:
-        The mean shape in that pose.
-
     Raises:
         BadParameter: There is no such model.
     """

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from app.model import replacing
 from app.training.files import CHECKPOINT
 from app.training.record import Record, check_same, write_record
 
@@ -28,10 +29,9 @@ def start(folder: Path, record: Record) -> None:
 
 def save(folder: Path, parts: Mapping[str, Stateful], step: int) -> None:
     """Write a checkpoint; the old one stays until the new one is complete."""
-    path = folder / CHECKPOINT
-    partial = path.with_suffix(".partial")
-    torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, partial)
-    partial.replace(path)
+    state = {name: part.state_dict() for name, part in parts.items()}
+    with replacing(folder / CHECKPOINT) as path:
+        torch.save(state | {"step": step}, path)
 
 
 def resume(folder: Path, parts: Mapping[str, Stateful]) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from app.model import replacing
 from app.training.files import CURVES, HISTORY
 
 SIZE_INCHES: Final = (7.0, 7.0)
@@ -51,12 +52,13 @@ def read_history(folder: Path, steps: int) -> list[HistoryRow]:
 
 def write_history(folder: Path, rows: Sequence[HistoryRow]) -> None:
     """Write the history as a table; what was not measured is empty."""
-    partial = folder / f"{HISTORY}.partial"
-    with partial.open("w", encoding="utf-8", newline="") as lines:
+    with (
+        replacing(folder / HISTORY) as path,
+        path.open("w", encoding="utf-8", newline="") as lines,
+    ):
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow([field.name for field in fields(HistoryRow)])
         writer.writerows(["" if x is None else x for x in astuple(row)] for row in rows)
-    partial.replace(folder / HISTORY)
 
 
 def draw_curves(folder: Path, rows: Sequence[HistoryRow], title: str) -> None:
@@ -73,9 +75,8 @@ def draw_curves(folder: Path, rows: Sequence[HistoryRow], title: str) -> None:
     _draw_errors(errors, rows)
     errors.set_xlabel("step")
     errors.set_xlim(left=0)
-    partial = folder / f"{CURVES}.partial"
-    figure.savefig(partial, format="png")
-    partial.replace(folder / CURVES)
+    with replacing(folder / CURVES) as path:
+        figure.savefig(path, format="png")
 
 
 def _draw_errors(axes: Axes, rows: Sequence[HistoryRow]) -> None:

@@ -78,12 +78,6 @@ class TrainingRun:
 def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingRun) -> bool:
     """Train a network, from a checkpoint if there is one; export and validate it regularly.
 
-    Args:
-        network: The network.
-        data: Specimens to train on and to validate on.
-        record: All choices, which must be those of the checkpoint, if there is one.
-        run: Where it runs.
-
     Returns:
         Whether it is trained; False if it was interrupted.
 

@@ -60,9 +60,6 @@ def make_targets(
         radius_mm: Distance up to which a voxel votes.
         missing_is_absent: Whether a landmark without a position is absent (its score should be low
             everywhere) rather than unknown, even if nobody has said so of its scan.
-
-    Returns:
-        The targets.
     """
     shape = samples[0].image.shape[1:]
     points = torch.from_numpy(np.stack([sample.points for sample in samples])).float()

@@ -21,14 +21,7 @@ class TrainingProgress:
     """Reports the progress of a training to a console and to the model folder."""
 
     def __init__(self, folder: Path, console: Console, steps: int, done: int) -> None:
-        """Start to report.
-
-        Args:
-            folder: The model folder.
-            console: Where to print.
-            steps: Total number of steps.
-            done: Steps done before, in a training that is resumed.
-        """
+        """Start to report a training of which some steps were done before."""
         self._folder, self._console, self._steps = folder, console, steps
         self._history = read_history(folder, done)
         spent = self._history[-1].seconds if self._history else 0.0

@@ -10,11 +10,11 @@ from rich.table import Table
 from app.compute import MEMORY_SHARE, choose_device, total_memory
 from app.errors import BadParameter
 from app.geometry import Points, PointSet, spacing_of
-from app.model import InputSpec, Manifest
+from app.model import WHOLE, InputSpec, Manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.summary import SpecimenSummary
 from app.training.fit.network import MIN_LEVELS, NORM_GROUPS, training_bytes
-from app.training.options import WHOLE, Options, Precision
+from app.training.options import Options, Precision
 from app.training.recipe import PERCENTILES, WHOLE_EDGE, Augmentation, Recipe
 
 RADIUS_VOXELS: Final = 5.0
@@ -77,10 +77,6 @@ class Choice:
 def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list[Choice]]:
     """Choose whatever the options leave open for a first network.
 
-    Args:
-        options: The options.
-        checked: The data.
-
     Returns:
         The recipe, and the reason for each choice.
 
@@ -119,13 +115,7 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
 def suggest_refine_recipe(
     options: Options, checked: CheckedData, first: Manifest, mean: Points
 ) -> tuple[Recipe, list[Choice]]:
-    """Choose whatever the options leave open for a second network.
-
-    Args:
-        options: The options.
-        checked: The data.
-        first: Manifest of the first network.
-        mean: The upright mean shape, in mm.
+    """Choose whatever the options leave open for a second network, of an upright mean shape in mm.
 
     Returns:
         The recipe, and the reason for each choice.

@@ -6,18 +6,14 @@ others.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
 from app.model import Manifest, load_module, read_manifest
-from app.training.data.issues import shorten
+from app.training.data.issues import LINE_NAMES, shorten
 from app.training.fit.network import find_head
-
-MAX_NAMES: Final = 8
-"""Landmarks that a message lists; the others are counted."""
 
 
 def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
@@ -51,7 +47,7 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
     if not common:
         raise BadParameter(
             f"--start: expected a model of the same landmarks, or of some of "
-            f"{shorten(names, MAX_NAMES)}; got one of {shorten(known, MAX_NAMES)}"
+            f"{shorten(names, LINE_NAMES)}; got one of {shorten(known, LINE_NAMES)}"
         )
     rows = [names.index(name) for name in common], [known.index(name) for name in common]
     _rearrange_head(network, other, manifest, rows)
@@ -62,7 +58,7 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
     new = [name for name in names if name not in known]
     unused = [name for name in known if name not in names]
     parts = [
-        f"{verb} {shorten(some, MAX_NAMES)}"
+        f"{verb} {shorten(some, LINE_NAMES)}"
         for verb, some in (("takes over", common), ("learns anew", new), ("leaves out", unused))
         if some
     ]

@@ -22,10 +22,10 @@ from rich.console import Console
 from app.compute import choose_device
 from app.geometry import Points, scaling, spacing_of, transform, translation
 from app.inference import Detector, load_checked
-from app.io import Volume, markups_json, read_volume
+from app.io import Volume, markups_json, read_landmarks, read_volume
 from app.preprocessing import index_grid, sample_at
 from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
-from app.training.data.specimens import landmark_names, pair_files, read_points
+from app.training.data.specimens import landmark_names, pair_files, rows_of
 from app.training.fit.augment import random_rotation
 
 POSES: Final = 8
@@ -178,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     for files in specimens:
         volume = read_volume(files.scan.read_bytes())
-        pose = find_pose(detector, volume, read_points(files, names), options.poses)
+        points = rows_of(read_landmarks(files.landmarks), names)
+        pose = find_pose(detector, volume, points, options.poses)
         moved = options.output / f"{files.name}.mrk.json"
         moved.write_text(markups_json(names, pose.points), encoding="utf-8")
         console.print(

@@ -13,13 +13,7 @@ from app.phantom import make_phantom, scan_bytes
 
 
 def make_phantoms(folder: Path, count: int, seed: int) -> None:
-    """Write phantoms of consecutive seeds.
-
-    Args:
-        folder: Where the folders ``scans`` and ``landmarks`` are made.
-        count: Number of phantoms.
-        seed: Of the first one.
-    """
+    """Write phantoms of consecutive seeds into the folders ``scans`` and ``landmarks``."""
     scans, landmarks = folder / "scans", folder / "landmarks"
     scans.mkdir(parents=True, exist_ok=True)
     landmarks.mkdir(exist_ok=True)

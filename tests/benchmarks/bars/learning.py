@@ -14,12 +14,13 @@ from app.compute.device import choose_device
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import read_volume
+from app.model import WHOLE
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import split
 from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import bootstrap_interval
 from app.training.learn import LearnOptions, case_losses, fine_tune, merged, options_like
-from app.training.options import WHOLE, Options, Schedule
+from app.training.options import Options, Schedule
 from app.training.pipeline import FIRST, check_and_report, train_network
 from app.training.versions import prepare_next
 from tests.benchmarks.harness import Limit, Row, Run

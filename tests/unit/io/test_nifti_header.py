@@ -17,6 +17,7 @@ from app.geometry import spacing_of
 from app.io.gzip_stream import FileStream
 from app.io.header import Header
 from app.io.nifti_header import read_nifti_header
+from app.io.volume import read_volume
 from tests.support.nifti_files import AFFINE, SHAPE, ByteOrder, by_nibabel, counting, nifti
 
 Version = Literal[1, 2]
@@ -127,9 +128,9 @@ def test_axes_that_are_not_3d_are_refused(version: Version, dim: list[int], said
 
 
 def test_single_slice_is_read_with_a_warning() -> None:
-    header = header_of(nifti(counting((6, 1, 5))))
-    assert header.shape == (6, 1, 5)
-    assert header.warnings == ("the scan is a single slice (6 x 1 x 5 voxels)",)
+    volume = read_volume(nifti(counting((6, 1, 5))))
+    assert volume.voxels.shape == (6, 1, 5)
+    assert volume.warnings == ("the scan is a single slice (6 x 1 x 5 voxels)",)
 
 
 @pytest.mark.parametrize(

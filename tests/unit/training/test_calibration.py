@@ -18,7 +18,7 @@ from app.training.calibrate.calibration import Calibration, calibrate_model, wri
 from app.training.calibrate.calibration_runs import CalibrationRun, run_scan
 from app.training.calibrate.regions import calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
-from app.training.evaluate.outcomes import choose_specimens
+from app.training.data.specimens import pair_files
 from app.training.options import Missing
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
@@ -102,7 +102,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_is_run_on_the_scan_its_halves_and_blanks(trained: Path) -> None:
     model = load_checked(trained / "mine", torch.device("cpu"))
-    (files,) = choose_specimens(trained / "scans", trained / "landmarks", ["one"])
+    (files,) = pair_files(trained / "scans", trained / "landmarks", ["one"])
     runs = run_scan(model, files)
     assert [run.kind for run in runs] == ["whole", *["half"] * 6, *["blank"] * 2]
     for run in runs:
@@ -119,7 +119,7 @@ def test_what_a_file_does_not_list_is_absent_for_certain_only_from_blanks(
     trained: Path, tmp_path: Path, missing: Missing, known: bool
 ) -> None:
     model = load_checked(trained / "mine", torch.device("cpu"))
-    (files,) = choose_specimens(trained / "scans", trained / "landmarks", ["one"])
+    (files,) = pair_files(trained / "scans", trained / "landmarks", ["one"])
     part = tmp_path / "one.csv"
     part.write_text(files.landmarks.read_text().rpartition("e,")[0])
     runs = run_scan(model, files._replace(landmarks=part), missing)

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.training.data.specimens import pair_files
 from app.training.evaluate.leakage import describe_leaked, find_leaked
-from app.training.evaluate.outcomes import choose_specimens
 from app.training.files import RECORD
 from tests.support.training_data import SMALL, TILES, landmarkd, write_specimen, write_specimens
 
@@ -29,7 +29,7 @@ def run(data: Path, command: str, model: str, *words: object) -> Result:
 
 
 def leaked(data: Path, model: str) -> list[str]:
-    return find_leaked(data / model, choose_specimens(data / "scans", data / "landmarks"))
+    return find_leaked(data / model, pair_files(data / "scans", data / "landmarks"))
 
 
 def test_a_measurement_names_the_scans_that_the_model_was_trained_on(
@@ -67,7 +67,7 @@ def test_what_either_network_was_trained_on_counts(data: Path, tmp_path: Path) -
     words = SMALL
     landmarkd("train", *files, "-o", tmp_path / "two", *words, "--validate", "two,three")
     landmarkd("refine", tmp_path / "two", *files, "--spacing", 1, *words, "--validate", "one,two")
-    assert find_leaked(tmp_path / "two", choose_specimens(*files)) == ["one", "three"]
+    assert find_leaked(tmp_path / "two", pair_files(*files)) == ["one", "three"]
 
 
 def test_a_model_with_folds_knows_its_scans_by_any_name(data: Path, tmp_path: Path) -> None:
