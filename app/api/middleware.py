@@ -6,13 +6,14 @@ It is pure ASGI and does not wrap ``receive``, so that routes notice clients tha
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.origin import OriginCheck
-from app.api.problems import problem_response, unexpected_error
+from app.api.problems import TUS_VERSION, problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
 from app.errors import LandmarkdError
@@ -23,6 +24,9 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 REFUSAL_EXTENSION: Final = "landmarkd.refusal"
 """ASGI extension: the ``LandmarkdError`` for which the server refuses a request; it is answered."""
+
+UPLOADS_PATH: Final = "/v1/uploads"
+"""Below which every response, whatever refuses the request, names its version of tus."""
 
 SEND_BYTES: Final = 256 << 10
 """Sent at a time of a body: the server copies no more, and waits until the client has read it."""
@@ -55,7 +59,10 @@ class RequestTracking:
         inner = {**scope, RECORD_KEY: record}
         if method == "HEAD":
             inner["method"] = "GET"  # As RFC 9110, 9.3.2 has it; the server leaves the body out.
-        response = _TrackedResponse(send, record)
+        headers = {ID_HEADER: record.request_id, "X-Content-Type-Options": "nosniff"}
+        if scope["path"].startswith(UPLOADS_PATH):
+            headers["Tus-Resumable"] = TUS_VERSION
+        response = _TrackedResponse(send, record, headers)
         try:
             await self._answer(inner, receive, response.send)
         except Exception as error:
@@ -88,11 +95,12 @@ class RequestTracking:
 
 
 class _TrackedResponse:
-    """Adds the request's id to a response, and the response's status to the record."""
+    """Adds headers to a response, and its status to the record."""
 
-    def __init__(self, send: Send, record: RequestRecord) -> None:
+    def __init__(self, send: Send, record: RequestRecord, headers: Mapping[str, str]) -> None:
         self._send = send
         self._record = record
+        self._headers = headers
         self.started = False
 
     async def send(self, message: Message) -> None:
@@ -101,9 +109,7 @@ class _TrackedResponse:
             self._record.status = message["status"]
             if message["status"] < 400:
                 self._record.code = "ok"
-            headers = MutableHeaders(scope=message)
-            headers[ID_HEADER] = self._record.request_id
-            headers["X-Content-Type-Options"] = "nosniff"
+            MutableHeaders(scope=message).update(self._headers)
         body = message.get("body", b"")
         last = max(len(body) - 1, 0) // SEND_BYTES * SEND_BYTES
         for start in range(0, last, SEND_BYTES):

@@ -47,8 +47,10 @@ DECODE_SLOTS: Final = 4
 """For scans that are decoded or prepared; one for each processor, if these are more."""
 
 LARGE_BYTES: Final = 128 << 20
-"""A scan that takes more memory needs two slots, so that large scans of one client leave processors
-to the small ones of others."""
+"""A scan that takes more memory is large."""
+
+LARGE_SLOTS: Final = 2
+"""For these, and those looked for in archives: one client's leave threads to others' small ones."""
 
 BODY_PART: Final = 4
 """One part in so many of the memory is for the bodies of requests: scans take several times more
@@ -346,7 +348,7 @@ class Engine:
         """Look for a scan among many files, which takes too long for the event loop."""
         async with (
             self.memory.hold(SEARCH_BYTES, client, deadline),
-            self._decode_slots.hold(1, client, deadline),
+            self._decode_slots.hold(LARGE_SLOTS, client, deadline),
         ):
             needs = await self._decode_pool.run(look, deadline)
         self._check_in_time(needs, deadline - asyncio.get_running_loop().time(), client)

@@ -48,6 +48,7 @@ class FileStream:
         opened: The uncompressed bytes of the body, if it is neither plain nor gzip.
 
     Attributes:
+        check_cancelled: As given.
         gzipped: Whether the body is gzip.
         max_bytes: Upper bound on the uncompressed size, however well the body is compressed.
         position: Number of uncompressed bytes that have been read.
@@ -59,7 +60,7 @@ class FileStream:
         check_cancelled: Callable[[], None] = lambda: None,
         opened: io.BufferedIOBase | None = None,
     ) -> None:
-        self._check_cancelled = check_cancelled
+        self.check_cancelled = check_cancelled
         self._content = content
         self.gzipped = opened is None and bytes(content[:2]) == GZIP_MAGIC
         compressed = self.gzipped or opened is not None
@@ -156,7 +157,7 @@ class FileStream:
 
     def _take(self, read: Callable[[], Result]) -> Result:
         """Call a read, with errors that say what is wrong with the file."""
-        self._check_cancelled()
+        self.check_cancelled()
         try:
             return read()
         except EOFError as error:

@@ -22,35 +22,7 @@ from app.errors import NotStored, QueueFull, StartupError, TooLarge, UnknownJob
 from app.io import Content, Selection
 from app.jobs.files import ScanFiles
 from app.jobs.records import Claim, KeptJob, KeptScan, Order, State, Usage
-
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS job(
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, request_id TEXT NOT NULL, model TEXT NOT NULL,
-    format TEXT NOT NULL, candidates INTEGER NOT NULL, frame INTEGER, series INTEGER,
-    created_s REAL NOT NULL, finished_s REAL, file_bytes INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    accepted INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS scan(
-    id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job ON DELETE CASCADE,
-    owner TEXT NOT NULL, number INTEGER NOT NULL, entry INTEGER, state TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0, outcome TEXT);
-CREATE TABLE IF NOT EXISTS upload(
-    job TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, length INTEGER NOT NULL,
-    touched_s REAL NOT NULL);
-CREATE INDEX IF NOT EXISTS scan_turn ON scan(state, owner, id);
-CREATE INDEX IF NOT EXISTS scan_of_job ON scan(job, number);
-CREATE INDEX IF NOT EXISTS job_of_owner ON job(owner, created_s);
-"""
-
-NEXT_SCAN: Final = """
-SELECT * FROM scan WHERE state = 'queued' AND owner > ? AND attempts >= ? ORDER BY owner, id LIMIT 1
-"""
-
-JOBS: Final = """
-SELECT id, model, created_s, finished_s, (
-    SELECT json_group_object(state, number) FROM (
-        SELECT state, count(*) AS number FROM scan WHERE job = job.id GROUP BY state)) AS counts
-FROM job WHERE owner = ? AND accepted AND (? IS NULL OR id = ?) ORDER BY created_s DESC LIMIT 1000
-"""
+from app.jobs.tables import HELD, JOBS, NEXT_SCAN, SCHEMA
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -93,7 +65,7 @@ class JobStore:
             self._db.row_factory = sqlite3.Row
             for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
                 self._db.execute(f"PRAGMA {pragma}")
-            self._db.executescript(SCHEMA)
+            self._db.executescript(SCHEMA + HELD)
             self._recover()
         except (OSError, sqlite3.Error) as error:
             raise StartupError(f"expected a folder for jobs, but {folder}: {error}") from error
@@ -224,7 +196,7 @@ class JobStore:
         Raises:
             UnknownJob: There is none, or it is another's.
         """
-        found = self._find(owner, job)
+        found = self._find(f"{JOBS} AND id = ?", owner, job)
         if not found:
             raise unknown_job(job)
         rows = self._read(
@@ -237,7 +209,7 @@ class JobStore:
 
     def list_jobs(self, owner: str) -> list[KeptJob]:
         """List the jobs of an owner, the newest first, up to a thousand."""
-        return self._find(owner, None)
+        return self._find(f"{JOBS} ORDER BY created_s DESC LIMIT 1000", owner)
 
     def outcome(self, owner: str, job: str, number: int) -> tuple[State, str, str | None]:
         """Return the state of a scan, the format of its job, and the JSON of its outcome.
@@ -272,13 +244,13 @@ class JobStore:
             (first,) = db.execute("SELECT min(finished_s) FROM job").fetchone()
         return None if first is None else max(first + self.ttl_s - now, 0.0)
 
-    def _find(self, owner: str, job: str | None) -> list[KeptJob]:
-        rows = self._read(JOBS, owner, job, job)
+    def _find(self, query: str, *values: object) -> list[KeptJob]:
+        rows = self._read(query, *values)
         return [KeptJob(**{**row, "counts": json.loads(row["counts"])}) for row in rows]
 
     def _require_room(self, owner: str, size: int) -> None:
         (held,) = self._db.execute(
-            "SELECT total(bytes) FROM job WHERE owner = ?", (owner,)
+            "SELECT total(bytes) FROM held WHERE owner = ?", (owner,)
         ).fetchone()
         if size > self._share:
             raise TooLarge(f"expected a job of at most {self._share} bytes, got {size}")
@@ -320,8 +292,7 @@ class JobStore:
                 yield self._db
                 usage = Usage(
                     *self._db.execute(
-                        "SELECT (SELECT count(*) FROM scan WHERE state = 'queued'),"
-                        " (SELECT coalesce(sum(bytes), 0) FROM job)"
+                        "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
                     ).fetchone()
                 )
                 self._db.execute("COMMIT")

@@ -199,3 +199,10 @@ def _changed(dataset: Dataset, elements: dict[str, Any]) -> Dataset:
 def _decimals(numbers: np.ndarray | np.floating[Any]) -> list[str]:
     """Write numbers as decimal strings, which have at most 16 characters."""
     return [pydicom.valuerep.format_number_as_ds(float(x)) for x in np.ravel(numbers)]
+
+
+def crowded(elements: int) -> bytes:
+    """Write a file of many elements, each of them empty, and no pixels."""
+    syntax = f"{ExplicitVRLittleEndian}\0".encode()
+    meta = b"\x02\0\x10\0UI" + len(syntax).to_bytes(2, "little") + syntax
+    return bytes(128) + b"DICM" + meta + b"\x09\0\x10\0LO\0\0" * elements

@@ -218,7 +218,7 @@ async def get_upload_options(shared: SharedDep, _: UploadsDep) -> Response:
     """Tell which version and extensions of tus there are, and how large a file may be."""
     size = str(_max_bytes(shared))
     about = {"Tus-Version": TUS_VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": size}
-    return _answer(204, about)
+    return Response(status_code=204, headers=about)
 
 
 @uploads_router.post(
@@ -235,7 +235,8 @@ async def post_upload(
 ) -> Response:
     """Announce a file; its parts go to the path in `Location`. The query is that of a job."""
     upload = await reception.start(record_of(request.scope), query, length)
-    return _answer(201, _state(upload) | {"Location": f"/v1/uploads/{upload.id}"})
+    headers = _state(upload) | {"Location": f"/v1/uploads/{upload.id}"}
+    return Response(status_code=201, headers=headers)
 
 
 @uploads_router.get(
@@ -250,7 +251,7 @@ async def get_upload(request: Request, upload: str, reception: ReceptionDep) -> 
         if found.offset == found.length:
             # The process may have ended after the last byte.
             found = await reception.finish(found)
-    return _answer(200, _state(found) | {"Cache-Control": "no-store"})
+    return Response(headers=_state(found) | {"Cache-Control": "no-store"})
 
 
 @uploads_router.patch(
@@ -281,7 +282,7 @@ async def patch_upload(
         found = await reception.receive(request, found, unwanted)
         if found.offset == found.length:
             found = await reception.finish(found)
-    return _answer(204, _state(found))
+    return Response(status_code=204, headers=_state(found))
 
 
 @uploads_router.delete(
@@ -294,7 +295,7 @@ async def delete_upload(request: Request, upload: str, reception: ReceptionDep) 
     """Remove what has arrived of a file, or the job that it has become."""
     async with _turns(request).take(upload):
         await reception.remove(await reception.look(upload))
-    return _answer(204, {})
+    return Response(status_code=204)
 
 
 async def _next_chunk(
@@ -339,7 +340,3 @@ def _state(upload: OpenUpload) -> dict[str, str]:
     if upload.accepted:
         return state | {"Location": f"/v1/jobs/{upload.id}"}
     return state | {"Upload-Expires": formatdate(upload.expires_s, usegmt=True)}
-
-
-def _answer(status: int, headers: dict[str, str]) -> Response:
-    return Response(status_code=status, headers={"Tus-Resumable": TUS_VERSION, **headers})

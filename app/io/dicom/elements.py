@@ -5,6 +5,7 @@ they hold (names, dates, texts) is never even decoded, and takes no memory.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -145,7 +146,7 @@ def read_head(stream: FileStream, size: int) -> Head | None:
     while True:
         data = stream.peek(min(wanted, size))
         try:
-            return _Walker(data, size).read_file()
+            return _Walker(data, size, stream.check_cancelled).read_file()
         except _TooShort as error:
             if error.needed > size:
                 raise BrokenVolume("expected a whole DICOM file, got a truncated one") from None
@@ -170,10 +171,12 @@ class _Walker:
     Args:
         data: The first bytes.
         size: Bytes of the whole file.
+        check_cancelled: Called for each element; raises once nobody waits for the file any more.
     """
 
-    def __init__(self, data: bytes, size: int) -> None:
+    def __init__(self, data: bytes, size: int, check_cancelled: Callable[[], None]) -> None:
         self._data = data
+        self._check_cancelled = check_cancelled
         self._size = size
         self._at = PREAMBLE_BYTES + 4
         self._order = "<"
@@ -262,6 +265,7 @@ class _Walker:
 
     def _read_tag(self) -> tuple[int, bytes, int]:
         """Read the start of an element: tag, value representation (if it has one) and length."""
+        self._check_cancelled()
         head = self._need(8)
         group, element = struct.unpack_from(self._order + "HH", head)
         tag = group << 16 | element

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
-from app.errors import BadGeometry, BadParameter, NotAVolume
-from app.io.dicom.archive import StoredFile, list_files
+from app.errors import BadGeometry, BadParameter, NotAVolume, TooLarge
+from app.io.dicom.archive import StoredFile, count_entries, list_files
 from app.io.dicom.image import Image, Plane, read_image
 from app.io.dicom.pixels import read_frames
 from app.io.dicom.stack import UNIT_TOLERANCE, stack_planes
@@ -135,11 +135,14 @@ def find_series(
     Raises:
         NotAVolume: There is no image in it.
         BrokenVolume: A file, or the archive, is truncated, corrupt or encrypted.
-        TooLarge: The archive declares more bytes than allowed.
+        TooLarge: The archive declares more bytes than allowed, or has more files than any scan.
         BadGeometry: Several series and none chosen, or images that are no stack.
         BadVoxels: Colours, or pixels of another type than integers.
         BadParameter: There is no such series.
     """
+    entries = count_entries(content)
+    if entries > MAX_IMAGES:  # To look at the files of an archive takes long, whatever they are.
+        raise TooLarge(f"expected at most {MAX_IMAGES:,} files of a scan, got {entries:,}")
     files = list_files(content, max_bytes)
     images = _read_images(files, check_cancelled)
     group = _choose(_group(images), images, series)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.errors import ModelRefused, NotReady
 from app.inference.load import load_checked
 from app.model import LoadedModel
 from tests.support.device_loops import until, wait_for
+from tests.support.dicom_files import crowded, zipped
 from tests.support.model_folders import make_model_folder
 from tests.support.services import MODEL, toy_models, toy_scan, toy_settings
 
@@ -172,3 +174,24 @@ def test_a_device_is_checked_without_the_folders_of_the_models(tmp_path: Path) -
         await engine.stop()
 
     asyncio.run(scenario())
+
+
+def test_archives_of_one_client_leave_a_thread_to_the_scan_of_another(tmp_path: Path) -> None:
+    """Each of them takes seconds, in which nothing is found."""
+    archive = zipped([crowded(900_000)])
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(toy_models(tmp_path)), Metrics())
+        await engine.start()
+        find = partial(engine.detect, model=engine.registry.get(MODEL), timeout_s=300)
+        many = [asyncio.create_task(find(archive, client="anna")) for _ in range(3)]
+        scan = asyncio.create_task(find(toy_scan(), client="bert"))
+        first, _ = await asyncio.wait((scan, *many), return_when=asyncio.FIRST_COMPLETED)
+        for task in many:
+            task.cancel()
+        await asyncio.gather(scan, *many, return_exceptions=True)
+        await engine.stop()
+        assert first == {scan}
+        assert scan.result().landmarks
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -3,8 +3,10 @@
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,53 @@ def test_what_is_kept_is_counted(store: JobStore) -> None:
     claim = claimed(store)
     store.settle(claim, "done", "x" * (SCAN_BYTES + 1))
     assert (store.usage.queued, store.usage.bytes) == (0, LEAST + 1)
+
+
+def test_what_is_kept_is_counted_again_by_the_next_process(store: JobStore, reopen: Open) -> None:
+    store.accept(order("bert"), zipped([b"one", b"two"]), 2)
+    job = store.accept(order(), SCAN, None)
+    claimed(store)
+    before = store.usage
+    again = reopen()
+    assert again.usage == replace(before, queued=before.queued + 1)
+    again.remove("anna", job)
+    assert again.usage == replace(before, queued=2, bytes=before.bytes - LEAST - len(SCAN))
+
+
+def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in instructions of SQLite's virtual machine."""
+    opened = list[sqlite3.Connection]()
+    connect = sqlite3.connect
+
+    def open_database(*args: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", open_database)
+    store, taken = reopen(), Counter[str]()
+
+    def count(name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the call returns
+        opened[0].set_progress_handler(lambda: taken.update([name]), 1)
+        result = call()
+        opened[0].set_progress_handler(None, 1)
+        return result
+
+    def call_all() -> dict[str, int]:
+        taken.clear()
+        job = count("accept", lambda: store.accept(order("bert"), SCAN, None))
+        claim = count("claim", lambda: claimed(store, after="anna"))
+        count("settle", lambda: store.settle(claim, "done", "{}"))
+        count("find", lambda: store.find("bert", job))
+        count("sweep", store.sweep)
+        count("remove", lambda: store.remove("bert", job))
+        return dict(taken)
+
+    few = call_all()
+    for _ in range(100):
+        store.accept(order("bert"), SCAN, None)
+        store.accept(order("bert"), SCAN, None)
+        store.settle(claimed(store), "done", "{}")
+    assert {name: steps for name, steps in call_all().items() if steps > few[name] + 50} == {}
 
 
 def test_jobs_over_the_quota_are_refused_until_there_is_room(reopen: Open, tmp_path: Path) -> None:

@@ -134,6 +134,26 @@ def test_part_that_is_not_the_next_changes_nothing(client: TestClient) -> None:
     assert finished(client, job).done == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("OPTIONS", URL, {}, 204),
+        ("HEAD", f"{URL}/none", TUS, 404),
+        ("PATCH", f"{URL}/none", PART, 422),
+        ("PATCH", f"{URL}/none", TUS | {"Upload-Offset": "0"}, 415),
+        ("POST", f"{URL}?model=nobody", TUS | {"Upload-Length": "9"}, 404),
+        ("POST", URL, {"Tus-Resumable": "0.2.2", "Upload-Length": "9"}, 412),
+        ("POST", URL, TUS | {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("PUT", URL, TUS, 405),
+    ],
+)
+def test_every_response_names_the_version_of_the_protocol(
+    client: TestClient, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    response = client.request(method, path, headers=headers)
+    assert (response.status_code, response.headers["tus-resumable"]) == (status, "1.0.0")
+
+
 def test_another_version_of_the_protocol_is_refused(client: TestClient) -> None:
     response = start(client, 9, **{"Tus-Resumable": "0.2.2"})
     assert (response.status_code, response.headers["tus-version"]) == (412, "1.0.0")

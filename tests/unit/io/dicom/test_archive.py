@@ -138,12 +138,12 @@ def many_entries(count: int) -> bytes:
     return entry * count + directory + end
 
 
-def test_sixty_thousand_tiny_entries_take_seconds_and_little_memory() -> None:
-    content = many_entries(60_000)
+def test_sixteen_thousand_tiny_entries_take_seconds_and_little_memory() -> None:
+    content = many_entries(16_000)
     began = time.process_time()
-    with pytest.raises(NotAVolume, match=r"expected DICOM images, got none \(files in all: 60,000"):
+    with pytest.raises(NotAVolume, match=r"expected DICOM images, got none \(files in all: 16,000"):
         read_volume(content)
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 5
 
 
 def test_bomb_takes_no_more_memory_than_the_head_of_a_file() -> None:

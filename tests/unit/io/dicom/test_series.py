@@ -15,12 +15,23 @@ from app.errors import (
     BadParameter,
     BadVoxels,
     BrokenVolume,
+    DeadlineExceeded,
     NotAVolume,
     RequestError,
     TooLarge,
 )
+from app.io.dicom.series import MAX_IMAGES
 from app.io.volume import Selection, VolumeLimits, check_header, read_volume
-from tests.support.dicom_files import PATIENT, PLACE, as_dicom, as_enhanced, changed, write, zipped
+from tests.support.dicom_files import (
+    PATIENT,
+    PLACE,
+    as_dicom,
+    as_enhanced,
+    changed,
+    crowded,
+    write,
+    zipped,
+)
 from tests.support.nifti_files import SHAPE, assert_fit_for_use, counting, nifti
 
 
@@ -241,6 +252,14 @@ def test_archive_without_images_is_refused() -> None:
         read_volume(zipped([b"notes"]))
 
 
+def test_archive_of_more_files_than_any_scan_has_is_refused_unread() -> None:
+    files = zipped([b"x"] * (MAX_IMAGES + 1), zipfile.ZIP_STORED)
+    calls = list[None]()
+    with pytest.raises(TooLarge, match="expected at most 16,384 files of a scan, got 16,385"):
+        check_header(files, check_cancelled=lambda: calls.append(None))
+    assert calls == []
+
+
 def test_limits_are_checked_before_pixels_are_read() -> None:
     with pytest.raises(TooLarge, match="limit axis"):
         read_volume(zipped(as_dicom()), VolumeLimits(axis=6))
@@ -280,3 +299,15 @@ def test_looking_for_a_series_can_be_cancelled() -> None:
 
     with pytest.raises(NobodyWaitsError):
         check_header(zipped(as_dicom()), check_cancelled=check_cancelled)
+
+
+def test_reading_a_file_of_many_elements_can_be_cancelled() -> None:
+    calls = list[None]()
+
+    def check_cancelled() -> None:
+        calls.append(None)
+        if len(calls) > 1000:
+            raise DeadlineExceeded("nobody waits")
+
+    with pytest.raises(DeadlineExceeded):
+        check_header(crowded(2000), check_cancelled=check_cancelled)

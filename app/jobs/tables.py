@@ -1,0 +1,63 @@
+"""The tables of jobs, and the queries that look into many rows; more jobs slow none of them."""
+
+from typing import Final
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS job(
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, request_id TEXT NOT NULL, model TEXT NOT NULL,
+    format TEXT NOT NULL, candidates INTEGER NOT NULL, frame INTEGER, series INTEGER,
+    created_s REAL NOT NULL, finished_s REAL, file_bytes INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    accepted INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS scan(
+    id INTEGER PRIMARY KEY, job TEXT NOT NULL REFERENCES job ON DELETE CASCADE,
+    owner TEXT NOT NULL, number INTEGER NOT NULL, entry INTEGER, state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, outcome TEXT);
+CREATE TABLE IF NOT EXISTS upload(
+    job TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, length INTEGER NOT NULL,
+    touched_s REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS scan_turn ON scan(state, owner, id);
+CREATE INDEX IF NOT EXISTS scan_of_job ON scan(job, number);
+CREATE INDEX IF NOT EXISTS scan_state ON scan(job, state);
+CREATE INDEX IF NOT EXISTS job_of_owner ON job(owner, created_s);
+CREATE INDEX IF NOT EXISTS job_finished ON job(finished_s);
+"""
+
+HELD: Final = """
+CREATE TEMP TABLE held(owner TEXT PRIMARY KEY, queued INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO held SELECT owner, 0, sum(bytes) FROM job GROUP BY owner;
+UPDATE held SET queued = (
+    SELECT count(*) FROM scan WHERE state = 'queued' AND scan.owner = held.owner);
+CREATE TEMP TRIGGER job_comes AFTER INSERT ON job BEGIN
+    INSERT INTO held VALUES (new.owner, 0, new.bytes)
+        ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TEMP TRIGGER job_changes AFTER UPDATE OF bytes ON job BEGIN
+    UPDATE held SET bytes = bytes + new.bytes - old.bytes WHERE owner = new.owner;
+END;
+CREATE TEMP TRIGGER job_goes AFTER DELETE ON job BEGIN
+    UPDATE held SET bytes = bytes - old.bytes WHERE owner = old.owner;
+    DELETE FROM held WHERE owner = old.owner AND bytes = 0;
+END;
+CREATE TEMP TRIGGER scan_comes AFTER INSERT ON scan WHEN new.state = 'queued' BEGIN
+    UPDATE held SET queued = queued + 1 WHERE owner = new.owner;
+END;
+CREATE TEMP TRIGGER scan_changes AFTER UPDATE OF state ON scan BEGIN
+    UPDATE held SET queued = queued + (new.state = 'queued') - (old.state = 'queued')
+        WHERE owner = new.owner;
+END;
+CREATE TEMP TRIGGER scan_goes AFTER DELETE ON scan WHEN old.state = 'queued' BEGIN
+    UPDATE held SET queued = queued - 1 WHERE owner = old.owner;
+END;
+"""
+"""What each owner holds, kept up to date: adding it up takes longer with each job."""
+
+NEXT_SCAN: Final = """
+SELECT * FROM scan WHERE state = 'queued' AND owner > ? AND attempts >= ? ORDER BY owner, id LIMIT 1
+"""
+
+JOBS: Final = """
+SELECT id, model, created_s, finished_s, (
+    SELECT json_group_object(state, number) FROM (
+        SELECT state, count(*) AS number FROM scan WHERE job = job.id GROUP BY state)) AS counts
+FROM job WHERE owner = ? AND accepted
+"""
