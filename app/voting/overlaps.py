@@ -1,14 +1,13 @@
-"""Votes of tiles that overlap -> votes of their mean heatmap: one for a voxel and a landmark.
+"""Heatmaps of tiles that overlap -> votes of their mean: one for a voxel and a landmark.
 
-Heatmaps are averaged as the network answers them, before their activation, as nnU-Net and MONAI do:
-a sigmoid or a softmax becomes a mean of logits. A voxel may pass in one tile and not in another, so
+Heatmaps are averaged as the network answers them, before their activation, as nnU-Net and MONAI do.
+
+A softmax over channels needs the mean of all of them, so all are held (``DenseMean``). Otherwise
+landmarks know nothing of each other, and only votes are held (``SparseMean``): a mean takes a
+vote's memory, however many tiles it is of. A voxel may pass in one tile and not in another, so
 tiles are filtered by a lower threshold, and what is below that in some tile counts there as much as
-the lower threshold itself. Nothing dense is held, and a mean takes a vote's memory, however many
-tiles it is of.
-
-Logits are those of one landmark against everything else: with a softmax that is the same where no
-two landmarks have a share in a voxel. Sums are of whole numbers, so the order of tiles changes no
-bit of them.
+the lower threshold itself. Sums of votes are of whole numbers, so the order of tiles changes no bit
+of them.
 """
 
 from collections.abc import Sequence
@@ -16,10 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from app.model import Manifest
-from app.voting.votes import Votes, concat_votes
+from app.model import Field, Manifest
+from app.voting.reference import Placement
+from app.voting.votes import Votes, concat_votes, filter_votes
 
 LOWER: Final = 0.25
 """Of the threshold. With networks whose tiles disagree by a third of a voxel, no landmark was more
@@ -36,7 +37,7 @@ SURE: Final = 1 - 2**-24
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class SparseMean:
     """How votes of tiles that overlap are averaged.
 
     Attributes:
@@ -102,10 +103,73 @@ class Overlap:
         return group, first
 
 
-def overlap_of(manifest: Manifest, tiles: int) -> Overlap | None:
-    """Say how the votes of a scan's tiles are averaged; None: they add up as they are."""
-    network = manifest.network
+@dataclass(frozen=True, slots=True)
+class WeightedTile:
+    """What a tile adds to the mean of a scan.
+
+    Attributes:
+        target: The part of the mean where the tile lies.
+        scores: Of the tile, times its importance.
+    """
+
+    target: Float[Tensor, "channels i j k"]
+    scores: Float[Tensor, "channels i j k"]
+
+    def add(self) -> None:
+        """Add the tile, which takes no memory and cannot fail."""
+        self.target.add_(self.scores)
+
+
+class DenseMean:
+    """Mean scores of all channels at every voxel of a grid."""
+
+    def __init__(self, grid_shape: Sequence[int], threshold: float, stride: int) -> None:
+        """Hold nothing yet.
+
+        Args:
+            grid_shape: Shape of the grid in voxels.
+            threshold: Least probability of a vote.
+            stride: Grid voxels per field voxel.
+        """
+        self._shape = [-(-size // stride) for size in grid_shape]
+        self._threshold = threshold
+        self._stride = stride
+        self.scores: Float[Tensor, "channels i j k"] | None = None
+
+    def weigh(self, field: Field, placement: Placement) -> WeightedTile:
+        """Weigh a tile, all of which lies in the grid; importances at a voxel sum to 1."""
+        if self.scores is None:
+            shape = (len(field.scores), *self._shape)
+            self.scores = torch.zeros(shape, device=field.scores.device)
+        target = self.scores
+        for axis, first in enumerate(placement.origin, start=1):
+            target = target.narrow(axis, first // self._stride, field.scores.shape[axis])
+        scores = field.scores.float()
+        if placement.importance is not None:
+            along_i, along_j, along_k = placement.importance
+            scores = scores * (along_i[:, None, None] * along_j[:, None] * along_k)
+        return WeightedTile(target, scores)
+
+    def votes(self) -> Votes:
+        """Collect the votes of the mean, once all tiles are added.
+
+        Raises:
+            NetworkFailed: A score is not a number.
+        """
+        if self.scores is None:
+            return concat_votes([])
+        offsets = self.scores.new_zeros(1).expand(3, len(self.scores) - 1, *self._shape)
+        field = Field(self.scores, offsets, "softmax", background=True)
+        return filter_votes(field, self._threshold, Placement(stride=self._stride))
+
+
+def mean_of(
+    manifest: Manifest, grid_shape: Sequence[int], tiles: int
+) -> SparseMean | DenseMean | None:
+    """Say how a scan's tiles are averaged; None: their votes add up as they are."""
+    network, threshold = manifest.network, manifest.voting.threshold
     if tiles == 1 or network.output != "heatmaps":
         return None
-    logits = network.activation in ("sigmoid", "softmax")
-    return Overlap(manifest.voting.threshold, logits, network.output_stride)
+    if network.activation == "softmax":
+        return DenseMean(grid_shape, threshold, network.output_stride)
+    return SparseMean(threshold, network.activation == "sigmoid", network.output_stride)
