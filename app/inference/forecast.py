@@ -112,7 +112,7 @@ def forecast(
     if spec.tile_shape == WHOLE:
         per_grid_voxel += WHOLE_BYTES + _output_bytes(model)
     elif isinstance(mean_of(model.manifest, shape, tiles), DenseMean):
-        per_grid_voxel += -(-VALUE_BYTES * sum(model.manifest.channels) // stride**3)
+        per_grid_voxel += -(-VALUE_BYTES * (1 + sum(model.manifest.channels)) // stride**3)
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
     if heatmaps:

@@ -82,8 +82,8 @@ class ScanState:
     def merged_votes(self) -> Votes:
         """Put the votes of all tiles together, on the current CUDA stream."""
         if isinstance(self.mean, DenseMean):
-            if self.mean.scores is not None:
-                self.votes_ready.wait(self.mean.scores)
+            if self.mean.sums is not None:
+                self.votes_ready.wait(self.mean.sums)
             # The mean, which is far larger than its votes, is let go of.
             self.votes, self.mean = [self.mean.votes()], None
         for votes in self.votes:

@@ -12,6 +12,9 @@ even      the fewest that overlap enough, spread      grids are padded at their 
 nnunet    the same                                    at both ends, as by nnU-Net    a voxel
 monai     side by side, the last moved back to fit    at both ends, as by MONAI      middle
 ========  ==========================================  =============================  ===========
+
+With ``monai`` importances are not divided by their sum, as MONAI bounds them from below before it
+does that.
 """
 
 import math
@@ -198,6 +201,8 @@ def _profiles(
 ) -> Float64[np.ndarray, "tiles u"]:
     """Compute each tile's importance along an axis: its Gaussian over the sum of all Gaussians.
 
+    With the layout of MONAI, whose sums are known only once all axes are, it is the Gaussian.
+
     Args:
         starts: First field voxel of each tile.
         size: Field voxels of a tile.
@@ -205,6 +210,8 @@ def _profiles(
     """
     centre = size // 2 if spec.tile_layout == "nnunet" else (size - 1) / 2
     gaussian = np.exp(-0.5 * ((np.arange(size) - centre) / (size * spec.tile_sigma)) ** 2)
+    if spec.tile_layout == "monai":
+        return np.repeat(gaussian[None], len(starts), axis=0)
     starts = starts - starts[0]
     total = np.zeros(int(starts[-1]) + size)
     for start in starts:

@@ -1,5 +1,7 @@
 """Votes of tiles that overlap become those of the mean of their heatmaps."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from jaxtyping import Float
@@ -69,21 +71,29 @@ def test_votes_are_those_of_the_dense_mean(stride: int, *, logits: bool) -> None
     assert len(votes) == int((mean >= THRESHOLD).sum()) > 0
 
 
+def read_softmax(scores: Tensor, shape: Sequence[int]) -> Field:
+    """Read scores of two landmarks and a background."""
+    offsets = torch.zeros(1).expand(3, 2, *shape)
+    return Field(scores, offsets, "softmax", background=True)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_softmax_is_that_of_the_mean_of_all_channels(stride: int) -> None:
     torch.manual_seed(4)
-    weights, total = profiles(), torch.zeros(3, *SHAPE)
-    mean = DenseMean([stride * size - stride + 1 for size in SHAPE], THRESHOLD, stride)
+    weights, total, sums = profiles(), torch.zeros(3, *SHAPE), torch.zeros(SHAPE[0])
+    shape, least = [stride * size - stride + 1 for size in SHAPE], 0.4
+    mean = DenseMean(shape, THRESHOLD, stride, least, read_softmax)
     assert len(mean.votes()) == 0
     for tile, start in enumerate(STARTS):
         scores = torch.randn(3, TILE, *SHAPE[1:])
         share = weights[tile, start : start + TILE]
-        total[:, start : start + TILE] += share[:, None, None] * scores
-        offsets = torch.zeros(1).expand(3, 2, *scores.shape[1:])
-        field = Field(scores, offsets, "softmax", background=True)
+        counts = share.clamp(min=least)
+        sums[start : start + TILE] += counts
+        total[:, start : start + TILE] += counts[:, None, None] * scores
+        field = read_softmax(scores, scores.shape[1:])
         along = torch.ones(SHAPE[1]), torch.ones(SHAPE[2])
         mean.weigh(field, Placement((start * stride, 0, 0), stride, (share, *along))).add()
-    expected = total.softmax(0)[1:]
+    expected = (total / sums[:, None, None]).softmax(0)[1:]
     expected = torch.where(expected >= THRESHOLD, expected, 0.0)
     assert torch.allclose(by_voxel(mean.votes(), stride), expected, atol=1e-6)
 
