@@ -28,7 +28,7 @@ from app.exchange.folders import (
     save_weights,
     write_folder,
 )
-from app.exchange.transforms import is_number, read_preprocessing, read_transforms
+from app.exchange.transforms import is_shape, read_inferer, read_preprocessing, read_transforms
 from app.model import find_architecture
 
 Json = dict[str, Any]
@@ -41,6 +41,9 @@ NEEDED: Final = {
     "voting.radius_mm": "7.2",
 }
 """Keys without a default, with an example of each."""
+
+UNSAID: Final = {"input.tile_overlap": "0.25", "input.tile_sigma": "0.125"}
+"""Keys that are needed where the bundle says them in no literal."""
 
 THRESHOLDS: Final = {"heatmaps": 0.2, "votes": 0.3, "coordinates": 0.5}
 LABEL_THRESHOLD: Final = 0.5
@@ -141,17 +144,10 @@ def _read_option(option: str) -> tuple[str, Any]:
 
 def _read_keys(metadata: Json, config: Json) -> Json:
     """Collect the keys of ``model.toml`` that the bundle says."""
-    keys, _ = read_preprocessing(config)
-    inferer = config.get("inferer")
-    inferer = inferer if isinstance(inferer, dict) else {}
-    shape = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
-    for edges in (shape, inferer.get("roi_size")):
-        if isinstance(edges, list) and len(edges) == 3 and all(type(one) is int for one in edges):
-            keys.setdefault("input.tile_shape", edges)
-    if is_number(overlap := inferer.get("overlap")):
-        keys["input.tile_overlap"] = float(overlap)
-    if inferer.get("mode") == "gaussian" and is_number(sigma := inferer.get("sigma_scale", 0.125)):
-        keys["input.tile_sigma"] = float(sigma)
+    keys = read_preprocessing(config)[0] | read_inferer(config)
+    edges = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
+    if is_shape(edges) and keys.get("input.tile_shape") is None:
+        keys["input.tile_shape"] = edges
     for name, length in (("version", 32), ("description", MAX_TEXT)):
         if isinstance(metadata.get(name), str):
             keys[name] = " ".join(metadata[name].split())[:length]
@@ -169,7 +165,9 @@ def _complete(config: Json, keys: Json) -> Json:
             if kind == "Activationsd" and given.get(activation) is True
         ]
         keys.setdefault("network.activation", applied[0] if len(applied) == 1 else "none")
-    elif output == "votes":
+    else:
+        keys.pop("input.tile_layout", None)
+    if output == "votes":
         keys.setdefault("network.activation", "sigmoid")
     labels = keys.get("network.activation") == "softmax"
     threshold = LABEL_THRESHOLD if labels else THRESHOLDS.get(str(output), LABEL_THRESHOLD)
@@ -192,7 +190,8 @@ def _check(
     channels = metadata["network_data_format"]["inputs"]["image"].get("num_channels")
     if channels != 1:
         raise ModelRefused(f"expected a network for scans of one channel, got {channels!r:.80}")
-    needed = {key: example for key, example in NEEDED.items() if key not in keys}
+    needed = {key: example for key, example in NEEDED.items() if keys.get(key) is None}
+    needed |= {key: example for key, example in UNSAID.items() if keys.get(key, 0) is None}
     if keys["network.output"] == "coordinates":
         needed.pop("voting.radius_mm", None)
     reasons = [f"--set '{key}={example}'" for key, example in needed.items()]

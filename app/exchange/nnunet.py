@@ -45,9 +45,8 @@ SCALARS: Final[list[Named]] = [
 THRESHOLD: Final = 0.2
 """Of a heatmap's peak: what weaker voxels say is left out."""
 
-TILES: Final = {"tile_overlap": 0.5, "tile_sigma": 0.125, "tile_centre": "voxel"}
-"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges, which peaks
-at a voxel."""
+TILES: Final = {"tile_overlap": 0.5, "tile_sigma": 0.125, "tile_layout": "nnunet"}
+"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges."""
 
 BALL_RADIUS: Final = 15
 """Of nnLandmark's targets, which fall evenly to 0 one voxel outside of it."""

@@ -1,4 +1,4 @@
-"""The transforms before a MONAI network -> which input it expects, as far as they are literals."""
+"""What is done before and around a MONAI network -> which input it expects, if it is literal."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +12,9 @@ NEUTRAL: Final = {
     "LoadImaged", "SelectItemsd", "ToDeviced", "ToTensord",
 }  # fmt: skip
 """Transforms that change no voxel value, and none's place."""
+
+EVEN_SIGMA: Final = 1000.0
+"""Width of a Gaussian, in edges of a tile, that counts all voxels alike."""
 
 WIDEST: Final = 1e38
 """Beyond all voxel values: clips nothing."""
@@ -64,6 +67,54 @@ def read_preprocessing(config: Json) -> tuple[dict[str, Any], list[str]]:
         # What is done twice is done in another way than either says.
         known[key] = None if key in known else value
     return {key: value for key, value in known.items() if value is not None}, unread
+
+
+def read_inferer(config: Json) -> dict[str, Any]:
+    """Read how an inferer slides over scans.
+
+    Args:
+        config: The content of ``inference.json``.
+
+    Returns:
+        Keys of ``model.toml``; None for those that it says in no literal, or by axis. Empty where
+        it slides over none, or is none that can be read.
+
+    Raises:
+        ModelRefused: It does what a model folder cannot express.
+    """
+    inferer = config.get("inferer")
+    if not isinstance(inferer, dict):
+        return {}
+    _, name, given = read_target(inferer)
+    if name == "SimpleInferer":
+        return {}
+    if name != "SlidingWindowInferer":
+        raise ModelRefused(f"inferer: expected SlidingWindowInferer or SimpleInferer, got {name}")
+    for key, only in {"padding_mode": "constant", "cval": 0, "with_coord": False}.items():
+        if (value := given.get(key, only)) != only:
+            raise ModelRefused(f"inferer: expected {key} {only!r}, got {value!r:.80}")
+    sigmas = {"constant": EVEN_SIGMA, "gaussian": _same_number(given.get("sigma_scale", 0.125))}
+    edges = given.get("roi_size")
+    edges = [edges] * 3 if type(edges) is int else edges
+    return {
+        "input.tile_layout": "monai",
+        "input.tile_shape": edges if is_shape(edges) else None,
+        "input.tile_overlap": _same_number(given.get("overlap", 0.25)),
+        "input.tile_sigma": sigmas.get(given.get("mode", "constant")),
+    }
+
+
+def is_shape(value: object) -> TypeGuard[list[int]]:
+    """Say whether a value is the edges of a tile."""
+    edges = value if isinstance(value, list) else []
+    return len(edges) == 3 and all(type(edge) is int and edge > 0 for edge in edges)
+
+
+def _same_number(value: object) -> float | None:
+    """Read a number, or one that is the same along all axes."""
+    listed = value if isinstance(value, list) else [value]
+    same = [float(one) for one in listed if is_number(one) and one == listed[0]]
+    return same[0] if same and len(same) == len(listed) else None
 
 
 def _of_image(keys: object) -> bool:

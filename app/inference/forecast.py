@@ -3,7 +3,7 @@
 The bytes per voxel were measured on a CPU and rounded up: a volume is held as it is stored and once
 in float32 while it is resampled; a grid is held in float32, with the votes of its voxels; and a
 network that sees grids whole has 130 to 240 bytes of activations per voxel at once, and what it
-answers, which grows with the number of landmarks.
+answers, which grows with the number of landmarks. So does the mean of tiles before a softmax.
 """
 
 import math
@@ -15,6 +15,7 @@ from app.errors import BadGeometry, TooLarge
 from app.io import ONLY, Content, Selection, VolumeLimits, check_header
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import count_tiles, grid_shape
+from app.voting import DenseMean, mean_of
 
 VOLUME_BYTES: Final = 8
 """Per voxel of a scan, besides what is stored: its copy in float32, half resampled."""
@@ -110,6 +111,8 @@ def forecast(
     per_grid_voxel = GRID_BYTES
     if spec.tile_shape == WHOLE:
         per_grid_voxel += WHOLE_BYTES + _output_bytes(model)
+    elif isinstance(mean_of(model.manifest, shape, tiles), DenseMean):
+        per_grid_voxel += -(-VALUE_BYTES * (1 + sum(model.manifest.channels)) // stride**3)
     per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
     memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
     if heatmaps:

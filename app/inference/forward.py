@@ -5,12 +5,13 @@ the next pass before the host waits for the votes of this one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.compute import Stopwatch, record_event
 from app.inference.scan_state import ScanState
-from app.preprocessing import extract_tile, tile_weights
-from app.voting import Placement, Votes, launch_filter
+from app.model import Field
+from app.preprocessing import extract_tile, tile_weights, within_grid
+from app.voting import DenseMean, Placement, Votes, WeightedTile, launch_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,14 @@ class ForwardPass:
 
     Attributes:
         states: The scan of each tile.
-        votes: For each tile, a function that waits for its votes and returns them.
+        parts: For each tile, a function that waits for what is kept of it and returns that.
         network_time: Of the network.
         vote_times: Of collecting each tile's votes.
         total_time: Of everything.
     """
 
     states: tuple[ScanState, ...]
-    votes: tuple[Callable[[], Votes], ...]
+    parts: tuple[Callable[[], Votes | WeightedTile], ...]
     network_time: Stopwatch
     vote_times: tuple[Stopwatch, ...]
     total_time: Stopwatch
@@ -62,20 +63,36 @@ def launch(
     images = [extract_tile(state.grid.voxels, state.plan, index) for state, index in tiles]
     fields = model.network.predict_tiles(images, pause)
     network_time.stop()
-    votes, vote_times = [], []
+    parts, vote_times = [], []
     for (state, index), field in zip(tiles, fields, strict=True):
         vote_times.append(Stopwatch(device))
-        i, j, k = (int(start) for start in state.plan.origins[index])
-        placement = Placement((i, j, k))
-        if model.manifest.network.votes_each is None:
-            weights = tile_weights(state.plan, index, state.profiles)
-            placement = Placement((i, j, k), state.plan.stride, weights)
-        pending = launch_filter(field, state.threshold, placement)
-        votes.append(pending)
+        parts.append(_launch_part(state, index, field))
         vote_times[-1].stop()
     total_time.stop()
     states = tuple(state for state, _ in tiles)
-    return ForwardPass(states, tuple(votes), network_time, tuple(vote_times), total_time)
+    return ForwardPass(states, tuple(parts), network_time, tuple(vote_times), total_time)
+
+
+def _launch_part(state: ScanState, index: int, field: Field) -> Callable[[], Votes | WeightedTile]:
+    """Launch the reading of a tile's field."""
+    i, j, k = (int(start) for start in state.plan.origins[index])
+    network, stride = state.model.manifest.network, state.plan.stride
+    if network.votes_each is not None:
+        return launch_filter(field, state.threshold, Placement((i, j, k)))
+    weights = tile_weights(state.plan, index, state.profiles)
+    if network.output == "heatmaps":  # Padding is no place for a landmark.
+        spans = within_grid(state.plan, index)
+        field = replace(field, scores=field.scores[:, *spans], offsets=field.offsets[..., *spans])
+        i, j, k = (
+            first + stride * span.start for first, span in zip((i, j, k), spans, strict=True)
+        )
+        a, b, c = (along[span] for along, span in zip(weights, spans, strict=True))
+        weights = a, b, c
+    placement = Placement((i, j, k), stride, weights if len(state.plan) > 1 else None)
+    if isinstance(state.mean, DenseMean):
+        tile = state.mean.weigh(field, placement)
+        return lambda: tile
+    return launch_filter(field, state.threshold, placement)
 
 
 def collect(forward_pass: ForwardPass) -> float:
@@ -89,9 +106,9 @@ def collect(forward_pass: ForwardPass) -> float:
             may be run again.
     """
     states = forward_pass.states
-    collected = [wait() for wait in forward_pass.votes]
-    for state, votes, time in zip(states, collected, forward_pass.vote_times, strict=True):
-        state.add_votes(votes)
+    collected = [wait() for wait in forward_pass.parts]
+    for state, part, time in zip(states, collected, forward_pass.vote_times, strict=True):
+        state.add(part)
         state.vote_s += time.seconds()
     votes_ready = record_event(states[0].model.network.device)
     for state in dict.fromkeys(states):

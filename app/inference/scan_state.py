@@ -7,7 +7,7 @@ from app.compute import READY, ReadyEvent
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
-from app.voting import Landmark, Overlap, Votes, concat_votes, overlap_of
+from app.voting import DenseMean, Landmark, SparseMean, Votes, WeightedTile, concat_votes, mean_of
 
 MERGED_TILES: Final = 16
 
@@ -37,7 +37,7 @@ class ScanState:
         locate_s: Locating landmarks.
         votes: Of the tiles that have run.
         unmerged: How many of the last entries of ``votes`` hold a single tile.
-        overlap: How the votes of its tiles are averaged; None: they add up as they are.
+        mean: Of its tiles, where they are averaged; None: their votes add up as they are.
     """
 
     volume: Volume
@@ -59,18 +59,18 @@ class ScanState:
     votes: list[Votes] = field(default_factory=list)
     unmerged: int = 0
     profiles: Profiles = field(init=False)
-    overlap: Overlap | None = field(init=False)
+    mean: SparseMean | DenseMean | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Bring what all tiles need to the grid's device."""
-        self.overlap = overlap_of(self.model.manifest, len(self.plan))
+        self.mean = mean_of(self.model.manifest, self.plan.grid_shape, len(self.plan))
         self.profiles = load_profiles(self.plan, self.grid.voxels.device)
 
     @property
     def threshold(self) -> float:
         """Least probability of a vote of a tile."""
-        if self.overlap is not None:
-            return self.overlap.lower_threshold
+        if isinstance(self.mean, SparseMean):
+            return self.mean.lower_threshold
         return self.model.manifest.voting.threshold
 
     def wait_for_grid(self) -> None:
@@ -81,22 +81,30 @@ class ScanState:
 
     def merged_votes(self) -> Votes:
         """Put the votes of all tiles together, on the current CUDA stream."""
+        if isinstance(self.mean, DenseMean):
+            if self.mean.sums is not None:
+                self.votes_ready.wait(self.mean.sums)
+            # The mean, which is far larger than its votes, is let go of.
+            self.votes, self.mean = [self.mean.votes()], None
         for votes in self.votes:
             for values in (votes.landmark, votes.columns):
                 self.votes_ready.wait(values)
-        if self.overlap is None:
+        if self.mean is None:
             return concat_votes(self.votes)
-        return self.overlap.finish(self.overlap.merge(self.votes))
+        return self.mean.finish(self.mean.merge(self.votes))
 
-    def add_votes(self, votes: Votes) -> None:
-        """Store the votes of a tile.
+    def add(self, part: Votes | WeightedTile) -> None:
+        """Store what is kept of a tile.
 
         Small arrays that stay, between large ones that come and go with each batch, fragment the
         memory. So the last ``MERGED_TILES`` are merged whenever there are that many.
         """
-        self.votes.append(votes)
+        if isinstance(part, WeightedTile):
+            part.add()
+            return
+        self.votes.append(part)
         self.unmerged += 1
         if self.unmerged == MERGED_TILES:
-            merge = concat_votes if self.overlap is None else self.overlap.merge
+            merge = self.mean.merge if isinstance(self.mean, SparseMean) else concat_votes
             self.votes[-MERGED_TILES:] = [merge(self.votes[-MERGED_TILES:])]
             self.unmerged = 0

@@ -23,7 +23,7 @@ from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
 from app.model.mean_shape import load_shape
 from app.model.modules import build_network, find_architecture
-from app.model.outputs import Field
+from app.model.outputs import Field, make_output
 from app.model.precision import PrecisionSetting
 from app.model.registry import LoadedModel, Registry, load_model, scan_models
 from app.model.sections import (
@@ -41,6 +41,7 @@ __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
-    "hash_file", "load_model", "load_module", "load_shape", "norm_groups", "read_manifest",
-    "replacing", "scan_models", "split_name", "write_precisions", "write_selfcheck",
+    "hash_file", "load_model", "load_module", "load_shape", "make_output", "norm_groups",
+    "read_manifest", "replacing", "scan_models", "split_name", "write_precisions",
+    "write_selfcheck",
 ]  # fmt: skip

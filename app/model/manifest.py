@@ -105,6 +105,11 @@ class Manifest(Section):
             )
         if coordinates and self.refine is not None and self.shape is None:
             raise ValueError("refine: expected a section shape with network.output 'coordinates'")
+        if self.input.tile_layout == "monai" and self.network.output != "heatmaps":
+            raise ValueError(
+                "input.tile_layout: expected 'monai' with network.output 'heatmaps' only, "
+                f"got {self.network.output!r}"
+            )
         if self.network.activation == "spatial_softmax" and self.input.tile_shape != WHOLE:
             raise ValueError(
                 "network.activation: expected input.tile_shape 'whole' with spatial_softmax, whose "

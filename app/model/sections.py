@@ -85,8 +85,8 @@ class InputSpec(Section):
     spacing_mm: tuple[Spacing, Spacing, Spacing]
     tile_shape: Literal["whole"] | tuple[TileEdge, TileEdge, TileEdge]
     tile_overlap: Annotated[float, Field(ge=0.0, le=0.9)] = 0.25
-    tile_sigma: Annotated[float, Field(ge=0.1, le=10.0)] = 0.25
-    tile_centre: Literal["middle", "voxel"] = "middle"
+    tile_sigma: Annotated[float, Field(ge=0.1, le=1000.0)] = 0.25
+    tile_layout: Literal["even", "nnunet", "monai"] = "even"
     divisor: Annotated[int, Field(ge=1, le=256)] = 1
     max_voxels: Annotated[int, Field(ge=1)] = 16_000_000
     upright: bool = False

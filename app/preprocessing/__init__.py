@@ -29,11 +29,12 @@ from app.preprocessing.tiling import (
     load_profiles,
     plan_tiles,
     tile_weights,
+    within_grid,
 )
 
 __all__ = [
     "KERNEL_RADIUS_SIGMAS", "VIEWS", "Grid", "Pose", "Profiles", "TilePlan", "apply_along",
     "count_tiles", "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid",
-    "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles", "reorient_grid",
-    "resample", "sample_at", "smooth_for", "tile_weights",
+    "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
+    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights", "within_grid",
 ]  # fmt: skip

@@ -4,6 +4,17 @@ Votes are additive, so overlapping tiles need no blended volume: a vote is weigh
 importance at the voxel it comes from, and at every voxel the importances of all tiles that cover it
 sum to one. Importance is a product of one profile per axis, so a plan holds a few short profiles,
 however large the grid.
+
+``tile_layout`` says where tiles lie, and where the Gaussian peaks by which each counts:
+
+========  ==========================================  =============================  ===========
+even      the fewest that overlap enough, spread      grids are padded at their end  middle
+nnunet    the same                                    at both ends, as by nnU-Net    a voxel
+monai     side by side, the last moved back to fit    at both ends, as by MONAI      middle
+========  ==========================================  =============================  ===========
+
+With ``monai`` importances are not divided by their sum, as MONAI bounds them from below before it
+does that.
 """
 
 import math
@@ -37,7 +48,7 @@ class TilePlan:
         grid_shape: Shape of the grid in voxels.
         tile_shape: Shape of every tile in voxels; tiles that reach over the grid's end are padded.
         stride: Grid voxels per field voxel; divides every origin.
-        origins: Grid index of the first voxel of every tile.
+        origins: Grid index of the first voxel of every tile; negative before a padded grid.
         profiles: Importance along each axis, by tile along that axis and field voxel of the tile.
         profile_rows: Row of each axis's ``profiles`` that holds a tile's importance.
     """
@@ -67,8 +78,7 @@ def plan_tiles(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> TileP
     """
     shape = tile_shape(grid_shape, spec, stride)
     starts = [
-        _starts(size, edge, spec.tile_overlap, stride)
-        for size, edge in zip(grid_shape, shape, strict=True)
+        _starts(size, edge, spec, stride) for size, edge in zip(grid_shape, shape, strict=True)
     ]
     profiles = tuple(
         _profiles(start // stride, edge // stride, spec)
@@ -106,20 +116,39 @@ def count_tiles(
     """Return the tile shape for a grid, and how many tiles ``plan_tiles`` would plan."""
     edges = tile_shape(grid_shape, spec, stride)
     axes = zip(grid_shape, edges, strict=True)
-    counts = (_count_starts(size, edge, spec.tile_overlap, stride) for size, edge in axes)
+    counts = (_count_starts(size, edge, spec, stride) for size, edge in axes)
     return edges, math.prod(counts)
 
 
 def extract_tile(
     voxels: Voxels, plan: TilePlan, index: int
 ) -> Float[Tensor, "1 tile_i tile_j tile_k"]:
-    """Extract one tile of a grid, padded with zeros past the grid's end."""
-    i, j, k = plan.origins[index]
-    a, b, c = plan.tile_shape
-    tile = voxels[i : i + a, j : j + b, k : k + c]
-    missing = [edge - size for edge, size in zip(plan.tile_shape, tile.shape, strict=True)]
-    padding = [0, missing[2], 0, missing[1], 0, missing[0]]
-    return functional.pad(tile, padding)[None] if any(missing) else tile[None]
+    """Extract one tile of a grid, padded with zeros past the grid's ends."""
+    spans: list[slice] = []
+    padding: list[int] = []
+    for first, edge, size in zip(
+        plan.origins[index], plan.tile_shape, plan.grid_shape, strict=True
+    ):
+        low, high = max(int(first), 0), min(int(first) + edge, size)
+        spans.append(slice(low, high))
+        padding = [low - int(first), int(first) + edge - high, *padding]  # The last axis first.
+    tile = voxels[spans[0], spans[1], spans[2]]
+    return functional.pad(tile, padding)[None] if any(padding) else tile[None]
+
+
+def within_grid(plan: TilePlan, index: int) -> tuple[slice, slice, slice]:
+    """Say which field voxels of a tile lie in the grid, and not in what it is padded with."""
+    stride = plan.stride
+    i, j, k = (
+        slice(max(-int(first), 0) // stride, min(edge, -(-(size - int(first)) // stride)))
+        for first, edge, size in zip(
+            plan.origins[index],
+            (edge // stride for edge in plan.tile_shape),
+            plan.grid_shape,
+            strict=True,
+        )
+    )
+    return i, j, k
 
 
 def load_profiles(plan: TilePlan, device: torch.device) -> Profiles:
@@ -137,19 +166,31 @@ def tile_weights(
     return i, j, k
 
 
-def _starts(size: int, edge: int, overlap: float, stride: int) -> Int[np.ndarray, " tiles"]:
-    """Spread the fewest tiles with enough overlap over an axis, at multiples of the stride."""
-    count = _count_starts(size, edge, overlap, stride)
-    last = -(-max(size - edge, 0) // stride) * stride
-    return np.asarray(np.round(np.linspace(0, last // stride, count)).astype(np.int64) * stride)
+def _starts(size: int, edge: int, spec: InputSpec, stride: int) -> Int[np.ndarray, " tiles"]:
+    """Put tiles along an axis, at multiples of the stride."""
+    if size <= edge:
+        before = 0 if spec.tile_layout == "even" else (edge - size) // 2 // stride
+        return np.array([-before * stride])
+    count = _count_starts(size, edge, spec, stride)
+    last = -(-(size - edge) // stride)
+    if spec.tile_layout == "monai":
+        starts = np.minimum(np.arange(count) * (_step(edge, spec, stride) // stride), last)
+    else:
+        starts = np.round(np.linspace(0, last, count))
+    return np.asarray(starts.astype(np.int64) * stride)
 
 
-def _count_starts(size: int, edge: int, overlap: float, stride: int) -> int:
+def _count_starts(size: int, edge: int, spec: InputSpec, stride: int) -> int:
     if size <= edge:
         return 1
-    step = max(stride, int(edge * (1 - overlap)) // stride * stride)
     last = -(-(size - edge) // stride) * stride
-    return -(-last // step) + 1
+    return math.ceil(last / _step(edge, spec, stride)) + 1
+
+
+def _step(edge: int, spec: InputSpec, stride: int) -> float:
+    """Return how far apart the starts of two tiles may be; nnU-Net does not round it."""
+    step = edge * (1 - spec.tile_overlap)
+    return step if spec.tile_layout == "nnunet" else max(stride, int(step) // stride * stride)
 
 
 def _profiles(
@@ -157,13 +198,18 @@ def _profiles(
 ) -> Float64[np.ndarray, "tiles u"]:
     """Compute each tile's importance along an axis: its Gaussian over the sum of all Gaussians.
 
+    With the layout of MONAI, whose sums are known only once all axes are, it is the Gaussian.
+
     Args:
         starts: First field voxel of each tile.
         size: Field voxels of a tile.
         spec: Where the Gaussian peaks, and how wide it is.
     """
-    centre = size // 2 if spec.tile_centre == "voxel" else (size - 1) / 2
+    centre = size // 2 if spec.tile_layout == "nnunet" else (size - 1) / 2
     gaussian = np.exp(-0.5 * ((np.arange(size) - centre) / (size * spec.tile_sigma)) ** 2)
+    if spec.tile_layout == "monai":
+        return np.repeat(gaussian[None], len(starts), axis=0)
+    starts = starts - starts[0]
     total = np.zeros(int(starts[-1]) + size)
     for start in starts:
         total[start : start + size] += gaussian

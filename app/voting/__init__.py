@@ -18,7 +18,7 @@ is.
                +----> rows, heatmaps: outputs that no landmark is read from
 
 votes          Field -> Votes, or rows of votes
-overlaps       Votes of heatmaps of tiles that overlap -> votes of their mean
+overlaps       Heatmaps of tiles that overlap -> votes of their mean
 reference      what is computed there, in plain torch: compiled code is tested against it
 peaks, modes   Votes -> peaks of sparse cells -> Modes
 constellation  Modes -> the mode of each landmark that agrees with the mean shape
@@ -45,16 +45,17 @@ from app.voting.constellation import Shape, fit_constellation
 from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps, write_volumes
 from app.voting.heatmaps import aggregate, kernel_of
 from app.voting.landmarks import Candidate, Landmark, Point, Status, locate
-from app.voting.overlaps import Overlap, overlap_of
+from app.voting.overlaps import DenseMean, SparseMean, WeightedTile, mean_of
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
 from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes, launch_filter
 
 __all__ = [
-    "VOTES_FORMATS", "Archive", "Candidate", "GridFrame",
-    "Landmark", "LandmarkSpec", "Layout", "Overlap", "Placement", "Point", "Readout", "Rows",
-    "Shape", "Status", "Votes", "VotesFormat", "aggregate", "check_affine", "check_values",
-    "concat_votes", "count_array_bytes", "filter_in_blocks", "filter_rows", "filter_votes",
+    "VOTES_FORMATS", "Archive", "Candidate", "DenseMean", "GridFrame",
+    "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows",
+    "Shape", "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
+    "check_affine", "check_values", "concat_votes", "count_array_bytes", "filter_in_blocks",
+    "filter_rows", "filter_votes",
     "fit_constellation", "kernel_of", "launch_filter", "locate", "make_field",
-    "make_readout", "overlap_of", "read_archive", "write_heatmaps", "write_volumes",
+    "make_readout", "mean_of", "read_archive", "write_heatmaps", "write_volumes",
 ]  # fmt: skip

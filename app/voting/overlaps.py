@@ -1,25 +1,26 @@
-"""Votes of tiles that overlap -> votes of their mean heatmap: one for a voxel and a landmark.
+"""Heatmaps of tiles that overlap -> votes of their mean: one for a voxel and a landmark.
 
-Heatmaps are averaged as the network answers them, before their activation, as nnU-Net and MONAI do:
-a sigmoid or a softmax becomes a mean of logits. A voxel may pass in one tile and not in another, so
-tiles are filtered by a lower threshold, and what is below that in some tile counts there as much as
-the lower threshold itself. Nothing dense is held, and a mean takes a vote's memory, however many
-tiles it is of.
+Heatmaps are averaged as the network answers them, before their activation, as nnU-Net and MONAI do.
 
-Logits are those of one landmark against everything else: with a softmax that is the same where no
-two landmarks have a share in a voxel. Sums are of whole numbers, so the order of tiles changes no
-bit of them.
+A softmax over channels needs the mean of all of them, so all are held (``DenseMean``). So they are
+with the layout of MONAI, whose importances are no products of profiles. Otherwise landmarks know
+nothing of each other, and only votes are held (``SparseMean``): a mean takes a vote's memory,
+however many tiles it is of. A voxel may pass in one tile and not in another, so tiles are filtered
+by a lower threshold, and what is below that in some tile counts there as much as the lower
+threshold itself. Sums of votes are of whole numbers, so the order of tiles changes no bit of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from app.model import Manifest
-from app.voting.votes import Votes, concat_votes
+from app.model import Field, Manifest, make_output
+from app.voting.reference import Placement
+from app.voting.votes import Votes, concat_votes, filter_votes
 
 LOWER: Final = 0.25
 """Of the threshold. With networks whose tiles disagree by a third of a voxel, no landmark was more
@@ -31,12 +32,17 @@ FIXED_ONE: Final = 1 << 40
 LEAST: Final = 1 << 10
 """Units of importance that count at all: what is seen so far from a tile's centre says nothing."""
 
+MONAI_LEAST: Final = 1e-3
+"""Importance of a voxel in MONAI, at least; the most is 1."""
+
+Read: TypeAlias = Callable[[Tensor, Sequence[int]], Field]
+
 SURE: Final = 1 - 2**-24
 """Probabilities that float32 cannot tell from 1 have a logit, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class SparseMean:
     """How votes of tiles that overlap are averaged.
 
     Attributes:
@@ -102,10 +108,82 @@ class Overlap:
         return group, first
 
 
-def overlap_of(manifest: Manifest, tiles: int) -> Overlap | None:
-    """Say how the votes of a scan's tiles are averaged; None: they add up as they are."""
-    network = manifest.network
+@dataclass(frozen=True, slots=True)
+class WeightedTile:
+    """What a tile adds to the mean of a scan.
+
+    Attributes:
+        target: The part of the sums where the tile lies.
+        scores: Of the tile, times its importance; and at last the importance.
+    """
+
+    target: Float[Tensor, "channels_and_importance i j k"]
+    scores: Float[Tensor, "channels_and_importance i j k"]
+
+    def add(self) -> None:
+        """Add the tile, which takes no memory and cannot fail."""
+        self.target.add_(self.scores)
+
+
+class DenseMean:
+    """Mean scores of all channels at every voxel of a grid."""
+
+    def __init__(
+        self, grid_shape: Sequence[int], threshold: float, stride: int, least: float, read: Read
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            grid_shape: Shape of the grid in voxels.
+            threshold: Least probability of a vote.
+            stride: Grid voxels per field voxel.
+            least: Importance of a voxel of a tile, at least.
+            read: How scores of a shape are read.
+        """
+        self._shape = [-(-size // stride) for size in grid_shape]
+        self._threshold = threshold
+        self._stride = stride
+        self._least = least
+        self._read = read
+        self.sums: Float[Tensor, "channels_and_importance i j k"] | None = None
+
+    def weigh(self, field: Field, placement: Placement) -> WeightedTile:
+        """Weigh a tile, all of which lies in the grid."""
+        scores = field.scores
+        if self.sums is None:
+            self.sums = torch.zeros(len(scores) + 1, *self._shape, device=scores.device)
+        target = self.sums
+        for axis, first in enumerate(placement.origin, start=1):
+            target = target.narrow(axis, first // self._stride, scores.shape[axis])
+        weighted = torch.ones_like(target)
+        if placement.importance is not None:
+            i, j, k = placement.importance
+            weighted *= (i[:, None, None] * j[:, None] * k).clamp_(min=self._least)
+        weighted[:-1] *= scores
+        return WeightedTile(target, weighted)
+
+    def votes(self) -> Votes:
+        """Collect the votes of the mean, once: it takes the place of the sums.
+
+        Raises:
+            NetworkFailed: A score is not a number.
+        """
+        if self.sums is None:
+            return concat_votes([])
+        mean = self.sums[:-1].div_(self.sums[-1])
+        field = self._read(mean, self._shape)
+        return filter_votes(field, self._threshold, Placement(stride=self._stride))
+
+
+def mean_of(
+    manifest: Manifest, grid_shape: Sequence[int], tiles: int
+) -> SparseMean | DenseMean | None:
+    """Say how a scan's tiles are averaged; None: their votes add up as they are."""
+    network, threshold = manifest.network, manifest.voting.threshold
     if tiles == 1 or network.output != "heatmaps":
         return None
-    logits = network.activation in ("sigmoid", "softmax")
-    return Overlap(manifest.voting.threshold, logits, network.output_stride)
+    as_monai = manifest.input.tile_layout == "monai"
+    if as_monai or network.activation == "softmax":
+        least, read = MONAI_LEAST if as_monai else 0.0, make_output(manifest).field
+        return DenseMean(grid_shape, threshold, network.output_stride, least, read)
+    return SparseMean(threshold, network.activation == "sigmoid", network.output_stride)

@@ -7,6 +7,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
@@ -14,6 +15,13 @@ from jaxtyping import Float
 from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 from torch.nn import functional
+
+from app.inference import Detector, load_checked
+from app.io import read_volume
+from app.model.manifest import Manifest
+from app.model.outputs import make_output
+from app.voting import GridFrame, filter_votes, locate
+from app.voting.readout import Readout
 
 PATCH = (24, 32, 28)
 SPACING = (2.0, 1.0, 1.5)
@@ -195,9 +203,13 @@ def predict(
     """Predict the logits of a preprocessed scan as nnU-Net does, but in float32.
 
     Tiles that overlap by half are weighted by a Gaussian of an eighth of their edges, and their
-    logits averaged; so are those of mirror images, and at last those of folds.
+    logits averaged; so are those of mirror images, and at last those of folds. A smaller scan is
+    padded on both sides.
     """
-    tiles = standardise(values)[None]
+    missing = [max(edge - size, 0) for edge, size in zip(PATCH, values.shape, strict=True)]
+    padding = [(few // 2, few - few // 2) for few in missing]
+    tiles = torch.from_numpy(np.pad(standardise(values), padding))[None]
+    shape = tiles.shape[1:]
     peak = np.zeros(PATCH)
     peak[tuple(edge // 2 for edge in PATCH)] = 1
     importance = gaussian_filter(peak, [edge / 8 for edge in PATCH], mode="constant")
@@ -205,13 +217,13 @@ def predict(
     importance[importance == 0] = importance[importance > 0].min()
     weight = torch.from_numpy(importance).float()
     starts = []
-    for size, edge in zip(values.shape, PATCH, strict=True):
+    for size, edge in zip(shape, PATCH, strict=True):
         count = int(np.ceil((size - edge) / (edge * 0.5))) + 1
         starts.append([round(first) for first in np.linspace(0, size - edge, count)])
     images = [some for n in range(len(mirror) + 1) for some in combinations(mirror, n)]
     total: Tensor | float = 0.0
     for network in networks:
-        sums, weights = torch.zeros(()), torch.zeros(values.shape)
+        sums, weights = torch.zeros(()), torch.zeros(shape)
         for first in product(*starts):
             spans = [slice(a, a + edge) for a, edge in zip(first, PATCH, strict=True)]
             place = (..., spans[0], spans[1], spans[2])
@@ -220,8 +232,46 @@ def predict(
                 dims = [axis + 2 for axis in axes]
                 answer = answer + network(tiles[place][None].flip(dims)).flip(dims)[0]
             if sums.dim() == 0:
-                sums = torch.zeros(len(answer), *values.shape)
+                sums = torch.zeros(len(answer), *shape)
             sums[place] += weight * answer / len(images)
             weights[place] += weight
         total = total + sums / weights
-    return torch.as_tensor(total / len(networks))
+    inner = [slice(low, size - high) for (low, high), size in zip(padding, shape, strict=True)]
+    return torch.as_tensor(total / len(networks))[:, *inner]
+
+
+def scan_of(values: Float[np.ndarray, "j i k"]) -> bytes:
+    """Write a scan that SimpleITK reads and nnU-Net permutes to these values."""
+    read = values.transpose(np.argsort(TRANSPOSE))  # As SimpleITK reads it: k, j, i.
+    k, j, i = (SPACING[list(TRANSPOSE).index(axis)] for axis in range(3))
+    signs = [1.0 if code in "RAS" else -1.0 for code in ORIENTATION]
+    affine = np.diag([*(sign * mm for sign, mm in zip(signs, (i, j, k), strict=True)), 1.0])
+    image = nib.Nifti1Image(read.transpose(2, 1, 0), affine)
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+def to_file(points: np.ndarray) -> np.ndarray:
+    """Map indices of the network's input to those of the file."""
+    return np.asarray(points[:, np.argsort(TRANSPOSE)][:, ::-1])
+
+
+def detect(folder: Path, values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Find the landmarks, in voxels of the file; and say of how many tiles."""
+    detection = Detector(load_checked(folder, torch.device("cpu"))).detect(
+        read_volume(scan_of(values))
+    )
+    assert [one.status for one in detection.landmarks] == ["detected"] * 2
+    return np.array([one.ijk for one in detection.landmarks]), detection.tiles
+
+
+def read_out(logits: Tensor, manifest: Manifest) -> np.ndarray:
+    """Read the landmarks of heatmaps that are there whole, in voxels of the file."""
+    i, j, k = logits.shape[1:]
+    voting = manifest.voting
+    readout = Readout(2, (i, j, k), SPACING, voting.radius_mm, heatmap_threshold=voting.threshold)
+    field = make_output(manifest).field(logits, logits.shape[1:])
+    frame = GridFrame(np.eye(4), np.diag([*SPACING, 1.0]))
+    votes = filter_votes(field, voting.threshold)
+    return to_file(np.array([one.ijk for one in locate(votes, readout, frame, manifest.landmarks)]))

@@ -1,8 +1,9 @@
 """MONAI bundles become model folders that answer what the originals do."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -33,14 +34,14 @@ from tests.support.nnunet_results import PATCH, SPACING, make_case
 
 CPU = torch.device("cpu")
 LARGE = (40, 50, 30)
+SLIDING: Mapping[str, Any] = {"overlap": 0.5, "mode": "gaussian"}
 EXACT = 0.01
-ALIKE = 0.3
-"""Voxels; the second of a network that was trained for seconds, in tiles at other places."""
+"""Voxels."""
 
 
-def write_scan(path: Path, shape: tuple[int, ...], seed: int) -> Path:
+def write_scan(path: Path, shape: tuple[int, ...], seed: int, margin: int = 6) -> Path:
     """Write a scan whose axes point to L, S, A, of the spacing of the network."""
-    values, _ = make_case(shape, seed=seed)  # P, L, S, as the network's.
+    values, _ = make_case(shape, seed, margin)  # P, L, S, as the network's.
     affine = np.zeros((4, 4))
     affine[0, 0], affine[2, 1], affine[1, 2] = -SPACING[1], SPACING[2], SPACING[0]
     affine[3, 3] = 1.0
@@ -50,15 +51,17 @@ def write_scan(path: Path, shape: tuple[int, ...], seed: int) -> Path:
     return path
 
 
-def original(network: nn.Module, scan: Path) -> tuple[Tensor, np.ndarray]:
+def original(
+    network: nn.Module, scan: Path, inferer: Mapping[str, Any] = SLIDING
+) -> tuple[Tensor, np.ndarray]:
     """Run a bundle as MONAI does: heatmaps, and the affine of their voxels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MONAI looks for readers that are not installed.
         preprocess = ConfigParser(make_config()).get_parsed_content("preprocessing")
         image = preprocess({"image": str(scan)})["image"]
-    inferer = SlidingWindowInferer(roi_size=PATCH, overlap=0.5, mode="gaussian")
+    slide = SlidingWindowInferer(roi_size=PATCH, **inferer)
     with torch.inference_mode():
-        return inferer(image.as_tensor()[None], network)[0], image.affine.numpy()
+        return slide(image.as_tensor()[None], network)[0], image.affine.numpy()
 
 
 def read_out(logits: Tensor, affine: np.ndarray, manifest: Manifest) -> np.ndarray:
@@ -102,16 +105,58 @@ def test_landmarks_are_those_of_the_original(tmp_path: Path, file: str) -> None:
     assert (scores - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_landmarks_are_close_to_those_of_the_original_in_several_tiles(tmp_path: Path) -> None:
-    """MONAI puts tiles side by side from the first voxel on; here they are spread evenly."""
-    bundle = write_bundle(tmp_path / "bundle", trained())
+@pytest.mark.parametrize(
+    "inferer",
+    [
+        {},
+        {"overlap": 0.25, "sigma_scale": 0.2},
+        {"overlap": [0.4, 0.4, 0.4], "mode": "constant"},
+    ],
+)
+def test_landmarks_are_those_of_the_original_in_several_tiles(
+    tmp_path: Path, inferer: dict[str, Any]
+) -> None:
+    """Also at the borders, where MONAI bounds importances from below, and in small scans."""
+    config = make_config()
+    config["inferer"] |= inferer
+    bundle = write_bundle(tmp_path / "bundle", trained(), config=config)
     folder = import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
-    for seed in range(78, 82):
-        scan = write_scan(tmp_path / "scan.nii", LARGE, seed=seed)
-        logits, affine = original(trained(), scan)
+    for shape, seed in ((LARGE, 78), (LARGE, 89), ((24, 50, 21), 78), ((24, 50, 21), 89)):
+        scan = write_scan(tmp_path / "scan.nii", shape, seed=seed, margin=1)
+        logits, affine = original(trained(), scan, {**SLIDING, **inferer})
         found = detect(folder, scan)
         expected = read_out(logits, affine, read_manifest(folder))
-        assert np.abs((found - expected) / min(SPACING)).max() <= ALIKE
+        assert np.abs((found - expected) / min(SPACING)).max() <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("inferer", "message"),
+    [
+        ({"_target_": "SaliencyInferer"}, "SlidingWindowInferer or SimpleInferer"),
+        ({"padding_mode": "reflect"}, "padding_mode 'constant'"),
+        ({"cval": -1000}, "cval 0"),
+        ({"with_coord": True}, "with_coord False"),
+    ],
+)
+def test_inference_that_cannot_be_followed_is_refused(
+    tmp_path: Path, inferer: dict[str, Any], message: str
+) -> None:
+    config = make_config()
+    config["inferer"] |= inferer
+    bundle = write_bundle(tmp_path / "bundle", build(), config=config)
+    with pytest.raises(ModelRefused, match=f"bundle: inferer: expected {message}"):
+        import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
+
+
+def test_tiles_that_no_literal_describes_are_asked_for(tmp_path: Path) -> None:
+    config = make_config()
+    config["inferer"] |= {"overlap": [0.5, 0.5, 0.25], "sigma_scale": "@sigma", "roi_size": "@roi"}
+    bundle = write_bundle(tmp_path / "bundle", build(), config=config)
+    with pytest.raises(BadParameter, match=r"tile_overlap=0\.25.*tile_sigma=0\.125"):
+        import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
+    given = [RADIUS_MM, "input.tile_overlap=0.5", "input.tile_sigma=0.125"]
+    spec = read_manifest(import_monai(bundle, tmp_path / "blobs", given=given)).input
+    assert (spec.tile_layout, spec.tile_shape) == ("monai", PATCH)
 
 
 def test_manifest_says_what_the_bundle_says(tmp_path: Path) -> None:

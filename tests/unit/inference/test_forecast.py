@@ -91,6 +91,31 @@ def test_memory_grows_with_the_channels_of_a_network_that_sees_scans_whole(
     assert memory(104) - memory(4) == copies * 100 * 4 * grid
 
 
+@pytest.mark.parametrize(("activation", "bytes_each"), [("sigmoid", 0), ("softmax", 4)])
+def test_memory_grows_with_the_channels_whose_mean_a_softmax_takes(
+    tmp_path: Path, activation: str, bytes_each: int
+) -> None:
+    def memory(landmarks: int, size: int) -> int:
+        network = {"spatial_dims": 3, "in_channels": 1, "channels": [4, 8], "strides": [2]}
+        channels = landmarks + (activation == "softmax")
+        folder = make_model_folder(
+            tmp_path,
+            f"of-{landmarks}-{size}",
+            landmarks,
+            input={"tile_shape": [16, 16, 16], "divisor": 2},
+            network={
+                "output": "heatmaps",
+                "activation": activation,
+                "arguments": network | {"out_channels": channels},
+            },
+        )
+        return forecast(file_of((size,) * 3), LIMITS, load_checked(folder, CPU)).memory
+
+    grid = 40 * 27 * 20  # At the model's spacing.
+    assert memory(104, 40) - memory(4, 40) == bytes_each * 100 * grid
+    assert memory(104, 16) == memory(4, 16)  # One tile.
+
+
 def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:
     with pytest.raises(BadGeometry, match=r"8 times as wide as the model's .* spacing right"):
         forecast(file_of((3, 3, 3), 800.0), LIMITS, model)

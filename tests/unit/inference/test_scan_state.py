@@ -3,12 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from app.compute.transfer import ReadyEvent
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
+from app.inference.load import load_checked
 from tests.support.device_loops import load_toy, scan
+from tests.support.model_folders import make_model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,26 @@ def test_all_memory_of_the_votes_is_kept_until_another_stream_has_read_it(tmp_pa
     state.merged_votes()
     expected = {id(held) for votes in state.votes for held in (votes.landmark, votes.columns)}
     assert {id(values) for values in recorded.read} == expected
+
+
+def test_votes_of_a_dense_mean_outlive_it(tmp_path: Path) -> None:
+    network = {"spatial_dims": 3, "in_channels": 1, "channels": [4, 8], "strides": [2]}
+    folder = make_model_folder(
+        tmp_path,
+        input={"tile_shape": [16, 16, 16], "divisor": 2},
+        network={
+            "output": "heatmaps",
+            "activation": "softmax",
+            "arguments": network | {"out_channels": 4},
+        },
+    )
+    detector = Detector(load_checked(folder, torch.device("cpu")))
+    state = detector.prepare(scan(1, (60, 66, 70)))
+    for index in range(len(state.plan)):
+        collect(launch([(state, index)]))
+    assert state.mean is not None
+    detector.finish(state)
+    assert state.mean is None
+    votes = state.merged_votes()
+    assert len(votes) > 0
+    assert torch.equal(votes.probability, votes.weight)

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from app.errors import TooLarge
 from app.model.sections import InputSpec, IntensitySpec
-from app.preprocessing.tiling import TilePlan, extract_tile, load_profiles, plan_tiles, tile_weights
+from app.preprocessing.tiling import (
+    TilePlan,
+    count_tiles,
+    extract_tile,
+    load_profiles,
+    plan_tiles,
+    tile_weights,
+    within_grid,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,12 +35,13 @@ def make_spec(**changes: object) -> InputSpec:
 
 
 def summed_importance(plan: TilePlan) -> np.ndarray:
-    size = (plan.origins.max(axis=0) + plan.tile_shape) // plan.stride
+    lowest = plan.origins.min(axis=0)
+    size = (plan.origins.max(axis=0) - lowest + plan.tile_shape) // plan.stride
     total = np.zeros(size)
     for index in range(len(plan)):
         i, j, k = tile_weights(plan, index, load_profiles(plan, CPU))
         product = i[:, None, None] * j[:, None] * k
-        a, b, c = plan.origins[index] // plan.stride
+        a, b, c = (plan.origins[index] - lowest) // plan.stride
         total[a : a + len(i), b : b + len(j), c : c + len(k)] += product.numpy()
     return total
 
@@ -41,16 +50,53 @@ def summed_importance(plan: TilePlan) -> np.ndarray:
     shape=st.tuples(*[st.integers(1, 90)] * 3),
     overlap=st.sampled_from([0.0, 0.25, 0.5, 0.8]),
     stride=st.sampled_from([1, 2, 4]),
+    layout=st.sampled_from(["even", "nnunet"]),
 )
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_importances_sum_to_one_at_every_voxel(
-    shape: tuple[int, int, int], overlap: float, stride: int
+    shape: tuple[int, int, int], overlap: float, stride: int, layout: str
 ) -> None:
-    plan = plan_tiles(shape, make_spec(tile_overlap=overlap), stride)
+    stride = 1 if layout == "nnunet" else stride  # nnU-Net's networks have no other.
+    spec = make_spec(tile_overlap=overlap, tile_layout=layout)
+    plan = plan_tiles(shape, spec, stride)
     total = summed_importance(plan)
     assert all(n * stride >= size for n, size in zip(total.shape, shape, strict=True))
     np.testing.assert_allclose(total, 1, atol=1e-5)
     assert (plan.origins % stride == 0).all()
+    assert count_tiles(shape, spec, stride) == (plan.tile_shape, len(plan))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("layout", ["even", "nnunet", "monai"])
+def test_voxels_within_the_grid_are_those_that_are_no_padding(layout: str, stride: int) -> None:
+    plan = plan_tiles((11, 50, 32), make_spec(tile_layout=layout), stride)
+    covered = torch.zeros(11, 50, 32)
+    for index in range(len(plan)):
+        spans = within_grid(plan, index)
+        tile = extract_tile(torch.ones(11, 50, 32), plan, index)[0]
+        inside = [slice(stride * span.start, stride * span.stop) for span in spans]
+        first = plan.origins[index] + [span.start for span in inside]
+        assert (first >= 0).all()
+        assert tile[*inside].sum() == tile.sum()
+        i, j, k = (
+            slice(int(a), int(a) + s.stop - s.start) for a, s in zip(first, inside, strict=True)
+        )
+        covered[i, j, k] = 1
+    assert covered.all()
+
+
+def test_tiles_of_monai_lie_side_by_side_and_the_last_ends_with_the_grid() -> None:
+    plan = plan_tiles((16, 24, 75), make_spec(tile_layout="monai"), stride=1)
+    assert plan.origins[:, 2].tolist() == [0, 24, 43]
+    for profile in plan.profiles[2]:
+        assert profile[15:17] == pytest.approx([1, 1], abs=0.01)
+
+
+def test_small_grids_are_padded_at_both_ends_as_by_nnunet_and_monai() -> None:
+    for layout, first in (("even", 0), ("nnunet", 2), ("monai", 2)):
+        plan = plan_tiles((11, 24, 32), make_spec(tile_layout=layout), stride=1)
+        (tile,) = extract_tile(torch.ones(11, 24, 32), plan, 0)
+        assert tile[:, 0, 0].tolist() == [0] * first + [1] * 11 + [0] * (5 - first)
 
 
 def test_tiles_put_together_are_the_grid() -> None:
@@ -95,8 +141,8 @@ def test_whole_grid_over_its_limit_is_refused_with_both_sizes() -> None:
 def test_a_tile_counts_most_in_its_middle_or_at_a_voxel_as_for_nnunet() -> None:
     """nnU-Net blurs a single voxel, whose index is half the edge."""
     nnunet = {"tile_overlap": 0.5, "tile_sigma": 0.125}
-    for centre, middle in (("middle", 7.5), ("voxel", 8)):
-        plan = plan_tiles((24, 24, 32), make_spec(tile_centre=centre, **nnunet), stride=1)
+    for layout, middle in (("even", 7.5), ("monai", 7.5), ("nnunet", 8)):
+        plan = plan_tiles((24, 24, 32), make_spec(tile_layout=layout, **nnunet), stride=1)
         first, second = plan.profiles[0]
         away = np.arange(16) - middle
         gaussian = np.exp(-(away**2) / (2 * 2.0**2))

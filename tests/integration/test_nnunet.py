@@ -1,0 +1,169 @@
+"""nnU-Net itself, where it is installed: its files are imported, and its answers are ours.
+
+The package ``nnunetv2`` is no dependency of the project; without it, this is skipped.
+"""
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from app.exchange.nnunet import import_nnunet
+from app.model.manifest import read_manifest
+from tests.support.nnunet_results import (
+    BALL_RADIUS,
+    ORIENTATION,
+    build,
+    detect,
+    make_case,
+    make_dataset,
+    make_plans,
+    read_out,
+    scan_of,
+    trained,
+    write_results,
+)
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("nnunetv2") is None, reason="nnunetv2 is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # Those of its imports are none of ours.
+]
+
+CPU = torch.device("cpu")
+LARGE = (40, 50, 30)
+SMALL = (24, 50, 21)
+"""Smaller than a patch along an axis."""
+
+EXACT = 0.01
+ROUNDED = 0.02
+"""Voxels; the second against the sums of nnU-Net in half precision, which decide differently about
+voxels at the threshold."""
+
+REGIONS = {
+    "labels": {"background": 0, "bright": [1, 2], "dark": [2]},
+    "regions_class_order": [1, 2],
+}
+"""For regions nnU-Net answers as nnLandmark does for landmarks: by sigmoids, without background."""
+
+
+class Predictor(Protocol):
+    """What is used of nnU-Net's own inference."""
+
+    plans_manager: Any
+    configuration_manager: Any
+    dataset_json: Any
+    initialize_from_trained_model_folder: Callable[..., None]
+    manual_initialization: Callable[..., None]
+    predict_logits_from_preprocessed_data: Callable[[Tensor], Tensor]
+
+
+def plans_of_nnunet() -> dict[str, Any]:
+    """Make plans that tell nnU-Net how to prepare a scan and to train, too."""
+    plans = make_plans()
+    plans["configurations"]["3d_lowres"] |= {
+        "preprocessor_name": "DefaultPreprocessor",
+        "batch_size": 2,
+        "batch_dice": False,
+        **{
+            f"resampling_fn_{kind}{suffix}": value
+            for kind in ("data", "seg", "probabilities")
+            for suffix, value in (("", "resample_data_or_seg_to_shape"), ("_kwargs", {}))
+        },
+    }
+    return plans
+
+
+def train_with_nnunet(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a trainer of nnU-Net write the results of a network of its own."""
+    nnunet_trainer = import_module("nnunetv2.training.nnUNetTrainer.nnUNetTrainer").nnUNetTrainer
+    monkeypatch.setenv("nnUNet_results", str(root))
+    plans, dataset = plans_of_nnunet(), make_dataset()
+    given = plans | {"continue_training": False}
+    trainer = nnunet_trainer(given, "3d_fullres", 0, dataset, device=CPU)
+    trainer.network = trainer.build_network_architecture(
+        trainer.plans_manager, trainer.configuration_manager, 1, 3, enable_deep_supervision=True
+    )
+    trainer.network.load_state_dict(trained(0, labels=True).state_dict())
+    trainer.optimizer, _ = trainer.configure_optimizers()
+    results = Path(trainer.output_folder_base)
+    (results / "plans.json").write_text(json.dumps(plans))
+    (results / "dataset.json").write_text(json.dumps(dataset))
+    trainer.save_checkpoint(f"{trainer.output_folder}/checkpoint_final.pth")
+    return results
+
+
+def make_predictor(*, mirror: bool) -> Predictor:
+    """Make nnU-Net's own inference."""
+    module = import_module("nnunetv2.inference.predict_from_raw_data")
+    made: Predictor = module.nnUNetPredictor(use_mirroring=mirror, device=CPU, allow_tqdm=False)
+    return made
+
+
+def predict(predictor: Predictor, scan: Path) -> Tensor:
+    """Predict the logits of a scan, in the axes of the network."""
+    preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
+    data, _, _ = preprocessor.run_case(
+        [str(scan)],
+        None,
+        predictor.plans_manager,
+        predictor.configuration_manager,
+        predictor.dataset_json,
+    )
+    return predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
+
+
+def compare(
+    folder: Path, predictor: Predictor, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Find landmarks where nnU-Net's own heatmaps have them."""
+    scan = folder.parent / "scan.nii"
+    for seed in (78, 81, 82):
+        values, _ = make_case(shape, seed=seed, margin=4)
+        scan.write_bytes(scan_of(values))
+        found, tiles = detect(folder, values)
+        assert tiles > 1
+        for sums, bound in ((torch.half, ROUNDED), (torch.float32, EXACT)):
+            monkeypatch.setattr(torch, "half", sums)
+            expected = read_out(predict(predictor, scan), read_manifest(folder))
+            assert np.abs(found - expected).max() <= bound, (seed, sums)
+
+
+@pytest.mark.parametrize("shape", [LARGE, SMALL])
+def test_labels_are_found_where_nnunet_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    results = train_with_nnunet(tmp_path, monkeypatch)
+    predictor = make_predictor(mirror=False)
+    predictor.initialize_from_trained_model_folder(str(results), (0,))
+    folder = import_nnunet(
+        results, tmp_path / "blobs", orientation=ORIENTATION, radius=float(BALL_RADIUS)
+    )
+    compare(folder, predictor, shape, monkeypatch)
+
+
+@pytest.mark.parametrize("shape", [LARGE, SMALL])
+def test_heatmaps_of_folds_and_mirror_images_are_averaged_as_in_nnunet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    networks, mirror = [trained(0), trained(1)], (0, 2)
+    results = tmp_path / "Dataset900_Blobs"
+    results.mkdir()
+    write_results(results, networks, mirror=mirror)
+    manager = import_module("nnunetv2.utilities.plans_handling.plans_handler").PlansManager
+    plans, states = manager(plans_of_nnunet()), [network.state_dict() for network in networks]
+    predictor = make_predictor(mirror=True)
+    predictor.manual_initialization(
+        build(), plans, plans.get_configuration("3d_fullres"), states,
+        make_dataset() | REGIONS, "nnLandmark", mirror,
+    )  # fmt: skip
+    folder = import_nnunet(
+        results, tmp_path / "blobs", orientation=ORIENTATION, radius=float(BALL_RADIUS)
+    )
+    compare(folder, predictor, shape, monkeypatch)
