@@ -92,7 +92,10 @@ def test_memory_grows_with_the_channels_of_a_network_that_sees_scans_whole(
 
 
 def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:
-    with pytest.raises(BadGeometry, match=r"8 times as wide as the model's .* spacing right"):
+    with pytest.raises(
+        BadGeometry,
+        match=r"8 times as wide as the model's .*got voxels of 800 x 800 x 800 mm.* right model",
+    ):
         forecast(file_of((3, 3, 3), 800.0), LIMITS, model)
 
 
