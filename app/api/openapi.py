@@ -14,8 +14,10 @@ Send a 3D scan (NIfTI, NRRD, MetaImage, or a DICOM series in a ZIP archive), get
 landmarks.
 
 ```sh
-curl --data-binary @scan.nii.gz http://127.0.0.1:8000/v1/landmarks
+curl --data-binary @scan.nii.gz 'http://127.0.0.1:8000/v1/landmarks?model=mouse-skull'
 ```
+
+`GET /v1/models` lists the models. [The page](.) of this service draws scans with their landmarks.
 
 Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.
 Every error is an RFC 9457 problem; its `code` is stable.

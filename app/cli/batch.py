@@ -143,12 +143,23 @@ class Tally:
 
     def summary(self) -> str:
         """Describe all in one line."""
-        text = f"{self.scans} scans, {self.found} of {self.landmarks} landmarks"
+        text = f"{_count(self.scans)}, {self.found} of {self.landmarks} landmarks"
         if self.doubtful:
             text += f", {self.doubtful} doubtful"
         if self.skipped:
-            text += f"; {self.skipped} scans were there already"
+            text += f"; {_count(self.skipped)} left out, answered before"
         return text + (f"; {len(self.failures)} failed" if self.failures else "")
+
+
+def _reason(error: Exception, path: Path) -> object:
+    """Say what went wrong, without the name of the scan's file."""
+    if isinstance(error, OSError) and str(error.filename) == str(path):
+        return error.strerror
+    return error
+
+
+def _count(scans: int) -> str:
+    return f"{scans} scan{'' if scans == 1 else 's'}"
 
 
 def detect_all(
@@ -182,7 +193,7 @@ def detect_all(
                     sink.write(path, answer)
                     last = tally.add(answer)
                 except (LandmarkdError, OSError) as error:
-                    tally.failures.append(f"{path.name}: {error}")
+                    tally.failures.append(f"{path.name}: {_reason(error, path)}")
                     last = "failed"
             bar.update(task, advance=1, last=f"{path.name}: {last}")
     return tally

@@ -1,15 +1,44 @@
 """A typed client for a service elsewhere; it needs no torch."""
 
+import io
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from app.cli.scan_files import read_scan
 from app.errors import LandmarkdError
-from app.io import CaseAnswer, LandmarksAnswer, ModelsAnswer, Problem, ReadinessAnswer
+from app.io import (
+    CaseAnswer,
+    JobAnswer,
+    JobsAnswer,
+    LandmarksAnswer,
+    ModelsAnswer,
+    Problem,
+    ReadinessAnswer,
+)
 
+T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
+Scan = bytes | str | Path
+"""A file of any format that the service reads, or its path; or that of a folder of DICOM files."""
+
+OnProgress = Callable[[float], None]
+"""Takes the share that is done, from 0 to 1."""
+
+TUS: Final = {"Tus-Resumable": "1.0.0"}
+PART: Final = TUS | {"Content-Type": "application/offset+octet-stream"}
+PART_BYTES: Final = 8 << 20
+POLL_S: Final = 1.0
+RETRY_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Waits between attempts, of which each may get further than the one before."""
+
+PASSING: Final = (408, 429, 503)
+"""Statuses of a service that is busy, restarting, or at the other end of a slow line."""
 
 
 class ProblemError(LandmarkdError):
@@ -57,7 +86,7 @@ class Client:
 
     def detect(
         self,
-        content: bytes | Path,
+        content: Scan,
         *,
         model: str | None = None,
         frame: int | None = None,
@@ -66,7 +95,7 @@ class Client:
         """Find the landmarks of a scan.
 
         Args:
-            content: A file of any format that the service reads, or where it lies.
+            content: The scan.
             model: Name of the model; None for the service's default model.
             frame: Which frame of a 4D file, from 0.
             series: Which series of a DICOM archive, from 0.
@@ -84,9 +113,102 @@ class Client:
         )
         return self._parse(LandmarksAnswer, response)
 
+    def submit(
+        self,
+        content: Scan,
+        *,
+        model: str | None = None,
+        frame: int | None = None,
+        series: int | None = None,
+        on_progress: OnProgress = lambda _: None,
+    ) -> JobAnswer:
+        """Leave a scan with the service, or a ZIP archive of many, for ``wait`` and ``result``.
+
+        It is sent in parts: after a broken connection, or while the service restarts, sending goes
+        on where it was, unless that lasts for some minutes.
+
+        Args:
+            content: The scan or archive; a file is not read as a whole.
+            model: Name of the model; None for the service's default model.
+            frame: Which frame of 4D files, from 0.
+            series: Which series of a DICOM archive, from 0.
+            on_progress: Called after each part.
+
+        Returns:
+            The job, whose id is what the other methods want.
+
+        Raises:
+            ProblemError: The service refused the file, or keeps no jobs; the problem says why.
+            Unreachable: No service answers.
+        """
+        with _open(content) as file:
+            size = file.seek(0, os.SEEK_END)
+            response = self._send(
+                "POST",
+                "/v1/uploads",
+                params=_query(model=model, frame=frame, series=series),
+                headers=TUS | {"Upload-Length": str(size)},
+            )
+            job = self._header(response, "Location").rpartition("/")[2]
+            sent = 0
+            while sent < size:
+                sent = _persist(lambda: self._send_part(job, file, size))
+                on_progress(sent / size)
+        return self._job(job)
+
+    def wait(self, job: str, on_progress: OnProgress = lambda _: None) -> JobAnswer:
+        """Wait until each scan of a job is done or has failed, also while the service restarts.
+
+        Args:
+            job: Its id.
+            on_progress: Called every second.
+
+        Raises:
+            ProblemError: There is no such job any more.
+            Unreachable: No service answers, for some minutes.
+        """
+        while (found := self._job(job)).state != "finished":
+            running = [one.tile / one.tiles for one in found.scans if one.tiles]
+            on_progress((found.done + found.failed + sum(running)) / found.total)
+            time.sleep(POLL_S)
+        on_progress(1.0)
+        return found
+
+    def result(self, job: str, number: int = 0) -> LandmarksAnswer:
+        """Get the landmarks of a scan of a job.
+
+        Args:
+            job: Its id.
+            number: Which of its scans, in the order of ``JobAnswer.scans``.
+
+        Raises:
+            ProblemError: The scan has failed, or is not done yet; the problem says which.
+            Unreachable: No service answers.
+        """
+        path = f"/v1/jobs/{job}/scans/{number}"
+        return self._parse(LandmarksAnswer, self._send("GET", path, params={"format": "json"}))
+
+    def jobs(self) -> JobsAnswer:
+        """List the jobs of this key, or without one of this address; the newest first.
+
+        Raises:
+            ProblemError: The service refused the request, or keeps no jobs.
+            Unreachable: No service answers.
+        """
+        return self._parse(JobsAnswer, self._send("GET", "/v1/jobs"))
+
+    def remove(self, job: str) -> None:
+        """Cancel a job, or forget its results.
+
+        Raises:
+            ProblemError: There is no such job.
+            Unreachable: No service answers.
+        """
+        self._send("DELETE", f"/v1/jobs/{job}")
+
     def keep(
         self,
-        content: bytes | Path,
+        content: Scan,
         answer: LandmarksAnswer,
         *,
         frame: int | None = None,
@@ -132,6 +254,21 @@ class Client:
         """
         return self._parse(ReadinessAnswer, self._request("GET", "/readyz"))
 
+    def _job(self, job: str) -> JobAnswer:
+        return _persist(lambda: self._parse(JobAnswer, self._send("GET", f"/v1/jobs/{job}")))
+
+    def _send_part(self, upload: str, file: io.BufferedIOBase, size: int) -> int:
+        """Send the next bytes that the service has not got; returns how many it has got then."""
+        path = f"/v1/uploads/{upload}"
+        # By GET, as the answer to HEAD would not say what is wrong.
+        offset = self._header(self._send("GET", path, headers=TUS), "Upload-Offset")
+        if int(offset) < size:
+            file.seek(int(offset))
+            headers = PART | {"Upload-Offset": offset}
+            part = self._send("PATCH", path, content=file.read(PART_BYTES), headers=headers)
+            offset = self._header(part, "Upload-Offset")
+        return int(offset)
+
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         response = self._request(method, path, **options)
         if response.is_error:
@@ -148,14 +285,42 @@ class Client:
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            raise Unreachable(
-                f"expected a service at {self._http.base_url}, got HTTP status "
-                f"{response.status_code} with a body that is not landmarkd's"
-            ) from error
+            raise self._stranger(response) from error
+
+    def _header(self, response: httpx.Response, name: str) -> str:
+        if name not in response.headers:
+            raise self._stranger(response)
+        return response.headers[name]
+
+    def _stranger(self, response: httpx.Response) -> Unreachable:
+        return Unreachable(
+            f"expected a service at {self._http.base_url}, got HTTP status "
+            f"{response.status_code} with a body that is not landmarkd's"
+        )
 
 
-def _read(content: bytes | Path) -> bytes:
-    return content.read_bytes() if isinstance(content, Path) else content
+def _persist(attempt: Callable[[], T]) -> T:
+    """Try until it succeeds, for some minutes; a refusal is final."""
+    for wait_s in RETRY_S:
+        try:
+            return attempt()
+        except Unreachable:
+            pass
+        except ProblemError as error:
+            if error.problem.status not in PASSING:
+                raise
+        time.sleep(wait_s)
+    return attempt()
+
+
+def _read(content: Scan) -> bytes:
+    return content if isinstance(content, bytes) else read_scan(Path(content))
+
+
+def _open(content: Scan) -> io.BufferedIOBase:
+    if isinstance(content, bytes) or Path(content).is_dir():
+        return io.BytesIO(_read(content))
+    return Path(content).open("rb")
 
 
 def _query(**values: str | int | None) -> dict[str, str | int]:

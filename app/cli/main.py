@@ -6,6 +6,7 @@ Commands import what they need when they run, so that help and errors do not wai
 import gc
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -36,7 +37,7 @@ from app.io import (
     load_report_writer,
     negotiate_format,
 )
-from app.settings import API_KEY, Settings
+from app.settings import API_KEY, PREFIX, Settings
 
 app = typer.Typer(
     cls=Commands,
@@ -101,7 +102,9 @@ def serve(
     ] = False,
 ) -> None:
     """Run the service. All other settings are environment variables LANDMARKD_*."""
-    settings = read_settings(host=host, port=port, log_format="text" if demo else None)
+    watched = sys.stderr.isatty() and f"{PREFIX}LOG_FORMAT" not in os.environ
+    log_format = "text" if demo or watched else None
+    settings = read_settings(host=host, port=port, log_format=log_format)
     listener = _listen(settings)
     # Imports and models make 660,000 long-lived objects, which collections would traverse again and
     # again, for a sixth of the startup time; the server enables them when it is ready.
@@ -170,8 +173,8 @@ def detect(
     files = list(list_scans(scans))
     if not files:
         fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
-    form = _output_format(output, format_)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
+    form = _output_format(output, format_, to_folder=to_folder)
     write = _writer(form, series)
     target = Path(output) if output else None
     sink = _sink(files, target, form, write, to_folder=to_folder, resume=resume)
@@ -243,10 +246,13 @@ def _sink(
     return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
 
 
-def _output_format(output: str, name: str | None) -> Format:
+def _output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
     # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
     names = sorted((form.name for form in SCAN_FORMATS), key=len, reverse=True)
     suffix = next((one for one in names if output.endswith(f".{one}")), None)
+    if output and not (name or suffix or to_folder or Path(output).is_dir()):
+        known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
+        fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
     return negotiate_format(SCAN_FORMATS, name or suffix, None)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.errors import BadGeometry, TooLarge
+from app.geometry import spacing_of
 from app.io import ONLY, Content, Selection, VolumeLimits, check_header
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import count_tiles, grid_shape
@@ -103,8 +104,9 @@ def forecast(
     if grid > max(SMALL_GRID, MAX_UPSAMPLING * voxels):
         raise BadGeometry(
             f"expected voxels at most 8 times as wide as the model's "
-            f"{' x '.join(f'{mm:g}' for mm in spec.spacing_mm)} mm, got a scan of {voxels} voxels "
-            f"that span {grid} of the model's; is the spacing right?"
+            f"{' x '.join(f'{mm:g}' for mm in spec.spacing_mm)} mm, got voxels of "
+            f"{' x '.join(f'{mm:.3g}' for mm in spacing_of(header.affine))} mm. Is it the right "
+            "model, and the spacing in the file right?"
         )
     tile_shape, tiles = count_tiles(shape, spec, stride)
     check_tiles(model, tiles)

@@ -102,10 +102,11 @@ def tile_shape(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> tuple
         spans = [size * mm for size, mm in zip(grid_shape, spec.spacing_mm, strict=True)]
         edge = (spec.max_voxels * math.prod(spec.spacing_mm)) ** (1 / 3)
         raise TooLarge(
-            f"expected a scan of at most {spec.max_voxels} voxels at the model's spacing of "
-            f"{' x '.join(f'{s:g}' for s in spec.spacing_mm)} mm, such as {edge:.0f} mm along each "
-            f"axis, got {i} x {j} x {k}: it spans {' x '.join(f'{mm:.0f}' for mm in spans)} mm. Is "
-            "it the right model, and the spacing in the file right?"
+            f"expected a scan that spans about {edge:.0f} mm along each axis at most "
+            f"({spec.max_voxels:,} voxels at the model's spacing of "
+            f"{' x '.join(f'{s:g}' for s in spec.spacing_mm)} mm), got one of "
+            f"{' x '.join(f'{mm:.0f}' for mm in spans)} mm. Is it the right model, and the spacing "
+            "in the file right?"
         )
     return i, j, k
 

@@ -105,7 +105,9 @@ class LandmarkdServer(uvicorn.Server):
         for server in getattr(self, "servers", []):
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
-                logger.info("listening", extra={"host": host, "port": port})
+                shown = f"[{host}]" if ":" in host else host
+                where = {"host": host, "port": port, "url": f"http://{shown}:{port}/"}
+                logger.info("listening", extra=where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, stop at once at the second."""

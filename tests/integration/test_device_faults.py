@@ -9,6 +9,7 @@ from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import TILES, Faulty, assert_same, code_of
 from tests.support.model_folders import TILE
+from tests.support.services import until
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def pair(models: Path) -> Iterator[Faulty]:
 def test_lost_device_leaves_the_other_answering_until_that_is_lost_too(pair: Faulty) -> None:
     assert pair.client.get("/readyz").json()["reason"] == "ready"
     assert code_of(pair.ask(command_scan(commands.BREAK_AND_DIE))) == "not-ready"
-    pair.until(lambda: "but not on" in pair.client.get("/readyz").json()["reason"])
+    until(lambda: "but not on" in pair.client.get("/readyz").json()["reason"])
     ready = pair.client.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["reason"] == "ready, but not on cpu:0: the device's thread has ended"
@@ -41,7 +42,7 @@ def test_lost_device_leaves_the_other_answering_until_that_is_lost_too(pair: Fau
 def test_device_that_fails_its_self_check_leaves_the_other_answering(pair: Faulty) -> None:
     answers = [pair.ask(command_scan(commands.BREAK, shape=TILE)) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [507] * 3
-    pair.until(lambda: "self-check" in pair.client.get("/readyz").json()["reason"])
+    until(lambda: "self-check" in pair.client.get("/readyz").json()["reason"])
     assert pair.client.get("/readyz").status_code == 200
     assert pair.ask(command_scan()).status_code == 200
     pair.terminate()
@@ -51,7 +52,7 @@ def test_device_that_fails_its_self_check_leaves_the_other_answering(pair: Fault
 def test_identical_scans_in_flight_run_once_on_any_device(pair: Faulty) -> None:
     with pair.held():
         same = [pair.send(command_scan(seed=5)) for _ in range(3)]
-        pair.until(lambda: pair.metric("shared_total") >= 2)
+        until(lambda: pair.metric("shared_total") >= 2)
     for answer in same:
         assert_same(answer.result(), same[0].result())
     assert pair.metric("tiles_total") == 1 + TILES

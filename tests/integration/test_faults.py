@@ -14,7 +14,7 @@ from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import TILES, Faulty, assert_same, code_of
 from tests.support.model_folders import TILE
-from tests.support.services import RAW
+from tests.support.services import RAW, until
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_sharing_a_batch_changes_no_answer(service: Faulty) -> None:
     alone = [service.ask(scan) for scan in scans]
     with service.held():
         together = [service.send(scan) for scan in scans]
-        service.until(lambda: service.metric("requests_in_flight") == 1 + len(scans))
+        until(lambda: service.metric("requests_in_flight") == 1 + len(scans))
         batches, tiles = service.metric("batch_tiles_count"), service.metric("batch_tiles_sum")
     for first, second in zip(alone, together, strict=True):
         assert_same(first, second.result())
@@ -90,7 +90,7 @@ def test_identical_scans_in_flight_run_once(service: Faulty) -> None:
     before = service.metric("tiles_total")
     with service.held():
         same = [service.send(command_scan(seed=5)) for _ in range(3)]
-        service.until(lambda: service.metric("shared_total") >= 2)
+        until(lambda: service.metric("shared_total") >= 2)
     for answer in same:
         assert_same(answer.result(), same[0].result())
     assert service.metric("tiles_total") - before == 1 + TILES
@@ -139,7 +139,7 @@ def test_device_that_runs_out_three_times_in_a_row_is_checked_and_recovers(fresh
         assert answer.status_code == 507
     fresh.wait_for(message="device unhealthy")
     fresh.wait_for(message="device recovered")
-    fresh.until(lambda: fresh.client.get("/readyz").status_code == 200)
+    until(lambda: fresh.client.get("/readyz").status_code == 200)
     assert fresh.ask(command_scan()).status_code == 200
 
 
@@ -148,7 +148,7 @@ def test_device_that_fails_its_self_check_stays_out(fresh: Faulty) -> None:
     answers += [fresh.ask(command_scan(seed=seed, shape=TILE)) for seed in (1, 2)]
     assert [answer.status_code for answer in answers] == [507] * 3
     fresh.wait_for(message="device failed its self-check")
-    fresh.until(lambda: fresh.client.get("/readyz").status_code == 503)
+    until(lambda: fresh.client.get("/readyz").status_code == 503)
     assert "self-check" in fresh.client.get("/readyz").json()["reason"]
     assert code_of(fresh.ask(command_scan())) == "not-ready"
     fresh.terminate()
@@ -164,7 +164,7 @@ def test_dead_device_thread_fails_its_jobs_and_is_replaced(fresh: Faulty) -> Non
     # Whoever is being finished beside that thread is answered if it is soon enough.
     assert {answer.result().status_code for answer in waiting} <= {200, 503}
     fresh.wait_for(message="device recovered")
-    fresh.until(lambda: fresh.client.get("/readyz").status_code == 200)
+    until(lambda: fresh.client.get("/readyz").status_code == 200)
     assert fresh.ask(command_scan()).status_code == 200
 
 
@@ -176,7 +176,7 @@ def test_device_thread_that_cannot_be_replaced_ends_the_process(fresh: Faulty) -
 def test_sigterm_answers_everything_accepted(fresh: Faulty) -> None:
     with fresh.held() as blocker:
         accepted = [fresh.send(command_scan(seed=seed)) for seed in range(6)]
-        fresh.until(lambda: fresh.metric("requests_in_flight") == 7)
+        until(lambda: fresh.metric("requests_in_flight") == 7)
         fresh.terminate()
         fresh.wait_for(message="draining")
         refused = fresh.ask(command_scan())

@@ -5,11 +5,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,7 +22,7 @@ from tests.support.dicom_files import zipped
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
 from tests.support.model_folders import TILE
-from tests.support.services import RAW
+from tests.support.services import RAW, ended, until
 
 URL = "/v1/jobs"
 ROUNDS = 3
@@ -38,8 +36,6 @@ SCANS = 3
 SEED = 18
 LONGEST_LIFE_S = 1.5
 """From the first upload until the service is killed."""
-
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +57,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@contextmanager
-def serving(models: Path, folder: Path) -> Iterator[Faulty]:
-    service = Faulty(models, JOBS=str(folder))
-    try:
-        yield service
-    finally:
-        service.kill()
+def serving(models: Path, folder: Path) -> AbstractContextManager[Faulty]:
+    return ended(Faulty(models, JOBS=str(folder)))
 
 
 def post(service: Faulty, content: bytes) -> str:
@@ -86,13 +77,6 @@ def finished(service: Faulty, path: str) -> dict[str, Any]:
     """Wait until a job has finished."""
     until(lambda: job_of(service, path)["state"] == "finished")
     return job_of(service, path)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state that only calls tell; each waits for its answer, so this does not spin."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
 
 
 def written(folder: Path) -> Counter[int]:
@@ -119,7 +103,7 @@ def test_upload_that_was_cut_by_a_kill_is_no_job(models: Path, folder: Path) -> 
         connection = socket.create_connection(("127.0.0.1", service.port))
         head = f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(scan)}\r\n\r\n"
         connection.sendall(head.encode() + scan[: len(scan) // 2])
-        service.until(lambda: service.metric("requests_in_flight") == 1)
+        until(lambda: service.metric("requests_in_flight") == 1)
         service.kill()
         connection.close()
     with serving(models, folder) as service:
@@ -211,7 +195,7 @@ def test_removed_job_ends_at_once(models: Path, folder: Path) -> None:
         until(lambda: job_of(service, path)["scans"][0]["tiles"] > 0)
         service.queued(8)
         assert service.client.delete(path).status_code == 204
-        service.until(lambda: service.metric("queue_tiles") == 0)
+        until(lambda: service.metric("queue_tiles") == 0)
         assert service.client.get(URL).json() == {"jobs": []}
         assert kept_files(folder) == []
 

@@ -297,3 +297,27 @@ def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
         page.focus("#canvas")
         page.keyboard.press("ArrowLeft")  # NiiVue's key for the frame before
         assert np.abs(drawn(page) - alone).mean() < SAME_GREY
+
+
+def test_long_names_and_measurements_have_their_room(
+    browser: Any,  # noqa: ANN401
+    page_service: ServiceProcess,
+) -> None:
+    lengthen = """() => {
+        const { queue } = landmarkd;
+        const { current } = queue;
+        const [one] = current.edits.landmarks;
+        const far = { name: "L1 posterior-superior", ras_mm: [-123.45, -123.45, -123.45] };
+        current.edits.landmarks = Array(60).fill({ ...one, ...far });
+        queue.current = null;
+        queue.onShow(current);
+    }"""
+    size = "(id) => document.getElementById(id).%s"
+    with opened(browser, page_service.url, viewport={"width": 1400, "height": 900}) as page:
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        page.evaluate(lengthen)
+        page.wait_for_selector("#rows tr:nth-child(60)")
+        width = page.evaluate(size % "scrollWidth", "scroll")
+        assert width <= page.evaluate(size % "clientWidth", "scroll")
+        assert page.evaluate(size % "clientHeight", "measured") > 40

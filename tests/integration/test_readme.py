@@ -53,7 +53,8 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(ROOT / "models", STORE=str(tmp_path_factory.mktemp("store")))
+    kept = tmp_path_factory.mktemp("kept")
+    process = ServiceProcess(ROOT / "models", STORE=str(kept / "cases"), JOBS=str(kept / "jobs"))
     yield process
     process.kill()
 
@@ -217,6 +218,8 @@ def test_page_on_python_keeps_a_case_and_registers_two_scans(
     variables = run_python(DOCS / "python.md", tmp_path, service.url)
     case = variables["case"]
     assert (case.placed, case.accepted, case.unjudged) == (1, 1, 4)
+    (later,) = variables["later"]
+    assert later.landmarks == variables["first"].landmarks
     fit = variables["fit"]
     assert_allclose(fit.fixed_to_moving, variables["motion"], atol=0.01)
     assert len(fit.residual_mm) == 5

@@ -2,9 +2,7 @@
 
 import io
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +12,12 @@ from blake3 import blake3
 from tusclient.client import TusClient
 from tusclient.uploader.uploader import Uploader
 
-from tests.support.services import ServiceProcess, toy_models, toy_scan
+from tests.support.services import PATIENCE_S, ServiceProcess, ended, toy_models, toy_scan, until
 
 TUS = {"Tus-Resumable": "1.0.0"}
 SCAN = toy_scan((90, 80, 100))
 DIGEST = blake3(SCAN).hexdigest()
 BLOCK = 1 << 20
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_models(tmp_path_factory.mktemp("uploads"))
 
 
-@contextmanager
-def serving(models: Path, folder: Path, **environment: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess(models, JOBS=str(folder), **environment)
-    try:
-        yield service
-    finally:
-        service.kill()
+def serving(
+    models: Path, folder: Path, **environment: str
+) -> AbstractContextManager[ServiceProcess]:
+    return ended(ServiceProcess(models, JOBS=str(folder), **environment))
 
 
 def begin(service: ServiceProcess) -> str:
@@ -60,13 +54,6 @@ def offset_of(service: ServiceProcess, path: str) -> int:
     response = httpx.head(service.url + path, headers=TUS, timeout=PATIENCE_S)
     assert response.status_code == 200
     return int(response.headers["upload-offset"])
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state of files or of the service, which is asked again and again."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
 
 
 def reaches(file: Path, size: int) -> bool:

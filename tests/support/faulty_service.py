@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan
 from tests.support.model_folders import TILE
-from tests.support.services import RAW, ServiceProcess
+from tests.support.services import RAW, ServiceProcess, until
 
 TILES = 8
 """Of a command scan of the default shape."""
@@ -71,15 +71,9 @@ class Faulty(ServiceProcess):
         found = re.search(rf"^landmarkd_{name} (.*)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for a state that only the metrics tell."""
-        end = time.monotonic() + 60
-        while not holds():  # each asks over HTTP, so this does not spin
-            assert time.monotonic() < end, "expected a state within 60 s"
-
     def queued(self, tiles: int) -> None:
         """Wait until so many tiles wait, which all scans together have once each is prepared."""
-        self.until(lambda: self.metric("queue_tiles") >= tiles)
+        until(lambda: self.metric("queue_tiles") >= tiles)
 
 
 def positions(response: httpx.Response) -> list[Any]:

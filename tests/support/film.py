@@ -35,6 +35,7 @@ from tests.support.browser import (
     CHROMIUM,
     FLAGS,
     KEY,
+    MISSING,
     Page,
     choose,
     drop,
@@ -187,14 +188,18 @@ def shoot(film: Film, model: Path, store: Path, url: str) -> dict[str, str]:
     film.page.wait_for_selector('#state:text("Kept as")')
     film.take()
     film.show("next.nii.gz", following)
+    missing = next(cells[0] for cells in rows(film.page) if cells[2] == MISSING)
+    choose(film.page, missing)
     film.take()
     for phantom in more:
         film.keep(phantom)
     words = ("--from", store / "phantom", "--steps", STEPS, "--rate", RATE, "--device", "cpu")
     said = landmarkd("learn", model, *words, "--url", url)
     film.show("next-again.nii.gz", following)
+    choose(film.page, missing)
     film.take()
-    figures = {"two": " and ".join([*off][:2]), "left": f"{max([*off.values()][2:]):.1f} mm"}
+    figures = {"missing": missing, "two": " and ".join([*off][:2])}
+    figures["left"] = f"{max([*off.values()][2:]):.1f} mm"
     figures["said"] = _verdict(said)
     after = summary(film, [following]), summary(film, unseen)
     for when, (one, many) in (("before", before), ("after", after)):

@@ -5,12 +5,13 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import nibabel as nib
 import numpy as np
@@ -26,6 +27,7 @@ from tests.support.model_folders import make_model_folder
 
 MODEL = "toy"
 SHAPE = (20, 18, 24)
+PATIENCE_S = 60
 RAW = {"Content-Type": "application/octet-stream"}
 
 
@@ -156,6 +158,13 @@ def body_then_disconnect(content: bytes) -> tuple[Message, Message]:
     return body, {"type": "http.disconnect"}
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state that only calls or files tell, by asking again and again."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, f"expected a state within {PATIENCE_S} s"
+
+
 class ServiceProcess:
     """The service in a process of its own, on a free port; tests wait for its log lines."""
 
@@ -240,3 +249,15 @@ class ServiceProcess:
         """Kill it."""
         self._process.kill()
         self.wait()
+
+
+Service = TypeVar("Service", bound=ServiceProcess)
+
+
+@contextmanager
+def ended(service: Service) -> Iterator[Service]:
+    """Kill a service at the end of a block."""
+    try:
+        yield service
+    finally:
+        service.kill()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field
 
 from app.api.dependencies import (
@@ -13,11 +13,10 @@ from app.api.dependencies import (
     SharedDep,
     TimeLimit,
     request_timeout_s,
-    require_api_key,
     server_timing,
 )
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
-from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
+from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import AdmittedRequest
 from app.errors import BadParameter
@@ -25,7 +24,7 @@ from app.inference import write_scan_heatmaps
 from app.io import TimingAnswer
 from app.model import LoadedModel
 
-heatmaps_router: Final = APIRouter()
+heatmaps_router: Final = scan_router()
 
 
 class HeatmapsQuery(ScanQuery):
@@ -38,13 +37,8 @@ class HeatmapsQuery(ScanQuery):
 @heatmaps_router.post(
     "/v1/heatmaps",
     summary="Get heatmaps of a scan's landmarks",
-    tags=["landmarks"],
-    dependencies=[Depends(require_api_key)],
     response_class=Response,
-    responses={
-        200: {"description": "The heatmaps", "content": HEATMAPS_CONTENT},
-        **SCAN_PROBLEMS,
-    },
+    responses={200: {"description": "The heatmaps", "content": HEATMAPS_CONTENT}},
     openapi_extra=UPLOAD_BODY,
 )
 async def make_heatmaps(

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field
 from starlette.datastructures import Headers
 
@@ -14,12 +14,11 @@ from app.api.dependencies import (
     SharedDep,
     TimeLimit,
     request_timeout_s,
-    require_api_key,
     server_timing,
 )
 from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, problems
 from app.api.scans.jobs import accept_job
-from app.api.scans.reception import SCAN_PROBLEMS, ReceivedScan, ScanQuery, receive_scan
+from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.scans.report import find_and_report
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
@@ -36,7 +35,7 @@ from app.io import (
 )
 from app.jobs import NO_HURRY_S
 
-landmarks_router: Final = APIRouter()
+landmarks_router: Final = scan_router()
 
 RESPOND_ASYNC: Final = "respond-async"
 
@@ -56,13 +55,10 @@ class LandmarksQuery(ScanQuery):
 @landmarks_router.post(
     "/v1/landmarks",
     summary="Find the landmarks of a scan",
-    tags=["landmarks"],
-    dependencies=[Depends(require_api_key)],
     response_model=LandmarksAnswer,
     responses={
         200: {"description": "The landmarks", "content": LANDMARKS_CONTENT | REPORT_CONTENT},
         202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
-        **SCAN_PROBLEMS,
         **problems(406),
     },
     openapi_extra=UPLOAD_BODY,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
-from app.api.dependencies import SelectionQuery, Shared
+from app.api.dependencies import SelectionQuery, Shared, require_api_key
 from app.api.openapi import problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.upload.plan import plan_upload
@@ -24,6 +24,12 @@ SCAN_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = problems(
     400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504, 507
 )
 """What any call that takes a scan may answer."""
+
+
+def scan_router() -> APIRouter:
+    """Make a router of a call that takes a scan, and whose client waits for what is found in it."""
+    key = Depends(require_api_key)
+    return APIRouter(tags=["landmarks"], dependencies=[key], responses=SCAN_PROBLEMS)
 
 
 class ScanQuery(SelectionQuery):

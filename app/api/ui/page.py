@@ -66,6 +66,9 @@ NIIVUE_CLASS: Final = re.compile(
 )
 MAX_CLASS_NAME_BYTES: Final = 99
 
+EXAMPLE: Final = "http://127.0.0.1:8000/"
+"""Stands for the address of the service in the description of all calls."""
+
 logger = logging.getLogger(__name__)
 page_router: Final = APIRouter(include_in_schema=False)
 
@@ -135,7 +138,10 @@ def get_page(request: Request) -> Response:
 @page_router.get("/openapi.json", dependencies=[Depends(require_api_key)])
 def get_openapi(request: Request) -> Response:
     """Describe all calls, for programs."""
-    return JSONResponse(request.app.openapi())
+    described = request.app.openapi()
+    info = described["info"]
+    examples = info["description"].replace(EXAMPLE, str(request.base_url))
+    return JSONResponse(described | {"info": info | {"description": examples}})
 
 
 @page_router.get("/docs", dependencies=[Depends(require_api_key)])

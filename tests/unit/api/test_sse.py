@@ -15,6 +15,7 @@ from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import TILES, Faulty, code_of
 from tests.support.model_folders import TILE
+from tests.support.services import until
 
 STREAM = {"Accept": EVENT_STREAM}
 
@@ -84,7 +85,7 @@ def test_work_is_cancelled_when_the_client_closes_its_stream(service: Faulty) ->
             assert next(stream.iter_lines()) == "event: progress"
         assert service.wait_for(request_id="stream-left")["code"] == "client-left"
         assert service.metric("queue_tiles") == 0
-    service.until(lambda: service.metric("requests_in_flight") == 0)
+    until(lambda: service.metric("requests_in_flight") == 0)
 
 
 def test_file_is_refused_by_its_header_before_the_rest_arrives(service: Faulty) -> None:

@@ -62,7 +62,7 @@ def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_
     assert result.exit_code == 0, result.output
     assert table.read_text() == whole
     assert "2 scans, " in result.stderr
-    assert "1 scans were there already" in result.stderr
+    assert "1 scan left out, answered before" in result.stderr
 
 
 def test_a_table_is_started_again_unless_it_is_resumed(
@@ -87,7 +87,7 @@ def test_a_folder_is_resumed_and_nothing_in_it_computed_again(
     result = run("detect", scans, "-o", out, "--resume", "--models-dir", models)
     assert result.exit_code == 0, result.output
     assert (out / "two.json").read_text() == "corrected by hand"
-    assert "1 scans, " in result.stderr
+    assert "1 scan, " in result.stderr
     assert sorted(path.name for path in out.iterdir()) == ["one.json", "three.json", "two.json"]
 
 
@@ -134,7 +134,7 @@ def test_ctrl_c_keeps_what_was_answered_and_says_how_to_go_on(
     resumed = run(*words, "--resume")
     assert resumed.exit_code == 0
     # The last scan of a table is done again: its rows may have been cut off.
-    assert f"{2 if output == 'all.csv' else 1} scans, " in resumed.output
+    assert f"{'2 scans' if output == 'all.csv' else '1 scan'}, " in resumed.output
     if output == "all.csv":
         assert len(read(tmp_path / output)) == 3 * LANDMARKS
     else:
@@ -155,3 +155,18 @@ def test_answers_to_links_have_the_names_of_the_links(
         "sub-one.json",
         "sub-two.json",
     ]
+
+
+def test_a_scan_that_is_not_there_is_named_once(models: Path, scans: Path, tmp_path: Path) -> None:
+    scan = tmp_path / "none.nii"
+    result = run("detect", scan, scans, "-o", tmp_path / "all.csv", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "\nnone.nii: No such file or directory\n" in result.stderr
+
+
+def test_a_file_of_no_format_is_not_written(models: Path, scans: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.xlsx"
+    result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "ending in one of .json" in result.stderr
+    assert not target.exists()

@@ -1,22 +1,27 @@
 """The client, with servers that are not landmarkd."""
 
+import math
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
+from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
 from app.io import correct, read_truth
 from app.io.schemas import Problem
 from tests.support.answers import make_answer
+from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
@@ -62,7 +67,8 @@ def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> No
     with answering(status, body) as url, Client(url) as client:
         keep = partial(client.keep, b"x", ANSWER)
         detect = partial(client.detect, b"x")
-        for call in (detect, keep, client.models, client.readiness):
+        jobs = partial(client.submit, b"x"), partial(client.result, "job"), client.jobs
+        for call in (detect, keep, client.models, client.readiness, *jobs):
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
                 call()
 
@@ -95,7 +101,8 @@ def test_a_scan_is_sent_from_its_path(tmp_path: Path) -> None:
     service = ServiceProcess(models)
     try:
         with Client(service.url) as client:
-            assert client.detect(scan).landmarks == client.detect(scan.read_bytes()).landmarks
+            found = client.detect(scan.read_bytes()).landmarks
+            assert client.detect(scan).landmarks == client.detect(str(scan)).landmarks == found
             with pytest.raises(FileNotFoundError):
                 client.detect(tmp_path / "none.nii")
     finally:
@@ -119,3 +126,112 @@ def test_corrected_case_is_kept_and_one_of_another_scan_refused(tmp_path: Path) 
     assert truth["1"] is not None
     assert_allclose(truth["1"], (2.0, 5.0, 8.0))
     assert truth["2"] is None
+
+
+@contextmanager
+def cut_line(port: int, sent: int) -> Iterator[str]:
+    """Pass connections on to a service; the first is cut when so many bytes were sent over it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    limits: list[float] = [sent]
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                limit = limits.pop() if limits else math.inf
+                for ends in ((far, near, math.inf), (near, far, limit)):
+                    threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    assert limits == []
+
+
+def pump(source: socket.socket, target: socket.socket, limit: float) -> None:
+    with suppress(OSError):
+        while limit > 0 and (some := source.recv(int(min(limit, 1 << 16)))):
+            target.sendall(some)
+            limit -= len(some)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "PART_BYTES", 1 << 20)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_large_scan_arrives_whole_over_a_line_that_is_cut(tmp_path: Path) -> None:
+    scan = tmp_path / "scan.nii"
+    told, waited = list[float](), list[float]()
+    scan.write_bytes(toy_scan((90, 80, 100)))
+    service = ServiceProcess(toy_models(tmp_path), JOBS=str(tmp_path / "jobs"))
+    try:
+        with cut_line(service.port, 3 << 19) as url, Client(url) as client:
+            job = client.submit(scan, on_progress=told.append)
+            assert client.wait(job.id, waited.append).done == 1
+            digest = client.result(job.id).volume.digest
+        line = service.wait_for(route="/v1/uploads/{upload}", code="client-left")
+    finally:
+        service.kill()
+    assert digest == blake3(scan.read_bytes()).hexdigest()
+    assert 0 < line["bytes"] < 1 << 20
+    # What had arrived of the second part was not sent again, so the third one began earlier.
+    size = scan.stat().st_size
+    assert told[0] == (1 << 20) / size
+    assert told[1] == ((2 << 20) + line["bytes"]) / size
+    assert told[-1] == 1.0
+    assert waited[-1] == 1.0
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_large_scan_arrives_whole_though_the_service_is_killed(tmp_path: Path) -> None:
+    scan = toy_scan((90, 80, 100))
+    start = partial(ServiceProcess, toy_models(tmp_path), JOBS=str(tmp_path / "jobs"))
+    services = [start()]
+
+    def kill_once(_share: float) -> None:
+        if len(services) == 1:
+            services[0].kill()
+            services.append(start(PORT=str(services[0].port)))
+
+    try:
+        with Client(services[0].url) as client:
+            job = client.submit(scan, on_progress=kill_once)
+            assert client.wait(job.id).done == 1
+            assert client.result(job.id).volume.digest == blake3(scan).hexdigest()
+    finally:
+        for service in services:
+            service.kill()
+    assert len(services) == 2
+
+
+def test_jobs_are_waited_for_listed_and_removed(tmp_path: Path) -> None:
+    series = tmp_path / "series"
+    series.mkdir()
+    for number, file in enumerate(as_dicom()):
+        (series / f"{number}.dcm").write_bytes(file)
+    service = ServiceProcess(toy_models(tmp_path), JOBS=str(tmp_path / "jobs"))
+    try:
+        with Client(service.url) as client:
+            many = client.wait(client.submit(zipped([toy_scan(), b"no scan"])).id)
+            assert (many.done, many.failed) == (1, 1)
+            assert client.result(many.id).landmarks == client.detect(toy_scan()).landmarks
+            with pytest.raises(ProblemError, match="Not a volume"):
+                client.result(many.id, 1)
+            one = client.wait(client.submit(series, model=MODEL).id)
+            assert client.result(one.id).volume == client.detect(series).volume
+            assert [job.id for job in client.jobs().jobs] == [one.id, many.id]
+            client.remove(many.id)
+            with pytest.raises(ProblemError, match="expected a job of yours"):
+                client.wait(many.id)
+            with pytest.raises(ProblemError, match="expected a NIfTI"):
+                client.submit(b"no scan at all, but some bytes " * 99)
+            assert [job.id for job in client.jobs().jobs] == [one.id]
+    finally:
+        service.kill()

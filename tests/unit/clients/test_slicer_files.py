@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from LandmarkdLib.answers import summarise
 
 EXTENSION = Path(__file__).resolve().parents[3] / "clients" / "slicer"
 MODULE = EXTENSION / "Landmarkd"
@@ -31,3 +32,26 @@ def test_all_scripts_are_installed() -> None:
     names = [name.replace("${MODULE_NAME}", MODULE.name) for name in listed]
     assert sorted(MODULE / name for name in names) == SCRIPTS
     assert f"add_subdirectory({MODULE.name})" in (EXTENSION / "CMakeLists.txt").read_text()
+
+
+def test_measurements_and_warnings_are_told_with_what_was_found() -> None:
+    lordosis = {"name": "lordosis", "value": 38.4321, "unit": "deg", "interval95": [30.71, 46.1]}
+    answer = {
+        "landmarks": [
+            {"status": "detected"},
+            {"status": "low_confidence"},
+            {"status": "not_found"},
+        ],
+        "measurements": [
+            lordosis,
+            {"name": "ratio", "value": 0.5, "unit": "", "interval95": None},
+            lordosis | {"value": None},
+        ],
+        "warnings": ["the units are missing"],
+    }
+    assert summarise(answer).splitlines() == [
+        "2 of 3 landmarks found, 1 of them doubtful",
+        "lordosis: 38.43 deg (30.71 to 46.1)",
+        "ratio: 0.5",
+        "the units are missing",
+    ]

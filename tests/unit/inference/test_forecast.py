@@ -117,7 +117,10 @@ def test_memory_grows_with_the_channels_whose_mean_a_softmax_takes(
 
 
 def test_a_few_voxels_a_metre_wide_are_refused(model: LoadedModel) -> None:
-    with pytest.raises(BadGeometry, match=r"8 times as wide as the model's .* spacing right"):
+    with pytest.raises(
+        BadGeometry,
+        match=r"8 times as wide as the model's .*got voxels of 800 x 800 x 800 mm.* right model",
+    ):
         forecast(file_of((3, 3, 3), 800.0), LIMITS, model)
 
 

@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 
 from app.errors import QueueFull, TooLarge, UnknownJob, WrongOffset
-from app.io import Selection
 from app.jobs import uploads
-from app.jobs.records import Order
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
 from tests.support.killing import killed_at
+from tests.unit.jobs.test_store import order
 
 DAY_S = 86_400.0
 FILE = bytes(range(200))
-
-
-def order(owner: str = "anna") -> Order:
-    return Order(owner, "request", "model", "csv", candidates=True, selection=Selection(1, 2))
 
 
 def open_store(folder: Path, max_bytes: int = 1 << 30, share: float = 1.0) -> UploadStore:

@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const REACH_PX = 5; // how far from a ring it can still be hovered and clicked
 const DOT_PX = 0.8;
+const [LETTER_PX, LINE_PX] = [7, 18]; // of names
 
 /**
  * Draws panes, one for each tile of the canvas, in CSS pixels: {box: {x, y, width, height}, cross, marks}.
@@ -53,23 +54,39 @@ export class Markers {
   }
 
   #drawNames(panes, near, named) {
-    const shown = panes.flatMap(({ box, marks }) =>
-      marks.filter(({ index }) => named || near.includes(index)).map((mark) => ({ box, mark })));
+    const wanted = panes.flatMap(({ box, marks }) =>
+      marks.filter(({ index }) => named || near.includes(index)).map((mark) => ({ mark, ...nameAt(mark, box) })));
+    const shown = apart(wanted, ({ mark }) => (near.includes(mark.index) ? 2 : mark.opacity));
     while (this.#names.length < shown.length) {
       this.#names.push(this.#layer.appendChild(document.createElement("span")));
     }
     this.#names.forEach((label, at) => {
       label.hidden = at >= shown.length;
       if (label.hidden) return;
-      const { box, mark } = shown[at];
-      const above = mark.y - mark.radius - 20;
-      const [x, y] = [mark.x + mark.radius + 3, above > box.y ? above : mark.y + mark.radius];
+      const { mark, x, y } = shown[at];
       label.textContent = mark.name;
       label.className = near.includes(mark.index) ? "near" : "";
       label.style.opacity = near.includes(mark.index) ? 1 : mark.opacity;
       label.style.transform = `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`;
     });
   }
+}
+
+/** Where a mark's name is written, and about how wide it is, in CSS pixels. */
+function nameAt({ name, x, y, radius }, box) {
+  const above = y - radius - 20;
+  return { x: x + radius + 3, y: above > box.y ? above : y + radius, width: LETTER_PX * name.length + 10 };
+}
+
+/** Those names that lie upon no other, the highest ranks first. */
+function apart(names, rank) {
+  const kept = [];
+  for (const name of [...names].sort((one, other) => rank(other) - rank(one))) {
+    const isFree = ({ x, y, width }) =>
+      x > name.x + name.width || name.x > x + width || Math.abs(y - name.y) > LINE_PX;
+    if (rank(name) > 1 || kept.every(isFree)) kept.push(name);
+  }
+  return kept;
 }
 
 function drawRing(group, mark, box, near) {

@@ -18,8 +18,8 @@ const PROBLEM_TITLES = {
   "not-stored": "The service has no room to keep this",
   "does-not-fit": "This scan needs more memory than the service has",
 };
+export const MISFIT = "does not fit this model";
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
-const MISFIT_TITLE = "This scan does not fit this model";
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
 const RETRYABLE = new Set([
   "slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable", "cancelled",
@@ -41,12 +41,14 @@ export function showProgress({ stage, part, ahead, tile, tiles }) {
   }[stage]();
 }
 
+/** Whether a problem is that the model is for other scans. */
+export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
+
 /** Show a problem of the service, or an error; `again`: what failed is the scan's answer, which can be asked for again. */
 export function showProblem(error, again = false) {
-  const misfit = MISFITS.includes(error.code) && error.message.includes("the model's");
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
-    (misfit ? MISFIT_TITLE : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
+    (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
   const asked = again && ["frame", "series"].find((name) => error.message.includes(`${name}=`));

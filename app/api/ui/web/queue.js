@@ -1,6 +1,7 @@
 // The scans of this page: a list of what was opened, each with its answer and corrections.
 
 import { nameOf } from "./files.js";
+import { isMisfit, MISFIT } from "./notices.js";
 
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
@@ -95,7 +96,10 @@ function newRow() {
 }
 
 function describe({ state, edits, problem }) {
-  if (state !== "done") return problem && state === "problem" ? problem.title : WORDS[state];
+  if (state !== "done") {
+    if (!problem || state !== "problem") return WORDS[state];
+    return isMisfit(problem) ? MISFIT : problem.title;
+  }
   const { landmarks, decided } = edits;
   const found = `${landmarks.filter(({ ijk }) => ijk).length} of ${landmarks.length} found`;
   return decided ? `${found}, ${decided} by you` : found;

@@ -18,6 +18,7 @@ const OPTIONS = {
   fontColor: [0.6, 0.65, 0.71, 1],
   fontMinPx: 12,
   dragAndDropEnabled: false,
+  showAllOrientationMarkers: true,
   isSliceMM: true, // slices along world axes, so that points align with oblique scans
   multiplanarShowRender: 1,
   tileMargin: 2,

@@ -37,14 +37,15 @@ def shown_points(answer: Mapping[str, Any]) -> list[ShownPoint]:
 
 
 def summarise(answer: Mapping[str, Any]) -> str:
-    """Say in a line what was found, and on further ones what the service warned of."""
+    """Say in a line what was found, and on further ones what was measured or warned of."""
     landmarks = answer["landmarks"]
     statuses = [landmark["status"] for landmark in landmarks]
     doubtful = statuses.count("low_confidence")
     line = f"{statuses.count('detected') + doubtful} of {len(landmarks)} landmarks found"
     if doubtful:
         line += f", {doubtful} of them doubtful"
-    return "\n".join([line, *answer["warnings"]])
+    measured = [_describe(one) for one in answer["measurements"] if one["value"] is not None]
+    return "\n".join([line, *measured, *answer["warnings"]])
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,14 @@ def summarise_case(case: Mapping[str, Any]) -> str:
         f"kept by the service: {case['placed']} placed, {case['absent']} absent, "
         f"{case['unjudged']} not judged"
     )
+
+
+def _describe(measurement: Mapping[str, Any]) -> str:
+    text = f"{measurement['name']}: {measurement['value']:.4g} {measurement['unit']}".rstrip()
+    if measurement["interval95"] is None:
+        return text
+    low, high = measurement["interval95"]
+    return f"{text} ({low:.4g} to {high:.4g})"
 
 
 def _corrected(landmark: JsonObject, point: PlacedPoint, affine: list[list[float]]) -> JsonObject:

@@ -3,8 +3,6 @@
 import asyncio
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,30 +18,19 @@ from app.jobs.store import JOB_BYTES, SCAN_BYTES
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
     MODEL,
+    PATIENCE_S,
     RAW,
     problem_of,
     running,
     shared_of,
-    toy_models,
     toy_scan,
     toy_settings,
+    until,
 )
 
 URL = "/v1/jobs"
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
 ASYNC = {"Prefer": "handling=lenient, Respond-Async; wait=10"}
-PATIENCE_S = 60
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("jobs"))
-
-
-@pytest.fixture
-def client(models: Path, tmp_path: Path) -> Iterator[TestClient]:
-    with running(toy_settings(models, jobs=tmp_path / "kept")) as client:
-        yield client
 
 
 def accepted(response: Any) -> str:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
@@ -52,13 +39,6 @@ def accepted(response: Any) -> str:  # noqa: ANN401 - httpx or httpx2, as TestCl
     job = JobAnswer.model_validate_json(response.content)
     assert response.headers["location"] == f"{URL}/{job.id}"
     return f"{URL}/{job.id}"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state that only calls tell; each waits for its answer, so this does not spin."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
 
 
 def finished(client: TestClient, path: str, **headers: str) -> JobAnswer:

@@ -1,6 +1,5 @@
 """``/v1/uploads``, with the real engine and a real folder."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.support.services import (
     problem_of,
     running,
     shared_of,
-    toy_models,
     toy_scan,
     toy_settings,
 )
@@ -31,17 +29,6 @@ TUS = {"Tus-Resumable": "1.0.0"}
 PART = TUS | {"Content-Type": "application/offset+octet-stream"}
 SCAN = toy_scan((24, 26, 28))
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("uploads"))
-
-
-@pytest.fixture
-def client(models: Path, tmp_path: Path) -> Iterator[TestClient]:
-    with running(toy_settings(models, jobs=tmp_path / "kept")) as client:
-        yield client
 
 
 def start(client: TestClient, length: int, query: str = "", **headers: str) -> Any:  # noqa: ANN401
