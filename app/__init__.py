@@ -25,8 +25,12 @@ cli            the command, and a client
 """
 
 import os
+import sys
 
-# Threads of torch (GNU OpenMP) spin for milliseconds after an operation, in case another follows,
-# and take cores from the compiled loops that follow instead. This is a fraction of a millisecond:
-# as long as the gaps within a network. It is read when torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# Threads of torch (GNU OpenMP) spin after an operation, in case another follows: for milliseconds,
+# in which they take cores from compiled loops; or for a microsecond, if there are more of them than
+# cores, and then to wake them takes as long as many an operation. With these it is a fraction of a
+# millisecond, and ten microseconds. Both are read when torch is loaded.
+if sys.platform == "linux":
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")

@@ -6,16 +6,20 @@ import sys
 
 import pytest
 
-SHOW = "import app, os; print(os.environ['GOMP_SPINCOUNT'])"
+NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SHOW = f"import app, os; print(*(os.environ[name] for name in {NAMES}))"
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "20000"), ("infinity", "infinity")])
-def test_waiting_threads_of_torch_leave_the_cores_to_others_unless_told(
-    before: str | None, after: str
+@pytest.mark.skipif(sys.platform != "linux", reason="only GNU OpenMP is told")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, "20000 active"), ({"OMP_WAIT_POLICY": "passive"}, "20000 passive")],
+    ids=["unset", "set"],
+)
+def test_how_long_threads_of_torch_wait_is_set_unless_the_environment_does(
+    before: dict[str, str], after: str
 ) -> None:
-    environment = {key: text for key, text in os.environ.items() if key != "GOMP_SPINCOUNT"}
-    if before is not None:
-        environment["GOMP_SPINCOUNT"] = before
+    environment = {key: text for key, text in os.environ.items() if key not in NAMES} | before
     run = subprocess.run(
         [sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True, check=True
     )
