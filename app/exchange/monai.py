@@ -28,8 +28,14 @@ from app.exchange.folders import (
     save_weights,
     write_folder,
 )
-from app.exchange.transforms import is_shape, read_inferer, read_preprocessing, read_transforms
-from app.model import find_architecture
+from app.exchange.transforms import (
+    is_shape,
+    read_divisor,
+    read_inferer,
+    read_preprocessing,
+    read_transforms,
+)
+from app.model import WHOLE, find_architecture
 
 Json = dict[str, Any]
 
@@ -42,7 +48,9 @@ NEEDED: Final = {
 }
 """Keys without a default, with an example of each."""
 
-UNSAID: Final = {"input.tile_overlap": "0.25", "input.tile_sigma": "0.125"}
+UNSAID: Final = {
+    "input.tile_overlap": "0.25", "input.tile_sigma": "0.125", "input.divisor": "16",
+}  # fmt: skip
 """Keys that are needed where the bundle says them in no literal."""
 
 THRESHOLDS: Final = {"heatmaps": 0.2, "votes": 0.3, "coordinates": 0.5}
@@ -123,7 +131,8 @@ def _read_bundle(
     """Read all that is needed of a bundle but its weights; options as of ``import_monai``."""
     metadata = read_json(folder / METADATA)
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    keys = _complete(config, _read_keys(metadata, config) | dict(map(_read_option, given)))
+    options = {"network.output": "heatmaps", **dict(map(_read_option, given))}
+    keys = _complete(metadata, config, options)
     names = list(landmarks) or _read_landmarks(metadata, keys)
     _check(metadata, config, keys, names, ignored)
     return Contents(metadata, keys, names, *_choose_network(folder, config))
@@ -145,18 +154,23 @@ def _read_option(option: str) -> tuple[str, Any]:
 def _read_keys(metadata: Json, config: Json) -> Json:
     """Collect the keys of ``model.toml`` that the bundle says."""
     keys = read_preprocessing(config)[0] | read_inferer(config)
-    edges = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
-    if is_shape(edges) and keys.get("input.tile_shape") is None:
-        keys["input.tile_shape"] = edges
     for name, length in (("version", 32), ("description", MAX_TEXT)):
         if isinstance(metadata.get(name), str):
             keys[name] = " ".join(metadata[name].split())[:length]
     return keys
 
 
-def _complete(config: Json, keys: Json) -> Json:
-    """Add what neither the bundle nor an option says."""
-    output = keys.setdefault("network.output", "heatmaps")
+def _complete(metadata: Json, config: Json, options: Json) -> Json:
+    """Add to options what the bundle says, and what neither says."""
+    keys, output = _read_keys(metadata, config), options["network.output"]
+    edges = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
+    # A network that answers coordinates mostly takes a single shape.
+    asked = (None, WHOLE) if output == "coordinates" else (None,)
+    if is_shape(edges) and keys.get("input.tile_shape") in asked:
+        keys["input.tile_shape"] = edges
+    keys |= options
+    if keys.get("input.tile_shape") == WHOLE:
+        keys.setdefault("input.divisor", read_divisor(edges))
     if output == "heatmaps":
         applied = [
             activation

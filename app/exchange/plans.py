@@ -151,8 +151,7 @@ def _intensity(plans: Json, chosen: Json) -> dict[str, Any]:
     """Translate the normalisation."""
     scheme, masked = chosen["normalization_schemes"][0], chosen["use_mask_for_norm"][0]
     if scheme == "ZScoreNormalization":
-        # Scans are cropped to what is not zero in any case.
-        return {"method": "zscore", "region": "nonzero" if masked else "box"}
+        return {"method": "zscore", "region": "filled" if masked else "all"}
     if scheme == "CTNormalization":
         key = "foreground_intensity_properties_per_channel"
         found = plans.get(key, plans.get("foreground_intensity_properties_by_modality"))["0"]

@@ -1,11 +1,13 @@
 """What is done before and around a MONAI network -> which input it expects, if it is literal."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
 
 from app.errors import ModelRefused
 from app.exchange.bundles import Json, read_target
+from app.model import WHOLE
 
 NEUTRAL: Final = {
     "AddChanneld", "CastToTyped", "DeleteItemsd", "EnsureChannelFirstd", "EnsureTyped", "Identityd",
@@ -70,14 +72,14 @@ def read_preprocessing(config: Json) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_inferer(config: Json) -> dict[str, Any]:
-    """Read how an inferer slides over scans.
+    """Read how an inferer slides over scans, or that it does not.
 
     Args:
         config: The content of ``inference.json``.
 
     Returns:
-        Keys of ``model.toml``; None for those that it says in no literal, or by axis. Empty where
-        it slides over none, or is none that can be read.
+        Keys of ``model.toml``; None for those that it says in no literal, or by axis. Empty if it
+        is none that can be read.
 
     Raises:
         ModelRefused: It does what a model folder cannot express.
@@ -87,7 +89,7 @@ def read_inferer(config: Json) -> dict[str, Any]:
         return {}
     _, name, given = read_target(inferer)
     if name == "SimpleInferer":
-        return {}
+        return {"input.tile_shape": WHOLE}
     if name != "SlidingWindowInferer":
         raise ModelRefused(f"inferer: expected SlidingWindowInferer or SimpleInferer, got {name}")
     for key, only in {"padding_mode": "constant", "cval": 0, "with_coord": False}.items():
@@ -102,6 +104,14 @@ def read_inferer(config: Json) -> dict[str, Any]:
         "input.tile_overlap": _same_number(given.get("overlap", 0.25)),
         "input.tile_sigma": sigmas.get(given.get("mode", "constant")),
     }
+
+
+def read_divisor(edges: object) -> int | None:
+    """Read what edges must be multiples of, such as ``["16*n", "16*n", "8*n"]`` or ``["*"]``."""
+    listed = edges if isinstance(edges, list) else [None]
+    found = [re.fullmatch(r"(?:(\d{1,3})\s*\*\s*n|\*)", str(edge)) for edge in listed]
+    factors = [int(one[1] or 1) for one in found if one]
+    return math.lcm(*factors) if len(factors) == len(found) else None
 
 
 def is_shape(value: object) -> TypeGuard[list[int]]:

@@ -55,7 +55,7 @@ class IntensitySpec(Section):
     upper: float = 1.0
     mean: float = 0.0
     deviation: Annotated[float, Field(gt=0.0)] = 1.0
-    region: Literal["all", "box", "nonzero"] = "all"
+    region: Literal["all", "nonzero", "filled"] = "all"
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "IntensitySpec":

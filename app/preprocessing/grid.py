@@ -3,6 +3,8 @@
 The array is first brought to the model's axes by permuting and flipping, without resampling, so
 that all 48 axis orders of one scan become the same array; then it is resampled along each axis. The
 grid and the volume share their centre, and a grid index is the centre of its voxel.
+
+For nnU-Net, which does the same, a volume is cropped to what is not zero before it is resampled.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 
 from app.compute import Voxels, upload
-from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of
+from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of, translation
 from app.io import Volume
 from app.model import InputSpec
 from app.preprocessing.intensity import find_window, normalise_
@@ -30,7 +32,7 @@ class Grid:
         to_world: Grid voxel index -> mm, RAS.
         spacing_mm: Spacing of the grid along its own axes.
         window: Voxel values of the scan that became 0 and 1; None if the model's rule has none.
-        scan: Shape of the uploaded array if the grid reaches past it; None if both end together.
+        scan: Shape of the uploaded array if the grid reaches past it; None if it does not.
     """
 
     voxels: Voxels
@@ -49,6 +51,9 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     """
     voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
     step = np.asarray(spec.spacing_mm) / spacing_of(volume.affine @ volume_from_axes)
+    if spec.tile_layout == "nnunet":
+        voxels, axes_from_box = crop(voxels)
+        volume_from_axes = volume_from_axes @ axes_from_box
     # Memory of its own, to be normalised in place. A scan that shrinks keeps its memory order, as
     # reordering the grid is far cheaper. Otherwise one pass does both, and nothing is held twice.
     order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
@@ -69,7 +74,7 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
 def grid_shape(
     shape: tuple[int, int, int], affine: Affine, spec: InputSpec
 ) -> tuple[int, int, int]:
-    """Compute the shape of a scan's grid from its header.
+    """Compute the shape of a scan's grid from its header: the largest, if it may be cropped.
 
     Args:
         shape: Of the scan, in voxels.
@@ -106,6 +111,20 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
         signs.append(1 if along else -1)
     flips = tuple(axis for axis, sign in enumerate(signs) if sign < 0)
     return np.flip(array.transpose(order), flips), index_map(array.shape, order, signs)
+
+
+def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
+    """View the smallest box of an array that holds all that is not zero; nothing is copied.
+
+    Returns:
+        The view, all of an array of zeros; and the affine that maps its indices to those of the
+        array.
+    """
+    spans = []
+    for others in ((1, 2), (0, 2), (0, 1)):
+        found = np.flatnonzero(array.any(axis=others))
+        spans.append(slice(found[0], found[-1] + 1) if len(found) else slice(0, None))
+    return array[tuple(spans)], translation([float(span.start) for span in spans])
 
 
 def index_map(shape: Sequence[int], order: Sequence[int], signs: Sequence[int]) -> Affine:

@@ -9,7 +9,7 @@ however large the grid.
 
 ========  ==========================================  =============================  ===========
 even      the fewest that overlap enough, spread      grids are padded at their end  middle
-nnunet    the same                                    at both ends, as by nnU-Net    a voxel
+nnunet    the same, over what is not zero             at both ends, as by nnU-Net    a voxel
 monai     side by side, the last moved back to fit    at both ends, as by MONAI      middle
 ========  ==========================================  =============================  ===========
 

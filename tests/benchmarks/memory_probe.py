@@ -1,9 +1,10 @@
 """model folder, shape -> peak bytes above the weights, tiles and votes: run in a fresh process."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
-import monai.networks.nets  # noqa: F401 - so that it is no part of what a scan takes
 import numpy as np
 import torch
 
@@ -13,10 +14,15 @@ from app.inference.load import load_checked
 from app.io.volume import Volume
 from tests.benchmarks.linux import resident_bytes
 
+RUNTIMES: Final = ("monai.networks.nets", "onnx", "onnxruntime")
+"""What a model imports when it is first loaded: no part of what a scan takes."""
+
 
 def main() -> None:
     """Find the landmarks of noise and print what it took."""
     folder, *shape = sys.argv[1:]
+    for name in RUNTIMES:
+        import_module(name)
     # Before the model: its weights are taken off by their size, whatever loading them costs counts.
     before = resident_bytes()
     model = load_checked(Path(folder), torch.device("cpu"), "auto")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from app.exchange.nnunet import import_nnunet
@@ -27,6 +28,7 @@ from tests.support.nnunet_results import (
     make_plans,
     read_out,
     scan_of,
+    to_file,
     trained,
     write_results,
 )
@@ -53,6 +55,28 @@ REGIONS = {
 """For regions nnU-Net answers as nnLandmark does for landmarks: by sigmoids, without background."""
 
 
+def leave(values: np.ndarray) -> np.ndarray:
+    """Change nothing."""
+    return values
+
+
+def pad(values: np.ndarray) -> np.ndarray:
+    """Put a scan into an empty one."""
+    return np.pad(values, [(9, 2), (0, 31), (17, 5)])
+
+
+def strip(values: np.ndarray) -> np.ndarray:
+    """Leave a rounded part of a scan in an empty one, with a hole in it."""
+    middle = np.array(values.shape) / 2
+    voxels = np.stack(np.meshgrid(*map(np.arange, values.shape), indexing="ij"), axis=-1)
+    inside = (((voxels + 0.5 - middle) / middle) ** 2).sum(-1) <= 1.9
+    inside &= np.abs(voxels - middle).max(-1) > 0.5
+    return pad(values * inside)
+
+
+CHANGES = pytest.mark.parametrize("change", [leave, pad, strip])
+
+
 class Predictor(Protocol):
     """What is used of nnU-Net's own inference."""
 
@@ -64,13 +88,18 @@ class Predictor(Protocol):
     predict_logits_from_preprocessed_data: Callable[[Tensor], Tensor]
 
 
-def plans_of_nnunet() -> dict[str, Any]:
-    """Make plans that tell nnU-Net how to prepare a scan and to train, too."""
+def plans_of_nnunet(*, masked: bool) -> dict[str, Any]:
+    """Make plans that tell nnU-Net how to prepare a scan and to train, too.
+
+    Args:
+        masked: Whether voxels that are zero in the margins do not count in the normalisation.
+    """
     plans = make_plans()
     plans["configurations"]["3d_lowres"] |= {
         "preprocessor_name": "DefaultPreprocessor",
         "batch_size": 2,
         "batch_dice": False,
+        "use_mask_for_norm": [masked],
         **{
             f"resampling_fn_{kind}{suffix}": value
             for kind in ("data", "seg", "probabilities")
@@ -80,11 +109,11 @@ def plans_of_nnunet() -> dict[str, Any]:
     return plans
 
 
-def train_with_nnunet(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def train_with_nnunet(root: Path, monkeypatch: pytest.MonkeyPatch, *, masked: bool) -> Path:
     """Let a trainer of nnU-Net write the results of a network of its own."""
     nnunet_trainer = import_module("nnunetv2.training.nnUNetTrainer.nnUNetTrainer").nnUNetTrainer
     monkeypatch.setenv("nnUNet_results", str(root))
-    plans, dataset = plans_of_nnunet(), make_dataset()
+    plans, dataset = plans_of_nnunet(masked=masked), make_dataset()
     given = plans | {"continue_training": False}
     trainer = nnunet_trainer(given, "3d_fullres", 0, dataset, device=CPU)
     trainer.network = trainer.build_network_architecture(
@@ -106,58 +135,74 @@ def make_predictor(*, mirror: bool) -> Predictor:
     return made
 
 
-def predict(predictor: Predictor, scan: Path) -> Tensor:
-    """Predict the logits of a scan, in the axes of the network."""
+def predict(predictor: Predictor, scan: Path) -> tuple[Tensor, Float[np.ndarray, "1 3"]]:
+    """Predict the logits of a scan, in the axes of the network; and where their first voxel is."""
     preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
-    data, _, _ = preprocessor.run_case(
+    data, _, properties = preprocessor.run_case(
         [str(scan)],
         None,
         predictor.plans_manager,
         predictor.configuration_manager,
         predictor.dataset_json,
     )
-    return predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
+    logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
+    first = [low for low, _ in properties["bbox_used_for_cropping"]]
+    return logits, np.array([first], dtype=np.float64)
 
 
 def compare(
-    folder: Path, predictor: Predictor, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    predictor: Predictor,
+    change: Callable[[np.ndarray], np.ndarray],
+    shape: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Find landmarks where nnU-Net's own heatmaps have them."""
     scan = folder.parent / "scan.nii"
     for seed in (78, 81, 82):
-        values, _ = make_case(shape, seed=seed, margin=4)
+        values = change(make_case(shape, seed=seed, margin=4)[0])
         scan.write_bytes(scan_of(values))
         found, tiles = detect(folder, values)
         assert tiles > 1
         for sums, bound in ((torch.half, ROUNDED), (torch.float32, EXACT)):
             monkeypatch.setattr(torch, "half", sums)
-            expected = read_out(predict(predictor, scan), read_manifest(folder))
+            logits, first = predict(predictor, scan)
+            expected = read_out(logits, read_manifest(folder)) + to_file(first)
             assert np.abs(found - expected).max() <= bound, (seed, sums)
 
 
+@CHANGES
 @pytest.mark.parametrize("shape", [LARGE, SMALL])
 def test_labels_are_found_where_nnunet_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    change: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    results = train_with_nnunet(tmp_path, monkeypatch)
+    results = train_with_nnunet(tmp_path, monkeypatch, masked=change is strip)
     predictor = make_predictor(mirror=False)
     predictor.initialize_from_trained_model_folder(str(results), (0,))
     folder = import_nnunet(
         results, tmp_path / "blobs", orientation=ORIENTATION, radius=float(BALL_RADIUS)
     )
-    compare(folder, predictor, shape, monkeypatch)
+    compare(folder, predictor, change, shape, monkeypatch)
 
 
+@CHANGES
 @pytest.mark.parametrize("shape", [LARGE, SMALL])
 def test_heatmaps_of_folds_and_mirror_images_are_averaged_as_in_nnunet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    change: Callable[[np.ndarray], np.ndarray],
 ) -> None:
     networks, mirror = [trained(0), trained(1)], (0, 2)
     results = tmp_path / "Dataset900_Blobs"
     results.mkdir()
-    write_results(results, networks, mirror=mirror)
+    written = plans_of_nnunet(masked=change is strip)
+    write_results(results, networks, written, mirror=mirror)
     manager = import_module("nnunetv2.utilities.plans_handling.plans_handler").PlansManager
-    plans, states = manager(plans_of_nnunet()), [network.state_dict() for network in networks]
+    plans, states = manager(written), [network.state_dict() for network in networks]
     predictor = make_predictor(mirror=True)
     predictor.manual_initialization(
         build(), plans, plans.get_configuration("3d_fullres"), states,
@@ -166,4 +211,4 @@ def test_heatmaps_of_folds_and_mirror_images_are_averaged_as_in_nnunet(
     folder = import_nnunet(
         results, tmp_path / "blobs", orientation=ORIENTATION, radius=float(BALL_RADIUS)
     )
-    compare(folder, predictor, shape, monkeypatch)
+    compare(folder, predictor, change, shape, monkeypatch)

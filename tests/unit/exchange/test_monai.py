@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle.config_parser import ConfigParser
-from monai.inferers.inferer import SlidingWindowInferer
+from monai.inferers.inferer import Inferer, SimpleInferer, SlidingWindowInferer
 from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
 from app.exchange.monai import import_monai
 from app.inference import Detector, load_checked
 from app.io import read_volume
+from app.model import WHOLE
 from app.model.manifest import Manifest, read_manifest
 from app.model.outputs import make_output
 from app.voting import GridFrame, filter_votes, locate
@@ -51,17 +52,14 @@ def write_scan(path: Path, shape: tuple[int, ...], seed: int, margin: int = 6) -
     return path
 
 
-def original(
-    network: nn.Module, scan: Path, inferer: Mapping[str, Any] = SLIDING
-) -> tuple[Tensor, np.ndarray]:
+def original(network: nn.Module, scan: Path, inferer: Inferer) -> tuple[Tensor, np.ndarray]:
     """Run a bundle as MONAI does: heatmaps, and the affine of their voxels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MONAI looks for readers that are not installed.
         preprocess = ConfigParser(make_config()).get_parsed_content("preprocessing")
         image = preprocess({"image": str(scan)})["image"]
-    slide = SlidingWindowInferer(roi_size=PATCH, **inferer)
     with torch.inference_mode():
-        return slide(image.as_tensor()[None], network)[0], image.affine.numpy()
+        return inferer(image.as_tensor()[None], network)[0], image.affine.numpy()
 
 
 def read_out(logits: Tensor, affine: np.ndarray, manifest: Manifest) -> np.ndarray:
@@ -90,7 +88,7 @@ def test_landmarks_are_those_of_the_original(tmp_path: Path, file: str) -> None:
     folder = import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM], allow_torchscript=script)
     manifest = read_manifest(folder)
     scan = write_scan(tmp_path / "scan.nii", PATCH, seed=77)
-    logits, affine = original(trained(), scan)
+    logits, affine = original(trained(), scan, SlidingWindowInferer(PATCH, **SLIDING))
     found = detect(folder, scan, allow_torchscript=script)
     assert np.abs((found - read_out(logits, affine, manifest)) / min(SPACING)).max() <= EXACT
     peaks = [np.unravel_index(int(one.argmax()), PATCH) for one in logits]
@@ -123,10 +121,45 @@ def test_landmarks_are_those_of_the_original_in_several_tiles(
     folder = import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
     for shape, seed in ((LARGE, 78), (LARGE, 89), ((24, 50, 21), 78), ((24, 50, 21), 89)):
         scan = write_scan(tmp_path / "scan.nii", shape, seed=seed, margin=1)
-        logits, affine = original(trained(), scan, {**SLIDING, **inferer})
+        slide = SlidingWindowInferer(PATCH, **{**SLIDING, **inferer})
+        logits, affine = original(trained(), scan, slide)
         found = detect(folder, scan)
         expected = read_out(logits, affine, read_manifest(folder))
         assert np.abs((found - expected) / min(SPACING)).max() <= EXACT
+
+
+def make_simple(spatial_shape: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Make the metadata and the configuration of a bundle that sees scans whole."""
+    metadata = make_metadata()
+    metadata["network_data_format"]["inputs"]["image"]["spatial_shape"] = spatial_shape
+    return metadata, make_config(inferer={"_target_": "SimpleInferer"})
+
+
+@pytest.mark.parametrize("shape", [PATCH, (40, 52, 28), (24, 52, 20)])
+def test_scan_is_seen_whole_where_monai_does(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    metadata, config = make_simple(["4*n", "2 * n", "*"])
+    bundle = write_bundle(tmp_path / "bundle", trained(), metadata=metadata, config=config)
+    folder = import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
+    manifest = read_manifest(folder)
+    assert (manifest.input.tile_shape, manifest.input.divisor) == (WHOLE, 4)
+    for seed in (78, 89):
+        scan = write_scan(tmp_path / "scan.nii", shape, seed=seed)
+        logits, affine = original(trained(), scan, SimpleInferer())
+        expected = read_out(logits, affine, manifest)
+        assert np.abs((detect(folder, scan) - expected) / min(SPACING)).max() <= EXACT
+
+
+def test_edges_of_whole_scans_are_asked_for_what_they_are_multiples_of(tmp_path: Path) -> None:
+    metadata, config = make_simple(list(PATCH))
+    bundle = write_bundle(tmp_path / "bundle", build(), metadata=metadata, config=config)
+    with pytest.raises(BadParameter, match=r"give --set 'input\.divisor=16'$"):
+        import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
+    whole, tiled = (
+        read_manifest(import_monai(bundle, tmp_path / name, given=[RADIUS_MM, option])).input
+        for name, option in (("a", "input.divisor=8"), ("b", f"input.tile_shape={list(PATCH)}"))
+    )
+    assert (whole.tile_shape, whole.divisor) == (WHOLE, 8)
+    assert tiled.tile_shape == PATCH
 
 
 @pytest.mark.parametrize(

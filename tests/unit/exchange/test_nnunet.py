@@ -84,6 +84,19 @@ def test_landmarks_are_those_of_the_original_in_several_tiles(
         assert np.abs(found - to_file(truth)).max() < 1.5
 
 
+def test_tiles_lie_where_a_scan_is_not_empty(tmp_path: Path) -> None:
+    """And landmarks where they are in the scan."""
+    folder = imported(tmp_path, [trained(0)])
+    values, truth = make_case(LARGE, seed=78)
+    before = np.array([7, 3, 30])
+    found, tiles = detect(folder, np.pad(values, [(7, 0), (3, 40), (30, 5)]))
+    assert tiles == 3 * 3 * 2
+    moved = to_file(before[None])
+    expected = read_out(predict([trained(0)], values), read_manifest(folder)) + moved
+    assert np.abs(found - expected).max() <= EXACT
+    assert np.abs(found - moved - to_file(truth)).max() < 1.5
+
+
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Write a training of one fold, of a network that was not trained."""
@@ -114,7 +127,7 @@ def test_manifest_says_what_the_plans_say(results: Path, tmp_path: Path) -> None
     spec, network = manifest.input, manifest.network
     # The file's k, j, i are S, P, L; the plans take the second, the third and the first.
     assert (spec.orientation, spec.spacing_mm, spec.tile_shape) == ("PLS", SPACING, PATCH)
-    assert spec.intensity.model_dump(exclude_unset=True) == {"method": "zscore", "region": "box"}
+    assert spec.intensity.model_dump(exclude_unset=True) == {"method": "zscore", "region": "all"}
     assert (network.output, network.activation) == ("heatmaps", "sigmoid")
     assert (network.members, network.mirror) == ((), ())
     # The ball of 15 voxels falls to a fifth at 12.8 of them, which are 3 mm³ large.

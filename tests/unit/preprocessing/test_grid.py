@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from app.geometry import Affine, spacing_of, transform
+from app.geometry import Affine, spacing_of, transform, translation
 from app.io.volume import Volume
 from app.model.sections import InputSpec, IntensitySpec
-from app.preprocessing.grid import make_grid, orient
+from app.preprocessing.grid import grid_shape, make_grid, orient
 from app.preprocessing.intensity import normalise_
 from app.preprocessing.resampling import resample
 
@@ -105,6 +105,33 @@ def test_grid_axes_point_where_the_model_wants() -> None:
     directions = grid.to_world[:3, :3]
     np.testing.assert_allclose(directions, [[0, 0, 1], [-1, 0, 0], [0, -1, 0]], atol=1e-12)
     np.testing.assert_allclose(spacing_of(grid.to_world), 1)
+
+
+def test_grid_for_nnunet_is_that_of_what_is_not_zero() -> None:
+    """However the scan is stored; and its points stay where they were."""
+    rng = np.random.default_rng(4)
+    inner = rng.integers(1, 9, (11, 8, 14)).astype(np.int16)
+    inner[:, 3, :] = 0  # Between what is not zero, zeros stay.
+    whole = make_volume(np.pad(inner, ((5, 2), (0, 9), (3, 0))), oblique_affine(6))
+    cut = make_volume(inner, whole.affine @ translation([5.0, 0.0, 3.0]))
+    plain = make_spec((1.3, 0.7, 1.9), "PIR", IntensitySpec(method="zscore"))
+    spec = plain.model_copy(update={"tile_layout": "nnunet"})
+    expected = make_grid(cut, plain, CPU)
+    for order, flip in all_axis_orders():
+        grid = make_grid(reorder(whole, order, flip), spec, CPU)
+        torch.testing.assert_close(grid.voxels, expected.voxels, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(grid.to_world, expected.to_world, atol=1e-9)
+    np.testing.assert_allclose(whole.affine @ make_grid(whole, spec, CPU).to_volume, grid.to_world)
+    assert grid_shape(whole.voxels.shape, whole.affine, spec) > grid.voxels.shape
+
+
+def test_scan_of_zeros_is_not_cropped() -> None:
+    spec = make_spec((1, 1, 1)).model_copy(update={"tile_layout": "nnunet"})
+    assert make_grid(make_volume(np.zeros((4, 5, 6)), np.eye(4)), spec, CPU).voxels.shape == (
+        4,
+        5,
+        6,
+    )
 
 
 def test_orient_copies_nothing() -> None:
