@@ -47,6 +47,12 @@ def build_answer(
     """
     volume = detection.volume
     landmarks = [_landmark(landmark, candidates) for landmark in detection.landmarks]
+    warnings = list(detection.warnings)
+    if model.description and all(landmark.ijk is None for landmark in landmarks):
+        warnings.append(
+            f"No landmark was found. Is {model.name} the right model for this scan? "
+            f"It finds: {model.description}."
+        )
     return LandmarksAnswer(
         request_id=request_id,
         model=model,
@@ -59,7 +65,7 @@ def build_answer(
         ),
         landmarks=landmarks,
         measurements=measure_answer(landmarks, measurements),
-        warnings=list(detection.warnings),
+        warnings=warnings,
         timing_ms=timing,
     )
 
@@ -82,13 +88,14 @@ def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> Ti
 
 
 def model_ref(model: LoadedModel) -> ModelRef:
-    """Identify a model: name, version and digest."""
+    """Say in an answer which model it is of."""
     manifest = model.manifest
     return ModelRef(
         name=manifest.name,
         version=manifest.version,
         digest=model.digest,
         precision=model.network.precision,
+        description=manifest.description,
     )
 
 
