@@ -42,9 +42,6 @@ MAX_VIEW_VOXELS: Final = 1 << 19
 """Largest grid that is tried in other orientations. A pass at this size takes about a second of one
 core. A mouse's head has a third of it, a brain of real size twenty times as many."""
 
-LOCATED: Final = ("detected", "low_confidence")
-"""Statuses of landmarks that have a position."""
-
 
 class Refiner:
     """The second-stage network of a model, applied to a pose-normalised crop of the scan."""
@@ -191,8 +188,8 @@ def merge_stages(
 
 def _merge_landmark(coarse: Landmark, refined: Landmark, tolerance_mm: float) -> Landmark:
     """Combine what both stages found of one landmark."""
-    if refined.status not in LOCATED and refined.status != "out_of_field":
-        return _with_low_confidence(coarse) if coarse.status in LOCATED else coarse
+    if refined.status == "not_found":
+        return coarse if coarse.ras_mm is None else _with_low_confidence(coarse)
     chosen = refined
     disagree = (
         refined.status == "low_confidence"
