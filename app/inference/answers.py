@@ -32,18 +32,9 @@ def build_answer(
     measurements: Sequence[MeasurementSpec] = (),
     candidates: bool = False,
 ) -> LandmarksAnswer:
-    """Convert a detection to the answer for its client.
+    """Convert a detection to the answer for its client; numbers that are not finite are null.
 
-    Args:
-        detection: What the engine found.
-        model: The model that found them.
-        request_id: Of the request.
-        timing: In ms.
-        measurements: What to measure between the landmarks.
-        candidates: Whether to list all modes of each landmark.
-
-    Returns:
-        The answer; numbers that are not finite are null.
+    With ``candidates``, all modes of each landmark are listed.
     """
     volume = detection.volume
     landmarks = [_landmark(landmark, candidates) for landmark in detection.landmarks]

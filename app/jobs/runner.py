@@ -55,14 +55,8 @@ class _Run:
 class JobRunner:
     """The jobs of a service, and what runs them; for one event loop.
 
-    Args:
-        store: Where they are kept.
-        engine: What finds landmarks.
-        metrics: To count in.
-        describe: Makes problems of errors.
-
     Attributes:
-        store: As given; its methods are called by ``call``.
+        store: Where they are kept; its methods are called by ``call``.
     """
 
     def __init__(
