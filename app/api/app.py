@@ -69,7 +69,7 @@ def create_app(
         metrics.watch(engine.gauges())
         async with _jobs_of(chosen, engine, metrics, on_fatal) as jobs:
             app.state.starting = asyncio.create_task(_start(engine, on_fatal))
-            app.state.shared = Shared(chosen, metrics, engine, *jobs)
+            app.state.shared = Shared(chosen, metrics, engine, jobs)
             try:
                 yield
             finally:
@@ -100,10 +100,10 @@ def create_app(
 @asynccontextmanager
 async def _jobs_of(
     settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None] | None
-) -> AsyncIterator[tuple[JobRunner, UploadStore] | tuple[()]]:
+) -> AsyncIterator[JobRunner | None]:
     """Run the jobs of the settings' folder, if there is one, while the context lasts."""
     if settings.jobs is None:
-        yield ()
+        yield None
         return
     limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
     try:
@@ -114,7 +114,7 @@ async def _jobs_of(
     runner = JobRunner(store, engine, metrics, describe_problem)
     running = asyncio.create_task(_run_jobs(runner, on_fatal))
     try:
-        yield runner, store
+        yield runner
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

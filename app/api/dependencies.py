@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, NotConfigured, Unauthorized
 from app.io import Selection, TimingAnswer
-from app.jobs import JobRunner, UploadStore
+from app.jobs import JobRunner
 from app.settings import Settings
 
 bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
@@ -57,14 +57,12 @@ class Shared:
         metrics: Where requests are counted.
         engine: What computes.
         jobs: Those that are kept; None if the settings name no folder for them.
-        uploads: What is to become jobs; likewise.
     """
 
     settings: Settings
     metrics: Metrics
     engine: Engine
     jobs: JobRunner | None = None
-    uploads: UploadStore | None = None
 
 
 async def get_shared(request: Request) -> Shared:
@@ -82,22 +80,10 @@ async def get_job_runner(shared: SharedDep) -> JobRunner:
         NotConfigured: There are none.
     """
     if shared.jobs is None:
-        raise _no_jobs()
+        raise NotConfigured("expected a service that keeps jobs, but LANDMARKD_JOBS is not set")
     return shared.jobs
 
 
-async def get_uploads(shared: SharedDep) -> UploadStore:
-    """Return the uploads of the application; raises as ``get_job_runner``."""
-    if shared.uploads is None:
-        raise _no_jobs()
-    return shared.uploads
-
-
-def _no_jobs() -> NotConfigured:
-    return NotConfigured("expected a service that keeps jobs, but LANDMARKD_JOBS is not set")
-
-
-UploadsDep = Annotated[UploadStore, Depends(get_uploads)]
 JobsDep = Annotated[JobRunner, Depends(get_job_runner)]
 KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 

@@ -33,13 +33,7 @@ SEND_BYTES: Final = 256 << 10
 
 
 class RequestTracking:
-    """The outermost of the application's own middlewares.
-
-    Args:
-        app: The application inside.
-        metrics: Where requests are counted.
-        check_origin: Refuses requests of other sites' pages.
-    """
+    """The outermost of the application's own middlewares."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, check_origin: OriginCheck = lambda _: None

@@ -77,16 +77,7 @@ def list_models(engine: Engine, *, keeps_cases: bool) -> ModelsAnswer:
 
 
 def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:
-    """Describe a model as the API does.
-
-    Args:
-        engine: Whose model it is.
-        name: By which it was asked for.
-        model: The model.
-
-    Returns:
-        The description.
-    """
+    """Describe a model under the name by which it was asked for."""
     manifest = model.manifest
     return ModelInfo(
         name=manifest.name,

@@ -133,14 +133,7 @@ HEATMAPS_CONTENT: Final[dict[str, Any]] = {"application/gzip": {"schema": _BINAR
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document the errors that a call may return.
-
-    Args:
-        statuses: HTTP statuses.
-
-    Returns:
-        Value for the ``responses`` of a route.
-    """
+    """Document the errors that a call may return, for the ``responses`` of its route."""
     return {status: _problem(HTTPStatus(status)) for status in statuses}
 
 

@@ -37,16 +37,7 @@ logger = logging.getLogger(__name__)
 def problem_response(
     error: LandmarkdError, request_id: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Turn an error into a response.
-
-    Args:
-        error: The error; its text becomes the detail.
-        request_id: Of the request that failed.
-        headers: Added to the response.
-
-    Returns:
-        The response, with the headers that belong to such an error.
-    """
+    """Turn an error into a response, with the headers that belong to such an error."""
     extra = dict(headers or {})
     if isinstance(error, QueueFull):
         extra["Retry-After"] = str(error.retry_after_s)
@@ -90,8 +81,7 @@ def unexpected_error(error: BaseException, request_id: str) -> LandmarkdError:
 def install_problem_handlers(app: FastAPI) -> None:
     """Make an application answer expected errors as problem+json.
 
-    Args:
-        app: The application; ``app.api.middleware`` handles unexpected errors.
+    ``app.api.middleware`` handles unexpected ones.
     """
     for kind in (LandmarkdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _handle)

@@ -33,11 +33,7 @@ def wants_events(accept: str | None) -> bool:
 
 
 class EventStream(Response):
-    """A response that starts before its work is done.
-
-    Args:
-        work: What to do.
-    """
+    """A response that starts before its work is done."""
 
     media_type = EVENT_STREAM
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.api.dependencies import (
     AdmittedDep,
     SharedDep,
+    TimeLimit,
     request_timeout_s,
     require_api_key,
     server_timing,
@@ -81,9 +82,7 @@ class VotesQuery(BaseModel):
         description="Names of the landmarks, comma-separated. Unset: 0, 1, 2, …",
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
-    timeout_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."
-    )
+    timeout_s: TimeLimit = None
 
     @field_validator("names")
     @classmethod

@@ -121,6 +121,7 @@ class Tally:
         doubtful: Those of them with low confidence.
         landmarks: All that were looked for.
         failures: A line for each scan that could not be answered.
+        doubts: Warnings about scans in which nothing was found.
         interrupted: Whether Ctrl-C left the rest out.
     """
 
@@ -130,11 +131,14 @@ class Tally:
     doubtful: int = 0
     landmarks: int = 0
     failures: list[str] = field(default_factory=list)
+    doubts: set[str] = field(default_factory=set)
     interrupted: bool = False
 
     def add(self, answer: LandmarksAnswer) -> str:
         """Count an answer; returns in short what was found."""
         found = sum(landmark.ijk is not None for landmark in answer.landmarks)
+        if not found:
+            self.doubts.update(answer.warnings)
         self.scans += 1
         self.found += found
         self.landmarks += len(answer.landmarks)

@@ -145,8 +145,8 @@ def detect(
         typer.Option(
             "-o",
             "--output",
-            help="File; for several scans or a folder of them, a folder, or one table of all if it "
-            "ends in .csv.",
+            help="File; for several scans or a folder of them, a folder. What ends in .csv is one "
+            "table of all scans, also of a single one.",
         ),
     ] = "",
     model: ModelName = None,
@@ -189,6 +189,8 @@ def _conclude(tally: Tally, target: str) -> None:
     """Say what came of all scans, if their answers went to a folder or table; exit accordingly."""
     for failure in tally.failures:
         _print_error(failure)
+    for doubt in sorted(tally.doubts):
+        console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if target:
         console.print(f"{tally.summary()} -> {target}", markup=False, highlight=False)
     if tally.interrupted:
@@ -229,8 +231,20 @@ def _sink(
         if not isinstance(form, AnswerFormat):
             fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
         return Output(form, typer.echo)
-    if not (to_folder or output.is_dir()):
+    is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
+    if not (to_folder or is_table or output.is_dir()):
         return Files({files[0]: output}, write)
+    stems = _stems(files, form)
+    if is_table:
+        return LongTable(output, resume=resume)
+    if output.suffix == ".csv" and not output.exists():
+        fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
+    output.mkdir(parents=True, exist_ok=True)
+    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
+
+
+def _stems(files: list[Path], form: Format) -> dict[str, Path]:
+    """Name the answers to scans, each otherwise."""
     stems: dict[str, Path] = {}
     for path in files:
         stem = answer_stem(path)
@@ -240,16 +254,15 @@ def _sink(
                 f"whose answers would both be {stem}.{form.name}"
             )
         stems[stem] = path
-    if output.suffix == ".csv" and form.name in ("csv", "long") and not output.is_dir():
-        return LongTable(output, resume=resume)
-    output.mkdir(parents=True, exist_ok=True)
-    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
+    return stems
 
 
 def _output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
     # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
     names = sorted((form.name for form in SCAN_FORMATS), key=len, reverse=True)
     suffix = next((one for one in names if output.endswith(f".{one}")), None)
+    if suffix == "csv":
+        suffix = "long"  # One table; 3D Slicer's, which has no column for the scan, is asked for.
     if output and not (name or suffix or to_folder or Path(output).is_dir()):
         known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
         fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")

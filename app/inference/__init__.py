@@ -39,7 +39,7 @@ __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
     "collect", "collect_batch", "describe", "forecast", "forecast_votes",
-    "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "measure_landmarks",
-    "model_ref", "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
+    "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "model_ref",
+    "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
     "verify_precisions", "write_scan_heatmaps",
 ]  # fmt: skip

@@ -32,21 +32,18 @@ def build_answer(
     measurements: Sequence[MeasurementSpec] = (),
     candidates: bool = False,
 ) -> LandmarksAnswer:
-    """Convert a detection to the answer for its client.
+    """Convert a detection to the answer for its client; numbers that are not finite are null.
 
-    Args:
-        detection: What the engine found.
-        model: The model that found them.
-        request_id: Of the request.
-        timing: In ms.
-        measurements: What to measure between the landmarks.
-        candidates: Whether to list all modes of each landmark.
-
-    Returns:
-        The answer; numbers that are not finite are null.
+    With ``candidates``, all modes of each landmark are listed.
     """
     volume = detection.volume
     landmarks = [_landmark(landmark, candidates) for landmark in detection.landmarks]
+    warnings = list(detection.warnings)
+    if model.description and all(landmark.ijk is None for landmark in landmarks):
+        warnings.append(
+            f"No landmark was found. Is {model.name} the right model for this scan? "
+            f"It finds: {model.description}."
+        )
     return LandmarksAnswer(
         request_id=request_id,
         model=model,
@@ -59,7 +56,7 @@ def build_answer(
         ),
         landmarks=landmarks,
         measurements=measure_answer(landmarks, measurements),
-        warnings=list(detection.warnings),
+        warnings=warnings,
         timing_ms=timing,
     )
 
@@ -82,13 +79,14 @@ def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> Ti
 
 
 def model_ref(model: LoadedModel) -> ModelRef:
-    """Identify a model: name, version and digest."""
+    """Say in an answer which model it is of."""
     manifest = model.manifest
     return ModelRef(
         name=manifest.name,
         version=manifest.version,
         digest=model.digest,
         precision=model.network.precision,
+        description=manifest.description,
     )
 
 

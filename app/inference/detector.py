@@ -232,17 +232,15 @@ class Detector:
         self,
         volume: Volume,
         *,
-        batch_size: int = 1,
         decode_s: float = 0.0,
         on_device: OnDevice = call_here,
     ) -> Detection:
-        """Find the landmarks of one scan by itself.
+        """Find the landmarks of one scan by itself, tile by tile.
 
         The service does this for self-checks only: tiles of its scans share batches.
 
         Args:
             volume: The scan.
-            batch_size: Tiles per forward pass.
             decode_s: How long decoding took, for the answer.
             on_device: Calls every stage on the thread that owns the device.
 
@@ -253,17 +251,16 @@ class Detector:
             LandmarkdError: As ``prepare`` and ``app.inference.forward.launch``.
         """
 
-        def run(state: ScanState, first: int) -> None:
-            last = min(first + batch_size, len(state.plan))
-            collect(launch([(state, index) for index in range(first, last)]))
+        def run(state: ScanState, tile: int) -> None:
+            collect(launch([(state, tile)]))
 
         outcome: tuple[Landmark, ...] | ScanState = on_device(partial(self.prepare, volume))
         tiles = 0
         while isinstance(outcome, ScanState):
             state = outcome
             tiles += len(state.plan)
-            for first in range(0, len(state.plan), batch_size):
-                on_device(partial(run, state, first))
+            for tile in range(len(state.plan)):
+                on_device(partial(run, state, tile))
             outcome = on_device(partial(self.finish, state))
         times = stage_times(state, decode_s=decode_s)
         return Detection(describe(volume), outcome, volume.warnings, tiles, times)

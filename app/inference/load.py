@@ -16,6 +16,7 @@ from app.errors import InsufficientMemory, ModelRefused, NotReady
 from app.inference.detector import Detector
 from app.model import LoadedModel, PrecisionSetting, check_noise, check_points, load_model
 from app.phantom import make_phantom
+from app.voting import positions_of
 
 logger = logging.getLogger("landmarkd.model")
 
@@ -93,10 +94,8 @@ def _check(model: LoadedModel, on_device: OnDevice) -> None:
     phantom = make_phantom(manifest.selfcheck.seed)
     landmarks = Detector(model).detect(phantom.volume, on_device=on_device).landmarks
     truth = dict(zip(phantom.names, phantom.points, strict=True))
-    missing = np.full(3, np.nan)
-    found = [missing if landmark.ras_mm is None else landmark.ras_mm for landmark in landmarks]
-    true = [truth.get(landmark.name, missing) for landmark in landmarks]
-    check_points(manifest, np.stack(found), np.stack(true))
+    true = [truth.get(landmark.name, np.full(3, np.nan)) for landmark in landmarks]
+    check_points(manifest, positions_of(landmarks), np.stack(true))
 
 
 def _reason(error: Exception, device: torch.device) -> str:

@@ -23,6 +23,7 @@ from app.voting import (
     fit_constellation,
     locate,
     make_readout,
+    positions_of,
 )
 
 SAME_POSE_RADII: Final = 0.4
@@ -41,9 +42,6 @@ none."""
 MAX_VIEW_VOXELS: Final = 1 << 19
 """Largest grid that is tried in other orientations. A pass at this size takes about a second of one
 core. A mouse's head has a third of it, a brain of real size twenty times as many."""
-
-LOCATED: Final = ("detected", "low_confidence")
-"""Statuses of landmarks that have a position."""
 
 
 class Refiner:
@@ -94,16 +92,7 @@ class Refiner:
         return improved if distance > limit else None
 
     def make_grid(self, volume: Volume, pose: Pose, window: tuple[float, float]) -> Grid:
-        """Resample a scan into a pose.
-
-        Args:
-            volume: The scan.
-            pose: Of its landmarks.
-            window: Voxel values that map to 0 and 1.
-
-        Returns:
-            The grid of the second-stage network.
-        """
+        """Resample a scan into a pose; the values of ``window`` map to 0 and 1."""
         device = self.model.network.device
         return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
 
@@ -131,10 +120,7 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
     Returns:
         The pose; None if fewer than four landmarks, or too few of them, agree on one.
     """
-    missing = np.full(3, np.nan)
-    points = np.stack(
-        [missing if landmark.ras_mm is None else landmark.ras_mm for landmark in landmarks]
-    )
+    points = positions_of(landmarks)
     weights = np.array(
         [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]
     )
@@ -191,8 +177,8 @@ def merge_stages(
 
 def _merge_landmark(coarse: Landmark, refined: Landmark, tolerance_mm: float) -> Landmark:
     """Combine what both stages found of one landmark."""
-    if refined.status not in LOCATED and refined.status != "out_of_field":
-        return _with_low_confidence(coarse) if coarse.status in LOCATED else coarse
+    if refined.status == "not_found":
+        return coarse if coarse.ras_mm is None else _with_low_confidence(coarse)
     chosen = refined
     disagree = (
         refined.status == "low_confidence"

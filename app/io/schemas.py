@@ -96,6 +96,7 @@ class ModelRef(_WireModel):
     precision: str | None = Field(
         None, description="Precision of its networks, such as `bfloat16`."
     )
+    description: str = Field("", description="What it finds, and in what scans.")
 
 
 class VolumeAnswer(_WireModel):

@@ -10,10 +10,9 @@ runner   finds the landmarks of what is queued, as one more client of the engine
 
 from app.jobs.records import KeptJob, KeptScan, Order
 from app.jobs.runner import NO_HURRY_S, JobRunner
-from app.jobs.store import JobStore
 from app.jobs.uploads import OpenUpload, UploadStore
 
 __all__ = [
-    "NO_HURRY_S", "JobRunner", "JobStore", "KeptJob", "KeptScan", "OpenUpload", "Order",
+    "NO_HURRY_S", "JobRunner", "KeptJob", "KeptScan", "OpenUpload", "Order",
     "UploadStore",
 ]  # fmt: skip

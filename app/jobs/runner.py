@@ -20,7 +20,7 @@ from app.errors import GivenUp, NotReady, NotStored
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
 from app.jobs.records import Claim
-from app.jobs.store import JobStore
+from app.jobs.uploads import UploadStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +55,12 @@ class _Run:
 class JobRunner:
     """The jobs of a service, and what runs them; for one event loop.
 
-    Args:
-        store: Where they are kept.
-        engine: What finds landmarks.
-        metrics: To count in.
-        describe: Makes problems of errors.
-
     Attributes:
-        store: As given; its methods are called by ``call``.
+        store: Where they are kept; its methods are called by ``call``.
     """
 
     def __init__(
-        self, store: JobStore, engine: Engine, metrics: Metrics, describe: Describe
+        self, store: UploadStore, engine: Engine, metrics: Metrics, describe: Describe
     ) -> None:
         self.store = store
         self._engine = engine

@@ -130,12 +130,7 @@ class JobStore:
         return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order_of(job))
 
     def release(self, claim: Claim, *, counted: bool) -> None:
-        """Have a scan that is running run again, if it is still there.
-
-        Args:
-            claim: Of the scan.
-            counted: Whether this attempt counts.
-        """
+        """Have a scan that is running run again, if it is still there; this attempt may count."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE scan SET state = 'queued', attempts = attempts - ?"

@@ -206,7 +206,9 @@ class Registry:
             if not names:
                 raise UnknownModel("expected a loaded model, got a service that has none")
             if len(names) > 1:
-                raise BadParameter(f"model: expected one of {known}; got none")
+                raise BadParameter(
+                    f"model (-m of landmarkd detect): expected one of {known}; got none"
+                )
             wanted = names.pop()
         folder = choose_version(
             wanted,

@@ -76,12 +76,7 @@ class HttpProtocol(TimedConnection):
             raise self._failure()
 
     def refuse_body(self, kind: type[LandmarkdError], detail: str) -> None:
-        """If a body is still arriving, raise an error in the application that receives it.
-
-        Args:
-            kind: Class of the error.
-            detail: Its text.
-        """
+        """If a body is still arriving, raise an error in the application that receives it."""
         if not self._in_body:
             return
         self._ignoring = True

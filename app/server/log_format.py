@@ -24,15 +24,7 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 def configure_logging(
     level: Literal["debug", "info", "warning", "error"], log_format: Literal["json", "text"]
 ) -> LogWriter:
-    """Write the log of the process to standard error.
-
-    Args:
-        level: Lowest level that is written.
-        log_format: ``json``, or ``text`` for a terminal.
-
-    Returns:
-        What writes it.
-    """
+    """Write the log of the process to standard error."""
     handler = LogWriter()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -63,10 +63,6 @@ class LandmarkdServer(uvicorn.Server):
     Attributes:
         app: The application.
         failed: Whether the engine could not start or continue.
-
-    Args:
-        settings: Of the process.
-        log: Whose dropped lines are among the metrics.
     """
 
     def __init__(self, settings: Settings, log: LogWriter) -> None:

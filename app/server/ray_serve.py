@@ -145,12 +145,7 @@ def _create_replica(settings: Settings) -> FastAPI:
 
 
 class LabelledMetrics(Collector):
-    """The metrics of one replica, with its name as a label.
-
-    Args:
-        registry: The replica's metrics.
-        replica: Its name.
-    """
+    """The metrics of one replica, with its name as a label."""
 
     def __init__(self, registry: CollectorRegistry, replica: str) -> None:
         self._registry = registry
@@ -172,10 +167,6 @@ class ReplicaMiddleware:
     It adds the replica's name to responses, and removes the request's id where the proxy adds it.
     Serve cancels the call of a client that disconnects; the application learns of that by
     ``receive``, and gets the time to cancel its work and to log and count the request.
-
-    Args:
-        app: The application inside.
-        replica: Name of the replica.
     """
 
     def __init__(self, app: ASGIApp, replica: str) -> None:

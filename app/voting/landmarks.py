@@ -45,7 +45,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from app.geometry import transform
+from app.geometry import Points, transform
 from app.model import LandmarkSpec
 from app.shapes import MIN_LANDMARKS
 from app.voting.constellation import Constellation, Shape, fit_constellation
@@ -192,6 +192,12 @@ def locate(
         _describe(spec, modes, positions, index, choice)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
     )
+
+
+def positions_of(landmarks: Sequence[Landmark]) -> Points:
+    """List where landmarks are, in mm, RAS; NaN where they have no position."""
+    missing = np.full(3, np.nan)
+    return np.stack([missing if one.ras_mm is None else one.ras_mm for one in landmarks])
 
 
 def confidence_of(mass: float, coherence: float, threshold: float) -> float:

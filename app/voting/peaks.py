@@ -50,8 +50,8 @@ class Peaks:
 
 def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     """Group votes by landmark, each group in the order of the votes."""
-    starts = np.zeros(landmarks + 1, dtype=np.int64)
-    cpu_peaks.count_votes(votes.landmark.numpy(), starts)
+    counts = np.bincount(votes.landmark.numpy(), minlength=landmarks)
+    starts = np.append(0, counts.cumsum())
     columns = np.empty((6, len(votes)), dtype=np.float32)
     weight = np.empty(len(votes), dtype=np.float64)
     given = (votes.landmark.numpy(), votes.columns.numpy(), np.float32(FIXED_ONE))

@@ -188,9 +188,6 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
 def choose_cells(readout: Readout) -> Cells:
     """Choose the cells of a read-out: coarser only where the table of all would not fit.
 
-    Args:
-        readout: The grid and its voting radius.
-
     Returns:
         Cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel.
     """

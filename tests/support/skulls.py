@@ -14,6 +14,7 @@ from app.geometry import Affine, Points, transform, translation
 from app.inference.detector import Detector
 from app.io.volume import Volume, read_volume
 from app.preprocessing import index_grid, sample_at
+from app.voting import positions_of
 
 MODEL: Final = Path(__file__).resolve().parents[2] / "models" / "mouse-skull"
 UNSEEN: Final = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
@@ -52,10 +53,8 @@ def read_brain(data: Path, name: str) -> Volume:
 
 def find(detector: Detector, volume: Volume) -> tuple[Points, np.ndarray]:
     """Return positions, NaN if missing, and which landmarks are detected."""
-    nowhere = np.full(3, np.nan)
     marks = detector.detect(volume).landmarks
-    points = [nowhere if mark.ras_mm is None else mark.ras_mm for mark in marks]
-    return np.stack(points), np.array([mark.status == "detected" for mark in marks])
+    return positions_of(marks), np.array([mark.status == "detected" for mark in marks])
 
 
 def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:

@@ -86,12 +86,6 @@ class CaseStore:
     def keep(self, case: CaseAnswer, scan: bytes, landmarks: bytes, keeper: Keeper) -> None:
         """Keep a case, in place of the one of its id, if there is one.
 
-        Args:
-            case: Which case.
-            scan: Its ``.nii.gz``.
-            landmarks: Its landmark file.
-            keeper: Who keeps it.
-
         Raises:
             Forbidden: It would replace another's.
             NotStored: There is no room for it.
@@ -111,16 +105,7 @@ class CaseStore:
                 ) from error
 
     def list(self, model: str, after: str, limit: int) -> tuple[list[CaseAnswer], str | None]:
-        """List cases of a model in the order of their ids.
-
-        Args:
-            model: Its name.
-            after: Id behind which to start; empty: at the first one.
-            limit: How many to list at most.
-
-        Returns:
-            The cases, and the last one's id if there are more.
-        """
+        """List cases behind an id, in their order; gives the last one's id if there are more."""
         folder = self._root / model / LANDMARKS
         names = [file.name for file in _files(folder)] if MODEL.fullmatch(model) else []
         ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
@@ -131,11 +116,6 @@ class CaseStore:
 
     def delete(self, model: str, case_id: str, keeper: Keeper) -> None:
         """Delete a case.
-
-        Args:
-            model: Name of its model.
-            case_id: Its id.
-            keeper: Who deletes it.
 
         Raises:
             Forbidden: It is another's.

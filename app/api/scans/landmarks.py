@@ -80,19 +80,19 @@ async def find_landmarks(
     formats = FORMATS if streams else SCAN_FORMATS
     form = negotiate_format(formats, query.format or ("json" if streams else None), accept)
     timeout_s = request_timeout_s(query.timeout_s, shared.settings)
+    may_wait = isinstance(form, AnswerFormat) and not streams and _prefers_async(request.headers)
+    jobs = shared.jobs if may_wait else None
+    limit_s = NO_HURRY_S if jobs else timeout_s
+    scan = await receive_scan(request, shared, admitted, query, timeout_s=limit_s)
+    find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):
-        scan = await receive_scan(request, shared, admitted, query, timeout_s=timeout_s)
-        find = partial(_find, scan, candidates=query.candidates)
         report = find_and_report(scan, admitted, find)
         answer, content = await cancel_on_disconnect(request.receive, report)
         return _respond(content, answer, form)
-    if shared.jobs and not streams and _prefers_async(request.headers):
-        scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
-        kept = await accept_job(shared.jobs, scan, form, candidates=query.candidates, splits=False)
+    if jobs:
+        kept = await accept_job(jobs, scan, form, candidates=query.candidates, splits=False)
         kept.headers["Preference-Applied"] = RESPOND_ASYNC
         return kept
-    scan = await receive_scan(request, shared, admitted, query, timeout_s=timeout_s)
-    find = partial(_find, scan, candidates=query.candidates)
     if streams:
         return EventStream(partial(_write_event, find, form))
     answer = await cancel_on_disconnect(request.receive, find())

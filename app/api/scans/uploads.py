@@ -20,7 +20,6 @@ from app.api.dependencies import (
     JobsDep,
     Shared,
     SharedDep,
-    UploadsDep,
     require_api_key,
 )
 from app.api.openapi import problems
@@ -75,11 +74,9 @@ uploads_router: Final = APIRouter(
 class Reception:
     """Receives the parts of an upload for one request."""
 
-    def __init__(
-        self, shared: SharedDep, jobs: JobsDep, uploads: UploadsDep, admitted: AdmittedDep
-    ) -> None:
-        self._shared, self._jobs, self._uploads = shared, jobs, uploads
-        self._admitted = admitted
+    def __init__(self, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep) -> None:
+        self._shared, self._jobs, self._admitted = shared, jobs, admitted
+        self._uploads = jobs.store
 
     async def start(self, record: RequestRecord, query: JobQuery, length: int) -> OpenUpload:
         """Begin an upload, if a job of it could be accepted.
@@ -214,7 +211,7 @@ ReceptionDep = Annotated[Reception, Depends()]
 
 
 @uploads_router.options("/v1/uploads", summary="How can files be uploaded?", status_code=204)
-async def get_upload_options(shared: SharedDep, _: UploadsDep) -> Response:
+async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     """Tell which version and extensions of tus there are, and how large a file may be."""
     size = str(_max_bytes(shared))
     about = {"Tus-Version": TUS_VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": size}

@@ -23,13 +23,7 @@ class PhantomScans:
         self._scans: OrderedDict[int, bytes] = OrderedDict()
 
     async def get(self, seed: int) -> bytes:
-        """Make a scan, or return it if it was made lately.
-
-        Args:
-            seed: Of ``make_phantom``.
-
-        Returns:
-            A .nii.gz file.
+        """Make a scan, a .nii.gz file, or return it if it was made lately.
 
         Raises:
             QueueFull: Others wait for theirs.

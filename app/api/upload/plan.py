@@ -112,14 +112,6 @@ class UploadPlan:
 def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> UploadPlan:
     """Decide how to read a request's body before any of it is read.
 
-    Args:
-        headers: The request's headers.
-        max_bytes: Largest allowed body.
-        kind: What is expected.
-
-    Returns:
-        The plan.
-
     Raises:
         UnsupportedMediaType: The media type or content encoding is not accepted.
         TooLarge: Content-Length is over the limit.

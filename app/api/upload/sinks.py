@@ -79,10 +79,6 @@ class GrowingSink:
 class MultipartSink:
     """A multipart body whose only part is the file, or with a second one beside it.
 
-    Args:
-        boundary: From the Content-Type header.
-        kind: What the parts must be; names their fields.
-
     Raises:
         RequestError: The boundary is too long.
     """

@@ -17,14 +17,7 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, upload: str) -> AsyncIterator[asyncio.Event]:
-        """Hold the turn while the context lasts.
-
-        Args:
-            upload: Its id.
-
-        Returns:
-            An event, which is set when another request wants the turn.
-        """
+        """Hold the turn while the context lasts; the event is set when another request wants it."""
         while (before := self._current.get(upload)) is not None:
             wanted, ended = before
             wanted.set()

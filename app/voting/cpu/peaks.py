@@ -13,21 +13,6 @@ from app.compute import numba_jit
 
 @numba_jit
 @no_type_check
-def count_votes(landmark, starts):
-    """Count the votes of each landmark.
-
-    Args:
-        landmark: Landmark of each vote.
-        starts: Zeros, one more than landmarks; written: where each landmark's votes begin.
-    """
-    for vote in range(len(landmark)):
-        starts[landmark[vote] + 1] += 1
-    for index in range(1, len(starts)):
-        starts[index] += starts[index - 1]
-
-
-@numba_jit
-@no_type_check
 def group_votes(landmark, columns, one, starts, grouped, units):
     """Group votes by landmark, each group in their order: a counting sort.
 

@@ -10,9 +10,10 @@ from jaxtyping import Float64
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
+from app.voting import positions_of
 from tests.benchmarks.bars.throughput import Work, serve_all
 from tests.benchmarks.harness import Limit, Row, Run
-from tests.benchmarks.rivals.tile_batches import Landmarks, find_together
+from tests.benchmarks.rivals.tile_batches import find_together
 from tests.benchmarks.scans import PHANTOM, SKULL, skulls, small_scans
 from tests.benchmarks.servers import OURS, places_of, serving
 
@@ -74,9 +75,4 @@ def farthest(found: Places, expected: Places) -> float:
 
 def _found(detector: Detector, contents: Sequence[bytes], tiles: int) -> Places:
     volumes = [read_volume(content) for content in contents]
-    return [_places(found) for found in find_together(detector, volumes, tiles)]
-
-
-def _places(found: Landmarks) -> Float64[np.ndarray, "landmarks 3"]:
-    missing = np.full(3, np.nan)
-    return np.stack([missing if mark.ras_mm is None else mark.ras_mm for mark in found])
+    return [positions_of(found) for found in find_together(detector, volumes, tiles)]

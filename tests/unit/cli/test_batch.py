@@ -3,11 +3,14 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.cli.scan_files import read_scan
+from tests.support.dicom_files import as_dicom
+from tests.support.model_folders import make_model_folder
 from tests.support.services import toy_models, toy_scan
 
 LANDMARKS = 3
@@ -49,6 +52,38 @@ def test_several_scans_make_one_table_and_a_summary(
     found = sum(bool(row["i"]) for row in rows)
     assert f"3 scans, {found} of {3 * LANDMARKS} landmarks" in result.stderr
     assert str(table) in result.stderr.replace("\n", "")
+
+
+def test_a_csv_of_one_scan_is_the_table_too_unless_slicers_is_asked_for(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    series = tmp_path / "series"
+    series.mkdir()
+    for number, file in enumerate(as_dicom(np.ones((20, 18, 24), np.int16))):
+        (series / f"I{number}").write_bytes(file)
+    table = tmp_path / "x.csv"
+    for scan, name in ((scans / "one.nii", "one"), (series, "series")):
+        result = run("detect", scan, "-o", table, "--models-dir", models)
+        assert result.exit_code == 0, result.output
+        assert [row["scan"] for row in read(table)] == [name] * LANDMARKS
+    run("detect", series, "-o", table, "--format", "csv", "--models-dir", models)
+    assert table.read_text().startswith("label,l,p,s,defined")
+    all_scans = tmp_path / "all.csv"
+    result = run("detect", scans, "-o", all_scans, "--format", "csv", "--models-dir", models)
+    assert "expected -o FOLDER for several scans with --format csv" in result.stderr
+    assert not all_scans.exists()
+
+
+def test_a_scan_without_any_landmark_asks_whether_the_model_is_right(
+    tmp_path: Path, scans: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    make_model_folder(models, voting={"threshold": 0.999})
+    result = run("detect", scans, "-o", tmp_path / "all.csv", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    question = "Is toy the right model for this scan? It finds: "
+    assert result.stderr.count(question) == 1
 
 
 def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_path: Path) -> None:

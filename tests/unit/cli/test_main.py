@@ -82,10 +82,10 @@ def test_detect_prints_the_answer_for_a_folder_of_one_scan(models: Path, scans: 
 
 
 def test_detect_writes_the_format_of_the_suffix(models: Path, scans: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.csv"
+    out = tmp_path / "x.tsv"
     result = run("detect", scans / "one.nii", "-o", out, "--models-dir", models)
     assert result.exit_code == 0, result.output
-    assert out.read_text().startswith("label,l,p,s,defined")
+    assert out.read_text().startswith("label\tl\tp\ts\tdefined")
 
 
 def test_detect_takes_a_folder_of_dicom_files_for_one_scan(models: Path, tmp_path: Path) -> None:

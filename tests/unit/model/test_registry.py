@@ -281,7 +281,9 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     make_model_folder(tmp_path, "one")
     make_model_folder(tmp_path, "two")
     registry.load_all()
-    with pytest.raises(BadParameter, match="expected one of one, two; got none"):
+    with pytest.raises(
+        BadParameter, match=r"-m of landmarkd detect\): expected one of one, two; got none"
+    ):
         registry.get()
     with pytest.raises(UnknownModel, match="expected one of one, two; got 'three'"):
         registry.get("three")
