@@ -207,7 +207,7 @@ class Registry:
                 raise UnknownModel("expected a loaded model, got a service that has none")
             if len(names) > 1:
                 raise BadParameter(
-                    f"model (-m of landmarkd detect): expected one of {known}; got none"
+                    f"model: expected one of {known}; got none (the command's option is -m)"
                 )
             wanted = names.pop()
         folder = choose_version(

@@ -282,7 +282,7 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     make_model_folder(tmp_path, "two")
     registry.load_all()
     with pytest.raises(
-        BadParameter, match=r"-m of landmarkd detect\): expected one of one, two; got none"
+        BadParameter, match=r"expected one of one, two; got none \(the command's option is -m\)"
     ):
         registry.get()
     with pytest.raises(UnknownModel, match="expected one of one, two; got 'three'"):
