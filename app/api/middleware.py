@@ -19,6 +19,7 @@ from app.engine import Metrics
 from app.errors import LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
+METHOD_HEADER: Final = "X-HTTP-Method-Override"
 SAFE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -48,11 +49,10 @@ class RequestTracking:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        record = RequestRecord(_request_id(scope), method)
-        inner = {**scope, RECORD_KEY: record}
-        if method == "HEAD":
-            inner["method"] = "GET"  # As RFC 9110, 9.3.2 has it; the server leaves the body out.
+        method = _method(scope)
+        record = RequestRecord(_request_id(scope), method if method in METHODS else "other")
+        # HEAD: as RFC 9110, 9.3.2 has it; the server leaves the body out.
+        inner = {**scope, RECORD_KEY: record, "method": "GET" if method == "HEAD" else method}
         headers = {ID_HEADER: record.request_id, "X-Content-Type-Options": "nosniff"}
         if scope["path"].startswith(UPLOADS_PATH):
             headers["Tus-Resumable"] = TUS_VERSION
@@ -110,6 +110,14 @@ class _TrackedResponse:
             part = body[start : start + SEND_BYTES]
             await self._send({"type": message["type"], "body": part, "more_body": True})
         await self._send({**message, "body": body[last:]} if last else message)
+
+
+def _method(scope: Scope) -> str:
+    """Return the method of a request; tus has it in a header from clients that only post."""
+    method: str = scope["method"]
+    if not scope["path"].startswith(UPLOADS_PATH):
+        return method
+    return Headers(scope=scope).get(METHOD_HEADER, method).upper()
 
 
 def _request_id(scope: Scope) -> str:

@@ -8,11 +8,10 @@ uploads  files of jobs that arrive in parts, over several connections
 runner   finds the landmarks of what is queued, as one more client of the engine, in no hurry
 """
 
-from app.jobs.records import KeptJob, KeptScan, Order
+from app.jobs.records import KeptJob, Order
 from app.jobs.runner import NO_HURRY_S, JobRunner
 from app.jobs.uploads import OpenUpload, UploadStore
 
 __all__ = [
-    "NO_HURRY_S", "JobRunner", "KeptJob", "KeptScan", "OpenUpload", "Order",
-    "UploadStore",
+    "NO_HURRY_S", "JobRunner", "KeptJob", "OpenUpload", "Order", "UploadStore",
 ]  # fmt: skip

@@ -6,6 +6,8 @@ from typing import Literal
 from app.io import Selection
 
 State = Literal["queued", "running", "done", "failed"]
+Tiles = tuple[int, int]
+"""Of a scan: how many have run, and how many there are, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +51,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptScan:
-    """A scan of a job.
-
-    Attributes:
-        id: Of the scan.
-        number: In the job, from 0.
-        state: ``failed``: it ended with a problem.
-        problem: JSON of it.
-    """
-
-    id: int
-    number: int
-    state: State
-    problem: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class KeptJob:
     """A job, as far as it is.
 
@@ -75,7 +60,7 @@ class KeptJob:
         created_s: When it was accepted, in seconds since 1970.
         finished_s: When its last scan was settled; None: it is not finished.
         counts: Number of its scans in each state.
-        scans: Its scans; none in a list of jobs.
+        scans: JSON of its scans, as ``JobScanAnswer``; none in a list of jobs.
     """
 
     id: str
@@ -83,7 +68,7 @@ class KeptJob:
     created_s: float
     finished_s: float | None
     counts: dict[State, int]
-    scans: tuple[KeptScan, ...] = ()
+    scans: str = "[]"
 
 
 @dataclass(frozen=True, slots=True)

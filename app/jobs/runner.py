@@ -19,7 +19,7 @@ from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
 from app.errors import GivenUp, NotReady, NotStored
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
-from app.jobs.records import Claim
+from app.jobs.records import Claim, Tiles
 from app.jobs.uploads import UploadStore
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ NO_HURRY_S: Final = 365 * 86_400.0
 RETRY_S: Final = 1.0
 """Between attempts while no device works, or the disk takes nothing."""
 
+CALLING: Final = 2
+"""Calls of clients that a thread has, one to do and one to do next."""
+
 WRITING: Final = 2
 """Files that are written at once; with one, clients could not take turns."""
 
@@ -49,7 +52,8 @@ class _Run:
 
     job: str
     task: "asyncio.Task[LandmarksAnswer]"
-    progress: Progress | None = None
+    tile: int = 0
+    tiles: int = 0
 
 
 class JobRunner:
@@ -69,21 +73,19 @@ class JobRunner:
         # What takes long, because files are written, has threads of its own.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="jobs")
         self._file_pool = ThreadPoolExecutor(WRITING + CONCURRENCY, "job files")
-        self._writing = FairBudget(WRITING)
+        self._calling, self._writing = FairBudget(CALLING), FairBudget(WRITING)
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
         metrics.watch_jobs(lambda: store.usage.queued, lambda: store.usage.bytes)
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Call a method of the store that blocks, but not for long."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+    async def call(self, client: str, function: Callable[[], T]) -> T:
+        """Call a method of the store for a client, one that does not block for long."""
+        return await _in_turn(self._calling, client, self._pool, function)
 
     async def write(self, client: str, function: Callable[[], T]) -> T:
-        """Call a method of the store that writes files for a client; clients take turns."""
-        loop = asyncio.get_running_loop()
-        async with self._writing.hold(1, client, loop.time() + NO_HURRY_S):
-            return await loop.run_in_executor(self._file_pool, function)
+        """Call a method of the store that writes files for a client."""
+        return await _in_turn(self._writing, client, self._file_pool, function)
 
     async def accept(self, client: str, keep: Callable[[], T]) -> T:
         """Have a job of a client kept, and then run; raises as ``keep``."""
@@ -97,10 +99,9 @@ class JobRunner:
             if run.job == job:
                 run.task.cancel()
 
-    def progress(self, scan: int) -> Progress | None:
-        """Return how far a scan is, if that is known."""
-        run = self._runs.get(scan)
-        return run.progress if run else None
+    def progress(self) -> dict[int, Tiles]:
+        """Return how far the scans are that are running, by their ids."""
+        return {scan: (run.tile, run.tiles) for scan, run in self._runs.items()}
 
     async def run(self) -> None:
         """Run what is queued until this is cancelled; then what is running is queued again."""
@@ -231,4 +232,14 @@ class JobRunner:
 
     def _note_progress(self, claim: Claim, progress: Progress) -> None:
         with contextlib.suppress(KeyError):
-            self._runs[claim.id].progress = progress
+            run = self._runs[claim.id]
+            run.tile, run.tiles = progress.tile, progress.tiles
+
+
+async def _in_turn(
+    budget: FairBudget, client: str, pool: ThreadPoolExecutor, function: Callable[[], T]
+) -> T:
+    """Call a function on a thread; clients take turns, however many calls one of them has."""
+    loop = asyncio.get_running_loop()
+    async with budget.hold(1, client, loop.time() + NO_HURRY_S):
+        return await loop.run_in_executor(pool, function)

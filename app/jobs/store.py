@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 from app.errors import NotStored, QueueFull, StartupError, TooLarge, UnknownJob
 from app.io import Content, Selection
 from app.jobs.files import ScanFiles
-from app.jobs.records import Claim, KeptJob, KeptScan, Order, State, Usage
-from app.jobs.tables import HELD, JOBS, NEXT_SCAN, SCHEMA
+from app.jobs.records import Claim, KeptJob, Order, State, Tiles, Usage
+from app.jobs.tables import HELD, JOBS, NEXT_SCAN, SCANS, SCHEMA
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -185,8 +185,16 @@ class JobStore:
         except OSError as error:
             raise not_stored() from error
 
-    def find(self, owner: str, job: str) -> KeptJob:
-        """Find a job of an owner.
+    def find(
+        self, owner: str, job: str, path: str = "", progress: Mapping[int, Tiles] | None = None
+    ) -> KeptJob:
+        """Find a job of an owner, and its scans.
+
+        Args:
+            owner: Of the job.
+            job: Its id.
+            path: What comes before a scan's number in the path of its landmarks.
+            progress: Of scans that are running, by their ids.
 
         Raises:
             UnknownJob: There is none, or it is another's.
@@ -194,13 +202,8 @@ class JobStore:
         found = self._find(f"{JOBS} AND id = ?", owner, job)
         if not found:
             raise unknown_job(job)
-        rows = self._read(
-            "SELECT id, number, state, CASE state WHEN 'failed' THEN outcome END AS problem"
-            " FROM scan WHERE job = ? ORDER BY number",
-            job,
-        )
-        scans = tuple(KeptScan(**row) for row in rows)
-        return replace(found[0], scans=scans)
+        (scans,) = self._read(SCANS, path, json.dumps(progress or {}), job)
+        return replace(found[0], scans=scans["scans"])
 
     def list_jobs(self, owner: str) -> list[KeptJob]:
         """List the jobs of an owner, the newest first, up to a thousand."""

@@ -61,3 +61,16 @@ SELECT id, model, created_s, finished_s, (
         SELECT state, count(*) AS number FROM scan WHERE job = job.id GROUP BY state)) AS counts
 FROM job WHERE owner = ? AND accepted
 """
+
+SCANS: Final = """
+SELECT json_group_array(json_object(
+    'number', number, 'state', state,
+    'tile', coalesce(json_extract(value, '$[0]'), 0),
+    'tiles', coalesce(json_extract(value, '$[1]'), 0),
+    'result', CASE state WHEN 'done' THEN ? || number END,
+    'problem', CASE state WHEN 'failed' THEN json(outcome) END)) AS scans
+FROM (
+    SELECT number, state, outcome, value
+    FROM scan LEFT JOIN json_each(?) ON key = scan.id WHERE job = ? ORDER BY number)
+"""
+"""JSON of a job's scans, as clients get it: parsing a thousand problems takes long."""

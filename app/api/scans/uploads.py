@@ -101,7 +101,7 @@ class Reception:
 
     async def look(self, upload: str) -> OpenUpload:
         """Find an upload of the client; raises as ``UploadStore.look``."""
-        return await self._jobs.call(partial(self._uploads.look, self._admitted.client, upload))
+        return await self._call(partial(self._uploads.look, self._admitted.client, upload))
 
     async def receive(
         self, request: Request, upload: OpenUpload, unwanted: asyncio.Event
@@ -165,7 +165,7 @@ class Reception:
 
     async def remove(self, upload: OpenUpload) -> None:
         """Remove an upload, or the job that it has become."""
-        await self._jobs.call(partial(self._uploads.discard, upload))
+        await self._call(partial(self._uploads.discard, upload))
         self._jobs.cancel(upload.id)
 
     async def _end(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
@@ -179,10 +179,13 @@ class Reception:
         longer = replace(upload, offset=upload.offset + len(block))
         needed = min(HEAD_BYTES, upload.length)
         if upload.offset < needed <= longer.offset:
-            content = await self._jobs.call(partial(self._uploads.open_upload, longer))
+            content = await self._call(partial(self._uploads.open_upload, longer))
             async with self._or_discard(longer):
                 self._check_head(longer.order, bytes(content[:HEAD_BYTES]))
         return longer
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await self._jobs.call(self._admitted.client, function)
 
     async def _write_files(self, function: Callable[[], T]) -> T:
         return await self._jobs.write(self._admitted.client, function)
@@ -203,7 +206,7 @@ class Reception:
         try:
             yield
         except RequestError:
-            await self._jobs.call(partial(self._uploads.discard, upload))
+            await self._call(partial(self._uploads.discard, upload))
             raise
 
 

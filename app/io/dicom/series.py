@@ -18,6 +18,9 @@ from app.io.header import Header
 MAX_IMAGES: Final = 1 << 14
 """More than any limit of an axis is meant for; each takes a kilobyte while they are sorted."""
 
+MAX_STEPS: Final = 1 << 22
+"""To look at: elements before the pixels, and files. Of a thousand images, four thousand each."""
+
 MAX_SERIES: Final = 64
 """More are no archive of a scan; each image is compared with all of them."""
 
@@ -144,7 +147,7 @@ def find_series(
     if entries > MAX_IMAGES:  # To look at the files of an archive takes long, whatever they are.
         raise TooLarge(f"expected at most {MAX_IMAGES:,} files of a scan, got {entries:,}")
     files = list_files(content, max_bytes)
-    images = _read_images(files, check_cancelled)
+    images = _read_images(files, _limit_steps(check_cancelled))
     group = _choose(_group(images), images, series)
     planes, affine, warnings = stack_planes(group.planes)
     others = len(files) - len({plane.file for plane in planes})
@@ -163,6 +166,20 @@ def find_series(
         warnings=tuple(warnings),
     )
     return Series(header, planes, files, {plane.file: images[plane.file] for plane in planes})
+
+
+def _limit_steps(check_cancelled: Callable[[], None]) -> Callable[[], None]:
+    """Refuse, with ``TooLarge``, what takes more steps than any scan, deadline or not."""
+    steps = 0
+
+    def check() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > MAX_STEPS:
+            raise TooLarge(f"expected at most {MAX_STEPS:,} DICOM elements of a scan, got more")
+        check_cancelled()
+
+    return check
 
 
 def _read_images(

@@ -1,8 +1,12 @@
 """``/v1/jobs``, with the real engine and a real folder."""
 
 import asyncio
+import json
 import shutil
+import sqlite3
 import threading
+import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
-from app.errors import NotStored
-from app.io.schemas import JobAnswer, JobsAnswer, LandmarksAnswer
-from app.jobs.runner import WRITING
-from app.jobs.store import JOB_BYTES, SCAN_BYTES
+from app.api.problems import describe_problem
+from app.errors import NotAVolume, NotStored
+from app.io import Selection
+from app.io.schemas import JobAnswer, JobsAnswer, JobScanAnswer, LandmarksAnswer
+from app.jobs.records import Claim, Order
+from app.jobs.runner import CALLING, WRITING
+from app.jobs.store import JOB_BYTES, SCAN_BYTES, JobStore
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
     MODEL,
@@ -30,6 +37,8 @@ from tests.support.services import (
 
 URL = "/v1/jobs"
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
+ORDER = Order("testclient", "mine", MODEL, "json", candidates=False, selection=Selection())
+PROBLEM = describe_problem(NotAVolume("expected a scan, got another file"), "mine")
 ASYNC = {"Prefer": "handling=lenient, Respond-Async; wait=10"}
 
 
@@ -39,6 +48,13 @@ def accepted(response: Any) -> str:  # noqa: ANN401 - httpx or httpx2, as TestCl
     job = JobAnswer.model_validate_json(response.content)
     assert response.headers["location"] == f"{URL}/{job.id}"
     return f"{URL}/{job.id}"
+
+
+def claimed(store: JobStore) -> Claim:
+    """Claim the next scan; the service does not, as it was not told of its job."""
+    claim = store.claim()
+    assert claim is not None
+    return claim
 
 
 def finished(client: TestClient, path: str, **headers: str) -> JobAnswer:
@@ -84,6 +100,47 @@ def test_scans_of_an_archive_end_each_for_itself(client: TestClient) -> None:
     assert response.headers["content-type"] == "application/problem+json"
     shapes = [client.get(f"{path}/scans/{at}").json()["volume"]["shape"] for at in (0, 3)]
     assert shapes == [[20, 18, 24], [12, 14, 16]]
+
+
+def test_job_is_told_as_its_model_says(client: TestClient) -> None:
+    runner = shared_of(client).jobs
+    assert runner is not None
+    job = runner.store.accept(ORDER, zipped([b"x"] * 4), 4)
+    assert runner.store.settle(claimed(runner.store), "done", "{}")
+    assert runner.store.settle(claimed(runner.store), "failed", PROBLEM.model_dump_json())
+    content = client.get(f"{URL}/{job}").content
+    answer = JobAnswer.model_validate_json(content)
+    assert answer.model_dump_json().encode() == content
+    done, failed, *waiting = answer.scans
+    assert (done.number, done.state, done.result) == (0, "done", f"{URL}/{job}/scans/0")
+    assert (failed.state, failed.result, failed.problem) == ("failed", None, PROBLEM)
+    assert [scan.state for scan in waiting] == ["queued"] * 2
+    scan = claimed(runner.store).id
+    found = runner.store.find(ORDER.owner, job, progress={scan: (3, 8)})
+    running = JobScanAnswer.model_validate(json.loads(found.scans)[2])
+    assert (running.state, running.tile, running.tiles) == ("running", 3, 8)
+
+
+def test_many_failed_scans_of_a_job_are_told_without_work_on_the_event_loop(
+    client: TestClient, tmp_path: Path
+) -> None:
+    runner, portal = shared_of(client).jobs, client.portal
+    assert runner is not None
+    assert portal is not None
+
+    def spent_s(scans: int) -> float:
+        job = runner.store.accept(ORDER, zipped([b"x"] * scans), scans)
+        with closing(sqlite3.connect(tmp_path / "kept" / "jobs.sqlite")) as db, db:
+            outcome = PROBLEM.model_dump_json()
+            db.execute("UPDATE scan SET state = 'failed', outcome = ?", (outcome,))
+        times = list[float]()
+        for _ in range(5):
+            begin_s = portal.call(time.thread_time)
+            assert len(client.get(f"{URL}/{job}").json()["scans"]) == scans
+            times.append(portal.call(time.thread_time) - begin_s)
+        return min(times)
+
+    assert spent_s(1000) < 3 * spent_s(1)
 
 
 def test_form_is_taken_as_for_landmarks(client: TestClient) -> None:
@@ -215,7 +272,7 @@ def test_large_jobs_of_one_client_hold_up_nothing_of_another(client: TestClient)
         ]
         await asyncio.sleep(0)
         other = asyncio.create_task(runner.accept("other", partial(done.append, "other")))
-        await runner.call(partial(done.append, "call"))
+        await runner.call("other", partial(done.append, "call"))
         assert done == ["call"]
         written[0].set()
         await (
@@ -228,6 +285,29 @@ def test_large_jobs_of_one_client_hold_up_nothing_of_another(client: TestClient)
     assert client.portal is not None
     client.portal.call(accept_all)
     assert done == ["call", "other"]
+
+
+def test_many_calls_of_one_client_hold_up_none_of_another(client: TestClient) -> None:
+    runner, done, free = shared_of(client).jobs, list[str](), threading.Event()
+    assert runner is not None
+
+    async def call_all() -> None:
+        calls = [
+            asyncio.create_task(runner.call("greedy", partial(free.wait, PATIENCE_S))),
+            *(
+                asyncio.create_task(runner.call("greedy", partial(done.append, "greedy")))
+                for _ in range(20)
+            ),
+            asyncio.create_task(runner.call("other", partial(done.append, "other"))),
+        ]
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*calls)
+
+    assert client.portal is not None
+    client.portal.call(call_all)
+    assert len(done) == 21
+    assert done.index("other") <= CALLING
 
 
 def test_outcome_is_kept_once_the_disk_takes_it(

@@ -173,6 +173,23 @@ def test_upload_can_be_given_up(client: TestClient, tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+def test_client_that_only_posts_names_its_method_in_a_header(client: TestClient) -> None:
+    def post(path: str, method: str, content: bytes = b"", **headers: str) -> Any:  # noqa: ANN401
+        headers |= {"X-HTTP-Method-Override": method}
+        return client.post(path, content=content, headers=PART | headers)
+
+    path, other = started(client, len(SCAN)), started(client, len(SCAN))
+    assert post(path, "PATCH", SCAN[:100], **{"Upload-Offset": "0"}).status_code == 204
+    state = post(path, "HEAD")
+    assert (state.headers["upload-offset"], state.content) == ("100", b"")
+    response = post(path, "patch", SCAN[100:], **{"Upload-Offset": "100"})
+    assert finished(client, response.headers["location"]).done == 1
+    assert post(other, "DELETE").status_code == 204
+    assert problem_of(client.get(other)).code == "unknown-job"
+    assert post(URL, "TELEPORT").status_code == 405
+    assert post(response.headers["location"], "DELETE").status_code == 405
+
+
 def test_upload_belongs_to_its_key(models: Path, tmp_path: Path) -> None:
     keys = tuple(hash_key(name) for name in KEYS)
     with running(toy_settings(models, jobs=tmp_path / "kept", api_keys=keys)) as client:

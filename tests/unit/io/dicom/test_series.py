@@ -301,6 +301,14 @@ def test_looking_for_a_series_can_be_cancelled() -> None:
         check_header(zipped(as_dicom()), check_cancelled=check_cancelled)
 
 
+def test_scan_of_more_elements_than_any_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = zipped([crowded(2000)] * 2)
+    monkeypatch.setattr("app.io.dicom.series.MAX_STEPS", 3000)
+    assert check_header(zipped(as_dicom())).shape
+    with pytest.raises(TooLarge, match="at most 3,000 DICOM elements"):
+        check_header(content)
+
+
 def test_reading_a_file_of_many_elements_can_be_cancelled() -> None:
     calls = list[None]()
 
