@@ -54,7 +54,10 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("bars", nargs="*", help=f"of {', '.join(BARS)}; none: all of them")
     parser.add_argument("--fast", action="store_true", help="small and rough: shows that it works")
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="of chaos and learning; with --fast: less"
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="of chaos and learning curves; with --fast: less",
     )
     parser.add_argument(
         "--results", type=Path, help=f"folder for CSV files; without --fast: {RESULTS}"

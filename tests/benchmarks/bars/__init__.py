@@ -16,7 +16,7 @@ from tests.benchmarks.bars.idling import s5_idling
 from tests.benchmarks.bars.ingest import s3_ingest
 from tests.benchmarks.bars.kinds import kinds
 from tests.benchmarks.bars.landmarks import cost, v1_landmarks, v6_landmarks_on_cuda
-from tests.benchmarks.bars.learning import learning
+from tests.benchmarks.bars.learning import learning, learning_skulls
 from tests.benchmarks.bars.load import load
 from tests.benchmarks.bars.memory import v5_memory
 from tests.benchmarks.bars.phantoms import a1_phantoms
@@ -51,6 +51,7 @@ BARS: Final[dict[str, Bar]] = {
     "A7": a7_other_scans,
     "A8": a8_lordosis,
     "learning": learning,
+    "learning-skulls": learning_skulls,
     "kinds": kinds,
     "cost": cost,
     "waterfall": waterfall,
