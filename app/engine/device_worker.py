@@ -45,7 +45,7 @@ from app.inference import (
     InFlightBatch,
     ScanState,
     collect_batch,
-    describe,
+    conclude,
     keep_votes,
     launch_batch,
     stage_times,
@@ -321,8 +321,8 @@ class DeviceWorker:
         elif isinstance(outcome, ScanState):
             self._queue_tiles(job, outcome)
         else:
-            volume, times = state.volume, stage_times(state, queue_s=job.queue_s)
-            detection = Detection(describe(volume), outcome, volume.warnings, job.tiles, times)
+            times = stage_times(state, queue_s=job.queue_s)
+            detection = conclude(state, outcome, job.tiles, times)
             if job.keeps_votes:
                 detection = replace(detection, votes=keep_votes(state))
             self._emit(Settled(job, detection))

@@ -21,7 +21,7 @@ from app.inference.batch_runner import (
     launch_batch,
     translate_out_of_memory,
 )
-from app.inference.detector import Detection, Detector, StageTimes, describe, stage_times
+from app.inference.detector import Detection, Detector, StageTimes, conclude, stage_times
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
@@ -38,7 +38,7 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
-    "collect", "collect_batch", "describe", "forecast", "forecast_votes",
+    "collect", "collect_batch", "conclude", "forecast", "forecast_votes",
     "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "model_ref",
     "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
     "verify_precisions", "write_scan_heatmaps",

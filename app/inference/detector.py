@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, axis_codes, spacing_of
@@ -30,11 +32,13 @@ from app.inference.refinement import (
     Refiner,
     any_detected,
     has_enough_votes,
+    shows_any,
+    with_low_confidence,
 )
 from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
-from app.model import WHOLE, LoadedModel
+from app.model import WHOLE, LoadedModel, place_surroundings
 from app.preprocessing import (
     Grid,
     Pose,
@@ -106,9 +110,10 @@ class Detector:
         """Use a loaded model."""
         self.model = model
         manifest = model.manifest
-        self._shape = None
+        self._shape, self._surroundings = None, np.empty((0, 3))
         if model.shape is not None and manifest.shape is not None:
             self._shape = Shape(model.shape, manifest.shape.tolerance_mm, manifest.shape.modes)
+            self._surroundings = place_surroundings(manifest, model.shape)
         self._refiner = None
         if model.refine is not None:
             shape, radius_mm = manifest.shape, manifest.voting.radius_mm
@@ -154,6 +159,30 @@ class Detector:
         Returns:
             The landmarks; or the state of another pass, with the times so far, to be run next.
         """
+        outcome = self._locate_or_continue(state)
+        if isinstance(outcome, ScanState) or not any_detected(outcome):
+            return outcome
+        return self._doubt_without_surroundings(outcome, state)
+
+    def _doubt_without_surroundings(
+        self, landmarks: tuple[Landmark, ...], state: ScanState
+    ) -> tuple[Landmark, ...]:
+        """Doubt all landmarks if the scan shows nothing that tells look-alikes apart."""
+        spec, shape = self.model.manifest.shape, self._shape
+        if spec is None or shape is None or not spec.surroundings:
+            return landmarks
+        if shows_any(self._surroundings, landmarks, shape, state.volume):
+            return landmarks
+        places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
+        state.remarks = (
+            "Which landmark is which is doubtful: they look alike and are told apart by what "
+            f"surrounds them, and the scan shows neither what lies {places}.",
+        )
+        return tuple(
+            with_low_confidence(one) if one.ras_mm is not None else one for one in landmarks
+        )
+
+    def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()
         votes = state.merged_votes()
         if state.pose is None or self._refiner is None:
@@ -263,7 +292,7 @@ class Detector:
                 on_device(partial(run, state, tile))
             outcome = on_device(partial(self.finish, state))
         times = stage_times(state, decode_s=decode_s)
-        return Detection(describe(volume), outcome, volume.warnings, tiles, times)
+        return conclude(state, outcome, tiles, times)
 
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
@@ -285,7 +314,15 @@ def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0
     )
 
 
-def describe(volume: Volume) -> VolumeInfo:
+def conclude(
+    state: ScanState, landmarks: tuple[Landmark, ...], tiles: int, times: StageTimes
+) -> Detection:
+    """Put together what is known about a scan once its landmarks are located."""
+    warnings = (*state.volume.warnings, *state.remarks)
+    return Detection(_describe(state.volume), landmarks, warnings, tiles, times)
+
+
+def _describe(volume: Volume) -> VolumeInfo:
     """Describe a scan for its answer."""
     return VolumeInfo(
         shape=tuple(volume.voxels.shape),

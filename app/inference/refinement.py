@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from app.geometry import transform
+from app.geometry import Points, transform
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, make_posed_grid
@@ -149,6 +149,27 @@ def has_enough_votes(landmarks: Sequence[Landmark]) -> bool:
     return sum(landmark.mass > 0 for landmark in landmarks) >= MIN_LANDMARKS
 
 
+def shows_any(places: Points, landmarks: Sequence[Landmark], shape: Shape, volume: Volume) -> bool:
+    """Return whether a scan shows any of some places.
+
+    Args:
+        places: In the frame of the mean shape.
+        landmarks: What was found, in the order of the shape.
+        shape: Mean shape, and how far a landmark may be from it to count.
+        volume: The scan.
+
+    Returns:
+        Whether any lies between the centres of its outermost voxels; False if the landmarks agree
+        on no pose.
+    """
+    pose = find_pose(landmarks, shape)
+    if pose is None:
+        return False
+    ijk = transform(np.linalg.inv(volume.affine) @ pose.to_world, places)
+    last = np.array(volume.voxels.shape) - 1
+    return bool(((ijk >= 0) & (ijk <= last)).all(axis=1).any())
+
+
 def merge_stages(
     coarse: Sequence[Landmark], refined: Sequence[Landmark], tolerance_mm: float
 ) -> tuple[Landmark, ...]:
@@ -178,7 +199,7 @@ def merge_stages(
 def _merge_landmark(coarse: Landmark, refined: Landmark, tolerance_mm: float) -> Landmark:
     """Combine what both stages found of one landmark."""
     if refined.status == "not_found":
-        return coarse if coarse.ras_mm is None else _with_low_confidence(coarse)
+        return coarse if coarse.ras_mm is None else with_low_confidence(coarse)
     chosen = refined
     disagree = (
         refined.status == "low_confidence"
@@ -188,11 +209,12 @@ def _merge_landmark(coarse: Landmark, refined: Landmark, tolerance_mm: float) ->
     )
     if disagree:
         chosen = coarse if coarse.confidence > refined.confidence else refined
-        chosen = _with_low_confidence(chosen)
+        chosen = with_low_confidence(chosen)
     return replace(chosen, name=coarse.name, description=coarse.description)
 
 
-def _with_low_confidence(landmark: Landmark) -> Landmark:
+def with_low_confidence(landmark: Landmark) -> Landmark:
+    """Doubt a landmark that has a position."""
     return replace(
         landmark,
         status="low_confidence",

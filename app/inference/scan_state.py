@@ -27,6 +27,7 @@ class ScanState:
         view: Orientation in which the first-stage network sees the scan: 0 for the grid's own, else
             number of ``app.preprocessing.VIEWS``, from 1.
         fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
+        remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
         votes_ready: When the votes are on the device; another CUDA stream reads them.
         started: Whether any tile was given to the device.
@@ -49,6 +50,7 @@ class ScanState:
     refine_passes: int = 0
     view: int = 0
     fallback: tuple[Landmark, ...] = ()
+    remarks: tuple[str, ...] = ()
     grid_ready: ReadyEvent = READY
     votes_ready: ReadyEvent = READY
     started: bool = False

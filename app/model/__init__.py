@@ -21,7 +21,7 @@ from app.model.cpu import norm_groups
 from app.model.files import hash_file, replacing
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
-from app.model.mean_shape import load_shape
+from app.model.mean_shape import load_shape, place_surroundings
 from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field, make_output
 from app.model.precision import PrecisionSetting
@@ -42,6 +42,7 @@ __all__ = [
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
     "hash_file", "load_model", "load_module", "load_shape", "make_output", "norm_groups",
+    "place_surroundings",
     "read_manifest", "replacing", "scan_models", "split_name", "write_precisions",
     "write_selfcheck",
 ]  # fmt: skip

@@ -68,6 +68,12 @@ class Manifest(Section):
                     f"mirror of landmark {name!r}: expected a landmark whose mirror it is, "
                     f"got {mirror!r}"
                 )
+        for place in self.shape.surroundings if self.shape else ():
+            if {place.beyond, place.seen_from} - partners.keys() or place.beyond == place.seen_from:
+                raise ValueError(
+                    "shape.surroundings: expected two landmarks of the model, got "
+                    f"{place.beyond!r} and {place.seen_from!r}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -37,3 +37,13 @@ def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
     if mean.isinf().any():
         raise ModelRefused(f"{key}: expected finite positions, or NaN where unknown, got infinity")
     return mean.double().numpy()
+
+
+def place_surroundings(manifest: Manifest, mean: Mean) -> Float64[np.ndarray, "places 3"]:
+    """Locate a model's surroundings in the frame of its mean shape, in mm."""
+    rows = {landmark.name: row for row, landmark in enumerate(manifest.landmarks)}
+    places = []
+    for place in manifest.shape.surroundings if manifest.shape else ():
+        end, start = mean[rows[place.beyond]], mean[rows[place.seen_from]]
+        places.append(end + place.mm * (end - start) / np.linalg.norm(end - start))
+    return np.array(places).reshape(-1, 3)

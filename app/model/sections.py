@@ -194,13 +194,26 @@ class VotingSpec(Section):
     smooth_mm: Annotated[float, Field(ge=0.0)] | None = None  # of no effect; see parse_manifest
 
 
+class SurroundingSpec(Section):
+    """A place beyond a landmark, on the straight line from another one through it."""
+
+    beyond: str
+    seen_from: str
+    mm: Annotated[float, Field(gt=0.0)]
+
+
 class ShapeSpec(Section):
-    """The constellation: which modes agree with the mean shape."""
+    """The constellation: which modes agree with the mean shape.
+
+    Structures that look alike, such as vertebrae, are told apart by what surrounds them. A scan
+    that shows none of the ``surroundings`` has no landmark that is detected for sure.
+    """
 
     mean: FileName
     sha256: Sha256
     modes: Annotated[int, Field(ge=1, le=16)] = 4
     tolerance_mm: Annotated[float, Field(gt=0.0)]
+    surroundings: tuple[SurroundingSpec, ...] = ()
 
 
 class RefineSpec(Section):

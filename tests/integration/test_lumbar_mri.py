@@ -14,7 +14,15 @@ from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import errors_mm, measure_coverage
 from app.training.evaluate.outcomes import Outcome, validate_scan
 from tests.support.skulls import BRAINS, read_brain, read_skull
-from tests.support.spines import CONTRASTS, LORDOSIS, MODEL, UNSEEN, read_spine, spine_files
+from tests.support.spines import (
+    AMBIGUOUS,
+    CONTRASTS,
+    LORDOSIS,
+    MODEL,
+    UNSEEN,
+    read_spine,
+    spine_files,
+)
 
 CENTRE_MM = 1.2
 CORNER_MM = 2.0
@@ -58,6 +66,18 @@ def test_levels_are_named_rightly_in_another_contrast(
         if landmark.status == "detected":
             assert landmark.ras_mm is not None
             assert np.linalg.norm(landmark.ras_mm - truth[landmark.name]) < 10.0
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_no_level_is_sure_where_neither_sacrum_nor_ribs_are_shown(
+    detector: Detector, data_dir: Path, name: str
+) -> None:
+    found = detector.detect(AMBIGUOUS["the middle alone"](read_spine(data_dir, name)))
+    statuses = [landmark.status for landmark in found.landmarks]
+    assert statuses.count("low_confidence") >= 5
+    assert statuses.count("detected") == 0
+    assert any("look alike" in warning for warning in found.warnings)
+    assert all(landmark.region95_mm is None for landmark in found.landmarks)
 
 
 def test_what_is_no_spine_shows_none(detector: Detector, data_dir: Path) -> None:

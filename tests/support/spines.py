@@ -74,6 +74,14 @@ def _without_the_bottom(volume: Volume) -> Volume:
     return replace(volume, voxels=volume.voxels[: -(volume.voxels.shape[0] // 5)])
 
 
+def _middle(volume: Volume) -> Volume:
+    """Leave the middle two fifths: a few vertebrae, with neither the sacrum nor the last ribs."""
+    rows = volume.voxels.shape[0]
+    first, last = round(0.3 * rows), round(0.7 * rows)
+    affine = volume.affine @ translation([float(first), 0.0, 0.0])
+    return replace(volume, voxels=volume.voxels[first:last], affine=affine)
+
+
 CONTRASTS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "inverted": _curve(0.0, 0.9, 0.7, 0.5, 0.3, 0.1),
     "bright marrow": _curve(0.0, 0.4, 0.8, 0.5, 0.45, 0.6),
@@ -89,3 +97,6 @@ FIELDS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "without the lower fifth": _without_the_bottom,
 }
 """The same subjects as others would scan them."""
+
+AMBIGUOUS: Final[Mapping[str, Callable[[Volume], Volume]]] = {"the middle alone": _middle}
+"""The same subjects, with nothing in the scan that tells one level from the next."""

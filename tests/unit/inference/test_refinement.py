@@ -19,8 +19,9 @@ from app.inference.refinement import (
     find_pose,
     has_enough_votes,
     merge_stages,
+    shows_any,
 )
-from app.io.volume import read_volume
+from app.io.volume import Volume, read_volume
 from app.model.files import update_hashes
 from app.preprocessing.posed_grid import Pose
 from app.voting.constellation import Shape
@@ -176,6 +177,19 @@ def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: 
         if improved is not None:
             np.testing.assert_allclose(improved.to_world, moved, atol=1e-6)
     assert refiner.improve_pose([landmark(None, "not_found", 0.0)] * len(BLOBS), pose) is None
+
+
+def test_a_place_is_shown_where_the_pose_of_the_landmarks_brings_it_into_the_scan() -> None:
+    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
+    shape = Shape(corners, tolerance_mm=1.0)
+    beyond = np.array([[19.5, 1.0, 1.0]])
+    pose = translation((100.0, 50.0, -30.0))
+    found = [landmark(place) for place in transform(pose, corners)]
+    for columns, shown in ((21, True), (20, False)):
+        volume = Volume(np.zeros((columns, 9, 9), np.float32), pose, 0, "", ())
+        assert shows_any(beyond, found, shape, volume) == shown
+        assert shows_any(np.vstack([beyond, [[1.0, 1.0, 1.0]]]), found, shape, volume)
+    assert not shows_any(corners, [landmark(None, "not_found", 0.0)] * 5, shape, volume)
 
 
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(

@@ -267,3 +267,19 @@ def test_measurements_have_names_of_their_own(folder: Path) -> None:
     table["measurements"] = [width, width]
     with pytest.raises(ModelRefused, match="every name of a measurement once"):
         read(folder, table)
+
+
+@pytest.mark.parametrize(("beyond", "seen_from"), [("9", "1"), ("1", "9"), ("1", "1")])
+def test_surroundings_lie_beyond_landmarks_of_the_model(
+    folder: Path, beyond: str, seen_from: str
+) -> None:
+    table = manifest_table()
+    place = {"beyond": beyond, "seen_from": seen_from, "mm": 20.0}
+    table["shape"] = {
+        "mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 2.0,
+        "surroundings": [place],
+    }  # fmt: skip
+    with pytest.raises(ModelRefused, match="surroundings: expected two landmarks of the model"):
+        read(folder, table)
+    place |= {"beyond": "2", "seen_from": "1"}
+    assert read(folder, table).shape is not None
