@@ -6,8 +6,9 @@ with the cells around it; peaks are found one after the other, each suppressing 
 Sums are of whole numbers below 2^53 in float64 and so exact: the order of votes changes no bit.
 """
 
-import math
+import secrets
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -16,6 +17,10 @@ from app.voting.cpu import peaks as cpu_peaks
 from app.voting.readout import Cells, Readout
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
+
+HASH_FACTOR: Final = secrets.randbits(63) | 1
+"""By which cells are hashed: nobody can choose votes whose cells all have the same place. It
+changes no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +76,10 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int, cells: Cells) 
     Returns:
         The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
     """
-    # Of one landmark, and small enough for the cache: it is used for all, one after the other.
-    table = np.zeros(math.prod(cells.shape), dtype=np.int32)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
     spacing = np.array(readout.spacing_mm)
     mm = np.stack([edge * spacing, (first + (edge - 1) / 2) * spacing])
     peaks = np.full((3, readout.landmarks, count), np.nan)
     given = (votes.starts, votes.position, votes.weight, edge, cells.shape, first, mm)
-    cpu_peaks.find_peaks(*given, readout.reach_mm, table, peaks)
+    cpu_peaks.find_peaks(*given, readout.reach_mm, HASH_FACTOR, peaks)
     return Peaks(centre_mm=peaks, error_mm=float(np.linalg.norm(edge * spacing)) / 2)

@@ -31,10 +31,6 @@ MAX_WIDENING: Final = 8.0
 CELL_REACH: Final = 0.6
 """Edge of a cell in reaches: small enough to separate peaks that the read-out can separate."""
 
-TABLE_BYTES: Final = 256 << 20
-"""Most memory for the table of a landmark's cells, of which only the pages of cells that are hit
-are used."""
-
 # Mean shift, which moves from a peak to a mode.
 
 MAX_STEPS: Final = 5
@@ -186,21 +182,9 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
 
 
 def choose_cells(readout: Readout) -> Cells:
-    """Choose the cells of a read-out: coarser only where the table of all would not fit.
-
-    Returns:
-        Cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel.
-    """
-    coarsening = 1
-    while True:
-        i, j, k = (
-            coarsening * max(1, round(CELL_REACH * readout.reach_mm / mm))
-            for mm in readout.spacing_mm
-        )
-        cells = make_cells((i, j, k), readout)
-        if math.prod(cells.shape) * 4 <= TABLE_BYTES:
-            return cells
-        coarsening *= 2
+    """Choose cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel."""
+    i, j, k = (max(1, round(CELL_REACH * readout.reach_mm / mm)) for mm in readout.spacing_mm)
+    return make_cells((i, j, k), readout)
 
 
 def make_cells(edge: tuple[int, int, int], readout: Readout) -> Cells:

@@ -36,7 +36,7 @@ def group_votes(landmark, columns, one, starts, grouped, units):
 
 @numba_jit
 @no_type_check
-def find_peaks(starts, position, weight, edge, shape, first, mm, reach, table, peaks):
+def find_peaks(starts, position, weight, edge, shape, first, mm, reach, factor, peaks):
     """Find the peaks of one landmark after the other.
 
     Args:
@@ -48,17 +48,42 @@ def find_peaks(starts, position, weight, edge, shape, first, mm, reach, table, p
         first: Grid index of the first voxel of the first cell.
         mm: Edge of a cell along each axis, and the centre of the first, in mm, (2 3).
         reach: How far a peak suppresses other cells, in mm.
-        table: A zero for every cell; all are zero again in the end.
+        factor: Odd, by which cells are hashed.
         peaks: Centres, (3 landmarks modes), NaN; written.
     """
     for landmark in range(len(starts) - 1):
         votes = slice(starts[landmark], starts[landmark + 1])
         positions = (position[0, votes], position[1, votes], position[2, votes])
+        table = _make_table(len(weight[votes]), factor)
         cells, totals = _count_cells(positions, weight[votes], edge, shape, first, table)
         heights = _smooth_cells(cells, totals, table, shape)
-        for cell in cells:
-            table[cell] = 0
         _choose_peaks(cells, heights, shape, mm, reach, peaks[:, landmark])
+
+
+@numba_jit
+@no_type_check
+def _make_table(most, factor):
+    """Make a hash table of up to so many cells, whatever the size of the grid.
+
+    Returns:
+        Zeros, at least twice as many as cells; the factor; and how far products are shifted.
+    """
+    bits = 1
+    while 1 << bits < 2 * most:
+        bits += 1
+    return np.zeros(1 << bits, dtype=np.int32), factor, 64 - bits
+
+
+@numba_jit
+@no_type_check
+def _find_slot(cell, cells, table):
+    """Return where in the table a cell is, as 1 + its index in ``cells``, or 0 if it is not."""
+    numbers, factor, shift = table
+    last = len(numbers) - 1
+    slot = ((cell * factor) >> shift) & last
+    while numbers[slot] and cells[numbers[slot] - 1] != cell:
+        slot = (slot + 1) & last
+    return slot
 
 
 @numba_jit
@@ -81,8 +106,8 @@ def _count_cells(positions, weight, edge, shape, first, table):
     """Add up the votes in each cell that is hit.
 
     Returns:
-        Indices of the cells that are hit, in the order of their first vote, and their sums; in
-        ``table``, 1, 2, … for these.
+        Indices of the cells that are hit, in the order of their first vote, and their sums; these
+        cells are in ``table``.
     """
     in_cell = np.empty(len(weight), dtype=np.int64)
     _find_cells(positions, edge, shape, first, in_cell)
@@ -93,11 +118,12 @@ def _count_cells(positions, weight, edge, shape, first, table):
         cell = in_cell[vote]
         if cell < 0:
             continue
-        if table[cell] == 0:
+        slot = _find_slot(cell, cells, table)
+        if table[0][slot] == 0:
             cells[count], totals[count] = cell, 0.0
             count += 1
-            table[cell] = count
-        totals[table[cell] - 1] += weight[vote]
+            table[0][slot] = count
+        totals[table[0][slot] - 1] += weight[vote]
     return cells[:count], totals[:count]
 
 
@@ -116,7 +142,8 @@ def _smooth_cells(cells, totals, table, shape):
         for di in range(-1, 2):
             for dj in range(-1, 2):
                 for dk in range(-1, 2):
-                    other = table[cells[index] + (di * shape[1] + dj) * shape[2] + dk]
+                    cell = cells[index] + (di * shape[1] + dj) * shape[2] + dk
+                    other = table[0][_find_slot(cell, cells, table)]
                     if other:
                         share = (2 - abs(di)) * (2 - abs(dj)) * (2 - abs(dk))
                         heights[index] += share * totals[other - 1]

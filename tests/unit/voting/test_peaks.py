@@ -77,6 +77,13 @@ def test_the_order_of_votes_changes_no_peak() -> None:
         np.testing.assert_array_equal(again.centre_mm, expected.centre_mm)
 
 
+def test_peaks_take_no_memory_for_cells_that_are_not_hit() -> None:
+    """A grid of a petavoxel, of which a table of all cells would fit no machine."""
+    readout = Readout(1, (100_000, 100_000, 100_000), (1.0, 1.0, 1.0), radius_mm=2.0)
+    peaks = peaks_of(votes_at([[99_998, 5, 77_777], [99_998, 5, 77_777], [3, 4, 5]]), readout)
+    assert peaks.centre_mm[:, 0, :2].T.tolist() == [[99_998, 5, 77_777], [3, 4, 5]]
+
+
 def test_no_votes_have_no_peaks() -> None:
     """Nothing is found without an error or a warning."""
     peaks = peaks_of(concat_votes([]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.geometry import translation
-from app.voting.readout import TABLE_BYTES, Readout, ScanExtent, choose_cells
+from app.voting.readout import Readout, ScanExtent, choose_cells
 
 SHAPE = (9, 14, 21)
 SPACING = (0.5, 0.75, 1.25)
@@ -25,18 +25,17 @@ def test_points_past_the_end_of_the_scan_lie_outside() -> None:
         ((70, 71, 72), 3, 1.0, 1),
         ((300, 301, 302), 3, 12.0, 4),
         ((300, 301, 302), 45, 2.0, 1),
-        ((500, 501, 502), 3, 2.0, 2),
+        ((500, 501, 502), 3, 2.0, 1),
         ((64, 65, 66), 45, 5.0, 2),
     ],
 )
-def test_cells_are_as_coarse_as_the_readout_allows_or_the_memory_asks(
+def test_cells_are_as_coarse_as_the_readout_allows(
     shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
 ) -> None:
-    """Worked cases, at a spacing of 1 mm."""
+    """Worked cases, at a spacing of 1 mm, however large the grid is."""
     readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
     cells = choose_cells(readout)
     assert cells.edge == (edge, edge, edge)
-    assert np.prod(cells.shape) * 4 <= TABLE_BYTES
 
 
 def test_cells_are_round_in_mm() -> None:
