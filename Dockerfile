@@ -36,6 +36,7 @@ FROM dependencies AS build
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY app app
+COPY clients/python clients/python
 # numba keeps compiled loops by the modification times of their sources, of which a layer keeps
 # nothing below a second.
 RUN pip install --constraint constraints.txt setuptools \

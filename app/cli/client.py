@@ -218,7 +218,7 @@ class Client:
 
         Args:
             content: The scan, as it was given to ``detect``.
-            answer: That of ``detect``, corrected; see ``app.io.correct``.
+            answer: That of ``detect``, corrected; see ``landmarkd.correct``.
             frame: As it was given to ``detect``.
             series: Likewise.
 

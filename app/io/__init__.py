@@ -33,6 +33,7 @@ from app.io.formats import (
     Format,
     load_report_writer,
     negotiate_format,
+    write_answer,
 )
 from app.io.gzip_stream import Content
 from app.io.header import Header, check_spacing
@@ -98,6 +99,6 @@ __all__ = [
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
     "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
     "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
-    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_case", "write_long",
-    "write_nifti",
+    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
+    "write_long", "write_nifti",
 ]  # fmt: skip

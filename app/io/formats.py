@@ -82,6 +82,20 @@ def load_report_writer() -> Callable[[LandmarksAnswer, Evidence], bytes]:
     return write_report
 
 
+def write_answer(answer: LandmarksAnswer, form: str = "json") -> bytes:
+    """Write an answer as the content of a file.
+
+    Args:
+        answer: Of the service.
+        form: Name of the format: ``json``, ``mrk.json``, ``csv``, ``tsv``, ``fcsv``, ``long`` or
+            ``measurements``.
+
+    Raises:
+        UnknownFormat: There is no such format.
+    """
+    return negotiate_format(FORMATS, form, None).write(answer)
+
+
 def negotiate_format(formats: Sequence[F], name: str | None, accept: str | None) -> F:
     """Choose the format of an answer.
 
