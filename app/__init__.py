@@ -5,8 +5,10 @@ The packages in the order of the data; each imports only those above it, by the 
 
 =============  ====================================================================================
 errors         the tree of errors, with their HTTP status and code
+durable        files that are there whole or not at all
 geometry       voxel and world coordinates
 settings       everything that can be configured
+measurements   distances, angles and the like of landmarks
 report         figures and tables -> an HTML page
 io             bytes -> Volume; answers -> JSON, Slicer markups, CSV
 compute        devices and their memory, copies to them, threads, Numba
@@ -17,8 +19,10 @@ preprocessing  Volume -> Grid -> tiles
 voting         Field -> Votes -> Modes -> Landmarks; heatmaps of votes are an output
 inference      one scan on one device, from volume to landmarks
 engine         many requests on all devices: queues, batches, deadlines, faults
+jobs           work that outlives its connection, and the process
 api            HTTP
 server         the process; Ray Serve for several machines
+exchange       model folders from elsewhere, and to others; the service never imports it
 training       trains, evaluates and calibrates models; the service never imports it
 cli            the command, and a client
 =============  ====================================================================================

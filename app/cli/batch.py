@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.scan_files import answer_stem, read_scan
+from app.durable import write_file
 from app.errors import BadParameter, LandmarkdError
 from app.io import AnswerFormat, LandmarksAnswer, write_long
 
@@ -60,10 +61,7 @@ class Files:
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Write the file, whole or not at all."""
-        target = self._targets[path]
-        partial = target.with_name(f"{target.name}.partial")
-        partial.write_bytes(self._write(path, answer))
-        partial.replace(target)
+        write_file(self._targets[path], self._write(path, answer))
 
 
 class LongTable:

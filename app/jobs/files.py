@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from app.durable import sync, write_file
 from app.errors import StartupError
 from app.io import Content, extract_scan
 
@@ -36,15 +37,7 @@ class ScanFiles:
 
     def write(self, job: str, content: Content) -> None:
         """Write the file of a job; afterwards it survives a power failure."""
-        with (self._folder / job).open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_file(self._folder / job, content)
 
     def append(self, job: str, offset: int, content: Content) -> None:
         """Write what comes next of a job's file."""
@@ -54,8 +47,7 @@ class ScanFiles:
 
     def sync(self, job: str) -> None:
         """Have what was appended to a file survive a power failure."""
-        with (self._folder / job).open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self._folder / job)
 
     def size(self, job: str) -> int:
         """Return how many bytes of a file there are."""

@@ -2,11 +2,9 @@
 
 import hashlib
 import math
-import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +94,6 @@ def parse_tensors(folder: Path, key: str, data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: {key}: not safetensors: {error}") from None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file, which takes its place once the block ends without an error."""
-    # Several processes may write one file at once, such as the first folds of a training.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def hash_file(path: Path) -> str:

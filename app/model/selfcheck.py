@@ -16,15 +16,10 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
+from app.durable import replacing
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.files import (
-    read_tensors,
-    read_text,
-    replacing,
-    update_hashes,
-    update_precisions,
-)
+from app.model.files import read_tensors, read_text, update_hashes, update_precisions
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network

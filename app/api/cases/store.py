@@ -5,9 +5,9 @@
     STORE/MODEL/scans/ID.nii.gz
     STORE/MODEL/landmarks/ID.mrk.json
 
-A case exists once its landmark file does. Each file is written under a temporary name, made durable
-and renamed, the scan first; a case is deleted in the opposite order. So a process that is killed
-leaves whole cases, and at most a scan or a temporary file, which the next start removes.
+A case exists once its landmark file does. Each file is there whole or not at all; the scan is
+written first, and deleted last. So a process that is killed leaves whole cases, and at most a scan
+or a temporary file, which the next start removes.
 
 A case belongs to the name of the key that kept it; what was kept without one, or has come from
 elsewhere, belongs to nobody, and anybody may change it.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from app.durable import PARTIAL, sync, write_file
 from app.errors import Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, read_case
 
@@ -30,7 +31,6 @@ SCANS: Final = "scans"
 LANDMARKS: Final = "landmarks"
 SCAN: Final = ".nii.gz"
 LANDMARK_FILE: Final = ".mrk.json"
-PARTIAL: Final = ".partial"
 LOCK: Final = ".lock"
 
 FILE_BYTES: Final = 512 << 10
@@ -97,7 +97,8 @@ class CaseStore:
             self._check_room(usage, keeper.name, _count(len(scan)) + _count(len(landmarks)))
             try:
                 for path, content in zip(paths, (scan, landmarks), strict=True):
-                    _write(path, content)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_file(path, content)
             except OSError as error:
                 self._remove_leftovers()
                 raise NotStored(
@@ -128,7 +129,7 @@ class CaseStore:
             _check_owner(landmarks, keeper)
             for path in (landmarks, scan):
                 path.unlink(missing_ok=True)
-                _sync_folder(path.parent)
+                sync(path.parent)
 
     def _paths(self, model: str, case_id: str) -> tuple[Path, Path]:
         """Return where scan and landmark file of a case are, or would be."""
@@ -181,27 +182,6 @@ class CaseStore:
         with (self._root / LOCK).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there either whole or not at all, and durable afterwards."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + PARTIAL)
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from app.durable import replacing
 from app.errors import BadParameter, StartupError
-from app.model import replacing
 from app.training.data.issues import shorten
 from app.training.data.split import check_train_only
 from app.training.data.summary import SpecimenSummary

@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from app.durable import replacing
 from app.errors import LandmarkdError
 from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks, read_truth, read_volume
-from app.model import replacing
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app.model import replacing
+from app.durable import replacing
 from app.training.files import CHECKPOINT
 from app.training.record import Record, check_same, write_record
 

@@ -10,7 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from app.model import replacing
+from app.durable import replacing
 from app.training.files import CURVES, HISTORY
 
 SIZE_INCHES: Final = (7.0, 7.0)

@@ -1,0 +1,43 @@
+"""Files that are there whole or not at all, and survive a power failure."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PARTIAL: Final = ".partial"
+"""How the names end of what a process that was killed has left."""
+
+
+def write_file(path: Path, content: bytes | bytearray | memoryview) -> None:
+    """Write a file, or replace it; see ``replacing``."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file, which takes its place once the block ends without an error.
+
+    Whenever the process or the machine stops, the file is as it was before, or as it shall be.
+    Afterwards it is as it shall be.
+    """
+    # Several processes may write one file at once, such as the first folds of a training.
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have what was written to a file, or the names in a folder, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
