@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from types import FrameType
 from typing import Final
 
@@ -31,6 +32,11 @@ KEEP_ALIVE_S: Final = 5
 SHUTDOWN_S: Final = 5
 """For responses that are still being sent when the engine has drained."""
 
+SWITCH_S: Final = 1e-3
+"""After so long a thread that waits for the interpreter gets it. Python's own 5 ms add up over the
+many waits of a scan beside uploads that take long to parse: 2 s instead of 0.2 s at worst. Half as
+long costs all others 4 % of their time, this costs none."""
+
 
 def serve(settings: Settings | None = None, listener: socket.socket | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
@@ -43,6 +49,7 @@ def serve(settings: Settings | None = None, listener: socket.socket | None = Non
         The exit code: 0 after a requested stop, else 1.
     """
     limit_heaps()
+    sys.setswitchinterval(SWITCH_S)
     chosen = Settings() if settings is None else settings
     log = configure_logging(chosen.log_level, chosen.log_format)
     for name in unknown_variables(os.environ):

@@ -19,9 +19,10 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from app.compute import run_parts, split_range
+from app.geometry import scaling, translation
 from app.voting.cpu import gaussians as cpu_gaussians
 from app.voting.cpu import modes as cpu_modes
 from app.voting.peaks import GroupedVotes, find_peaks, group_votes
@@ -36,6 +37,7 @@ from app.voting.readout import (
     TERMS,
     Cells,
     Readout,
+    ScanExtent,
     choose_cells,
 )
 from app.voting.reference import FIXED_ONE
@@ -239,32 +241,19 @@ def voters_around(
     size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
     flat = points.reshape(-1, 3)
     centres = (flat + 0.5) / readout.stride - 0.5
-    if readout.scan is None:
-        counts = cpu_modes.count_voters(centres, size, pitch, readout.radius_mm)
-    else:
-        counts = _count_in_scan(centres, size, pitch, readout)
+    scan = readout.scan or ScanExtent(np.eye(4), ())
+    stride = readout.stride
+    to_grid = translation([(stride - 1) / 2] * 3) @ scaling([stride] * 3)
+    counts = cpu_modes.count_voters(
+        centres,
+        size,
+        pitch,
+        readout.radius_mm,
+        scan.to_volume @ to_grid,
+        np.array(scan.shape, np.float64),
+    )
     outside = np.isfinite(flat).all(1) & ~readout.contains(flat)
     octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
     least = np.where(outside, max(1.0, octant), 1.0)
     voters = np.maximum(counts, least).reshape(points.shape[:-1])
     return np.asarray(readout.ideal_weight * voters)
-
-
-def _count_in_scan(
-    centres: Float64[np.ndarray, "n 3"],
-    size: Int64[np.ndarray, " 3"],
-    pitch: Float64[np.ndarray, " 3"],
-    readout: Readout,
-) -> Float64[np.ndarray, " n"]:
-    """Count the field voxels around each point that lie in the scan, one by one."""
-    scan = readout.scan
-    counts = np.zeros(len(centres))
-    most = np.ceil(readout.radius_mm / pitch + 0.5).astype(int)
-    steps = np.stack(np.meshgrid(*[np.arange(-n, n + 1) for n in most], indexing="ij"), axis=-1)
-    for index in np.flatnonzero(np.isfinite(centres).all(axis=1)):
-        voxels = np.rint(centres[index]) + steps.reshape(-1, 3)
-        near = (((voxels - centres[index]) * pitch) ** 2).sum(axis=1) <= readout.radius_mm**2
-        near &= ((voxels >= 0) & (voxels < size)).all(axis=1)
-        in_grid = (voxels[near] + 0.5) * readout.stride - 0.5
-        counts[index] = len(in_grid) if scan is None else scan.contains(in_grid).sum()
-    return counts

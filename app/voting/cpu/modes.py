@@ -216,14 +216,16 @@ def rank(centres, weight, reach):
 
 @numba_jit
 @no_type_check
-def count_voters(points, size, pitch, radius):
-    """Count the field voxels of a grid within a radius of each point.
+def count_voters(points, size, pitch, radius, to_scan, shape):
+    """Count the field voxels of a grid within a radius of each point, and inside the scan.
 
     Args:
         points: In field voxels, (points 3); NaN counts none.
         size: Field voxels along each axis.
         pitch: Their spacing along each axis, in mm.
         radius: In mm.
+        to_scan: Field voxel index -> index of the scan, (4 4).
+        shape: Of the scan, in voxels; none, if all of the grid lies in it.
     """
     counts = np.zeros(len(points), dtype=np.float64)
     for point in range(len(points)):
@@ -240,6 +242,21 @@ def count_voters(points, size, pitch, radius):
                     break
                 if square >= 0:
                     half = np.sqrt(square) / pitch[2]
-                    high = min(np.floor(z + half), size[2] - 1)
-                    counts[point] += max(0.0, high - max(np.ceil(z - half), 0.0) + 1)
+                    low, high = max(np.ceil(z - half), 0.0), min(np.floor(z + half), size[2] - 1.0)
+                    if len(shape) == 0:
+                        counts[point] += max(0.0, high - low + 1)
+                        continue
+                    for k in range(np.int64(low), np.int64(high) + 1):
+                        counts[point] += _is_inside(to_scan, i, j, k, shape)
     return counts
+
+
+@numba_jit
+@no_type_check
+def _is_inside(to_scan, i, j, k, shape):
+    """Test whether a voxel lies in the scan, up to the faces of its outermost voxels."""
+    inside = True
+    for axis in range(3):
+        a, b, c, first = to_scan[axis]
+        inside &= -0.5 <= a * i + b * j + c * k + first <= shape[axis] - 0.5
+    return inside
