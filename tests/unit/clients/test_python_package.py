@@ -6,6 +6,7 @@ import sys
 
 import landmarkd
 import landmarkd.voting
+
 from tests.support.documents import PAGES, ROOT, code_blocks, read
 
 PATHS = (ROOT, ROOT / "clients" / "python")
