@@ -28,6 +28,13 @@ landmarks.
 curl --data-binary @scan.nii.gz '{ADDRESS}v1/landmarks?model={MODEL}'
 ```
 
+```python
+from landmarkd import Client
+
+with Client("{ADDRESS}") as client:
+    answer = client.detect("scan.nii.gz", model="{MODEL}")
+```
+
 `GET /v1/models` lists the models. [The page](.) of this service draws scans with their landmarks.
 
 Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.
@@ -163,7 +170,7 @@ def get_openapi(request: Request, shared: SharedDep) -> Response:
     info = document["info"]
     text = info["description"].replace(ADDRESS, str(request.base_url))
     if names and MODEL not in names:
-        text = text.replace(f"model={MODEL}", f"model={names[0]}")
+        text = text.replace(MODEL, names[0])
     paths = {
         path: {method: _with_models(call, names) for method, call in calls.items()}
         for path, calls in document["paths"].items()

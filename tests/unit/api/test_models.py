@@ -46,6 +46,7 @@ def test_docs_offer_formats_and_the_models_that_are_loaded(client: TestClient) -
     assert schemas[URL, "format"]["enum"] == [form.name for form in SCAN_FORMATS]
     assert schemas["/v1/votes", "format"]["enum"][-1] == "nii.gz"
     assert f"/v1/landmarks?model={MODEL}'" in document["info"]["description"]
+    assert f'model="{MODEL}")' in document["info"]["description"]
 
 
 def test_docs_leave_the_model_open_while_none_is_loaded(tmp_path: Path) -> None:
