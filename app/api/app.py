@@ -14,7 +14,7 @@ from app.api.dependencies import Shared
 from app.api.health import health_router
 from app.api.middleware import RequestTracking
 from app.api.models import models_router
-from app.api.openapi import DESCRIPTION
+from app.api.openapi import DESCRIPTION, openapi_router
 from app.api.origin import make_origin_check
 from app.api.problems import describe_problem, install_problem_handlers
 from app.api.scans.heatmaps import heatmaps_router
@@ -39,6 +39,7 @@ ROUTERS: Final = (
     health_router,
     votes_router,
     cases_router,
+    openapi_router,
     page_router,
 )
 

@@ -85,6 +85,7 @@ def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:
         version=manifest.version,
         description=manifest.description,
         license=manifest.license,
+        sample=manifest.sample,
         digest=model.digest,
         orientation=manifest.input.orientation,
         spacing_mm=manifest.input.spacing_mm,

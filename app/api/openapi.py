@@ -1,20 +1,38 @@
-"""OpenAPI documentation beyond the types: bodies, examples, and the errors of each call."""
+"""OpenAPI documentation beyond the types: bodies, examples, choices, the errors of each call."""
 
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.api.dependencies import SharedDep, require_api_key
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
 from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
 from app.io import FORMATS, REPORT, Problem
 from app.voting import VOTES_FORMATS
 
-DESCRIPTION: Final = """
+openapi_router: Final = APIRouter(include_in_schema=False)
+
+ADDRESS: Final = "http://127.0.0.1:8000/"
+MODEL: Final = "mouse-skull"
+"""Stand in the description of all calls for the service's address and one of its models."""
+
+DESCRIPTION: Final = f"""
 Send a 3D scan (NIfTI, NRRD, MetaImage, or a DICOM series in a ZIP archive), get anatomical
 landmarks.
 
 ```sh
-curl --data-binary @scan.nii.gz 'http://127.0.0.1:8000/v1/landmarks?model=mouse-skull'
+curl --data-binary @scan.nii.gz '{ADDRESS}v1/landmarks?model={MODEL}'
+```
+
+```python
+from landmarkd import Client
+
+with Client("{ADDRESS}") as client:
+    answer = client.detect("scan.nii.gz", model="{MODEL}")
 ```
 
 `GET /v1/models` lists the models. [The page](.) of this service draws scans with their landmarks.
@@ -130,6 +148,45 @@ VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
 
 
 HEATMAPS_CONTENT: Final[dict[str, Any]] = {"application/gzip": {"schema": _BINARY}}
+
+
+def offer(names: Iterable[str]) -> Callable[[dict[str, Any]], None]:
+    """Describe an optional parameter of a query as a choice, for its ``json_schema_extra``."""
+    choices = [*names]
+
+    def change(schema: dict[str, Any]) -> None:
+        schema.pop("anyOf", None)  # Or null, which no query can hold.
+        schema.update(type="string", enum=choices)
+
+    return change
+
+
+@openapi_router.get("/openapi.json", dependencies=[Depends(require_api_key)])
+def get_openapi(request: Request, shared: SharedDep) -> Response:
+    """Describe all calls, for programs: with this service's address, and the models it has now."""
+    document = request.app.openapi()
+    loaded = [model.manifest for model in shared.engine.registry.models.values()]
+    names = sorted({one.name for one in loaded}) + [f"{one.name}@{one.version}" for one in loaded]
+    info = document["info"]
+    text = info["description"].replace(ADDRESS, str(request.base_url))
+    if names and MODEL not in names:
+        text = text.replace(MODEL, names[0])
+    paths = {
+        path: {method: _with_models(call, names) for method, call in calls.items()}
+        for path, calls in document["paths"].items()
+    }
+    return JSONResponse(document | {"info": info | {"description": text}, "paths": paths})
+
+
+def _with_models(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Offer models where a call may be given one; a kept case's may be gone by now."""
+    parameters = []
+    for parameter in call.get("parameters", []):
+        schema = dict(parameter["schema"])
+        if names and parameter["name"] == "model" and not parameter["required"]:
+            offer(names)(schema)
+        parameters.append(parameter | {"schema": schema})
+    return call | {"parameters": parameters}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

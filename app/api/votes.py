@@ -16,7 +16,7 @@ from app.api.dependencies import (
     require_api_key,
     server_timing,
 )
-from app.api.openapi import VOTES_BODY, VOTES_CONTENT, problems
+from app.api.openapi import VOTES_BODY, VOTES_CONTENT, offer, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
 from app.api.upload.receive import cancel_on_disconnect, read_upload
@@ -41,9 +41,9 @@ class VotesQuery(BaseModel):
 
     format: str | None = Field(
         None,
-        description="Landmarks: json, mrk.json, csv, tsv, fcsv or long. Votes, one row "
-        "`landmark, probability, x, y, z` each: rows.csv or rows.npy. Heatmaps: nii.gz. "
-        "Takes precedence over Accept.",
+        description="Votes, one row `landmark, probability, x, y, z` each: rows.csv or rows.npy. "
+        "Heatmaps: nii.gz. Landmarks: the others. Takes precedence over Accept.",
+        json_schema_extra=offer(form.name for form in ALL_FORMATS),
     )
     channels: Literal["first", "last"] = Field("last", description="Which axis holds channels.")
     order: Literal["axis", "landmark"] = Field(

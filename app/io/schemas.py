@@ -217,6 +217,7 @@ class ModelInfo(_WireModel):
     version: str
     description: str
     license: str
+    sample: str | None = Field(description="Where to get a public scan to try it with.")
     digest: str
     orientation: str = Field(description="Axes in which the network was trained.")
     spacing_mm: Triple = Field(description="Grid on which it was trained.")

@@ -42,6 +42,7 @@ class Manifest(Section):
     version: Annotated[str, Field(min_length=1, max_length=32)]
     description: str
     license: str
+    sample: Annotated[str, Field(pattern=r"^https://[!-~]+$", max_length=512)] | None = None
     input: InputSpec
     network: NetworkSpec
     voting: VotingSpec

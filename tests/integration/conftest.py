@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.api.dependencies import hash_key
-from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SCAN
+from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SAMPLE, SCAN
 from tests.support.services import RAW, ServiceProcess
 
 PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
@@ -18,11 +18,12 @@ WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["ball", 
 
 @pytest.fixture(scope="module")
 def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service with the phantom's model, which measures, too."""
+    """A service with the phantom's model, which measures, too, and says where to get a scan."""
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(PHANTOM, models / PHANTOM.name)
-    with (models / PHANTOM.name / "model.toml").open("a", encoding="utf-8") as manifest:
-        manifest.write(f"\n{WIDTH}")
+    manifest = models / PHANTOM.name / "model.toml"
+    text = manifest.read_text(encoding="utf-8")
+    manifest.write_text(f'sample = "{SAMPLE}"\n{text}\n{WIDTH}', encoding="utf-8")
     process = ServiceProcess(models, BATCH_SIZE="2", API_KEYS=hash_key(KEY))
     yield process
     process.kill()

@@ -1,5 +1,6 @@
 """The shipped mouse-skull model on skulls it never saw: turned, cut in halves, and not there."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from app.geometry import Points, transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
+from app.model import read_manifest
 from app.shapes import fit_similarity
 from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
@@ -30,6 +32,9 @@ P95_ERROR_MM = 0.55
 TURNED_MM = 0.15
 """Mean distance between the landmarks of a scan and of the same scan turned."""
 
+DESCRIPTION = re.compile(
+    r"(left|right|midline)(?:, partner of (\d+))?; (\d+) % from front to back, \d+ % from bottom"
+)
 INVENTED = 0.05
 """Of the landmarks that are not in a scan, at most this share may be called detected."""
 
@@ -60,6 +65,23 @@ def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path
     assert np.isfinite(errors).all()
     assert np.mean(errors) <= MEAN_ERROR_MM
     assert np.percentile(errors, 95) <= P95_ERROR_MM
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_descriptions_say_where_landmarks_are_in_real_skulls(skulls: Path, name: str) -> None:
+    """Landmark 1 is at the nose, 13 on the roof of the braincase, 50 below it."""
+    at = read_landmarks(landmarks_path(skulls, name))
+    nose, back, up = np.array(at["1"]), at["21"] - at["1"], at["13"] - at["50"]
+    right = np.cross(up, back) / np.linalg.norm(np.cross(up, back))
+    for spec in read_manifest(MODEL).landmarks:
+        said = DESCRIPTION.match(spec.description)
+        assert said is not None, spec.description
+        side, partner, share = said.groups()
+        x = (at[spec.name] - nose) @ right
+        assert abs(x) < 0.3 if side == "midline" else side == ("left" if x < 0 else "right")
+        assert (partner or "") == spec.mirror
+        y = (at[spec.name] - nose) @ back / (back @ back)
+        assert y == pytest.approx(int(share) / 100, abs=0.05), spec.name
 
 
 def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls: Path) -> None:

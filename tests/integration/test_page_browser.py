@@ -17,6 +17,7 @@ from tests.support.browser import (
     ABSENT,
     MISSING,
     NEAR_MM,
+    SAMPLE,
     SCAN,
     SEED,
     Page,
@@ -94,6 +95,15 @@ def point_at_all(page: Page) -> None:
     x, y, name = shown[0]
     page.click("#canvas", position={"x": x, "y": y})
     assert chosen(page) == name
+
+
+def test_model_says_where_to_get_a_public_scan(
+    browser: Any,  # noqa: ANN401
+    page_service: ServiceProcess,
+) -> None:
+    with opened(browser, page_service.url) as page:
+        page.wait_for_selector("#about-sample:not([hidden])")
+        assert page.get_attribute("#about-sample a", "href") == SAMPLE
 
 
 def test_dropped_scan_is_shown_with_its_landmarks(

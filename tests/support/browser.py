@@ -18,6 +18,7 @@ FLAGS: Final = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swif
 SMALL: Final = {"width": 640, "height": 480}
 KEY: Final = "correct horse"
 BEARER: Final = {"Authorization": f"Bearer {KEY}"}
+SAMPLE: Final = "https://scans.test/phantom.nii.gz?version=2"
 SEED: Final = 6
 SCAN: Final = scan_bytes(make_phantom(SEED))
 ABSENT: Final = "ring"

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.dependencies import AdmittedDep, JobsDep, Number, SharedDep, require_api_key
-from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, problems
+from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
 from app.api.request_log import record_of
 from app.api.scans.reception import (
@@ -39,8 +39,8 @@ class JobQuery(ScanQuery):
 
     format: str | None = Field(
         None,
-        description="In which landmarks are written: json, mrk.json, csv, tsv, fcsv, long or "
-        "measurements.",
+        description="In which landmarks are written.",
+        json_schema_extra=offer(form.name for form in FORMATS),
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
 
@@ -50,7 +50,11 @@ class ResultQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: str | None = Field(None, description="Unset: the one that the job was sent with.")
+    format: str | None = Field(
+        None,
+        description="Unset: the one that the job was sent with.",
+        json_schema_extra=offer(form.name for form in FORMATS),
+    )
 
 
 @jobs_router.post(

@@ -16,7 +16,7 @@ from app.api.dependencies import (
     request_timeout_s,
     server_timing,
 )
-from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, problems
+from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.scans.jobs import accept_job
 from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.scans.report import find_and_report
@@ -45,8 +45,8 @@ class LandmarksQuery(ScanQuery):
 
     format: str | None = Field(
         None,
-        description="json, mrk.json, csv, tsv, fcsv, long, measurements, or, for DICOM, dcm. Takes "
-        "precedence over Accept.",
+        description="Takes precedence over Accept; dcm is for DICOM only.",
+        json_schema_extra=offer(form.name for form in SCAN_FORMATS),
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
     timeout_s: TimeLimit = None

@@ -18,7 +18,6 @@ from typing import Annotated, Final
 from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import JSONResponse
 
 from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
 from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
@@ -65,9 +64,6 @@ NIIVUE_CLASS: Final = re.compile(
     rb"\* @param options +- options object to set modifiable Niivue properties"
 )
 MAX_CLASS_NAME_BYTES: Final = 99
-
-EXAMPLE: Final = "http://127.0.0.1:8000/"
-"""Stands for the address of the service in the description of all calls."""
 
 logger = logging.getLogger(__name__)
 page_router: Final = APIRouter(include_in_schema=False)
@@ -133,15 +129,6 @@ def page_files() -> Mapping[str, PageFile]:
 def get_page(request: Request) -> Response:
     """Serve the page."""
     return get_file(request, "index.html")
-
-
-@page_router.get("/openapi.json", dependencies=[Depends(require_api_key)])
-def get_openapi(request: Request) -> Response:
-    """Describe all calls, for programs."""
-    described = request.app.openapi()
-    info = described["info"]
-    examples = info["description"].replace(EXAMPLE, str(request.base_url))
-    return JSONResponse(described | {"info": info | {"description": examples}})
 
 
 @page_router.get("/docs", dependencies=[Depends(require_api_key)])

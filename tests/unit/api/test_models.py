@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
+from app.io import SCAN_FORMATS
 from app.io.schemas import ModelInfo, ModelsAnswer
 from tests.support.services import (
     MODEL,
@@ -26,6 +27,36 @@ URL = "/v1/landmarks"
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     with running(toy_settings(toy_models(tmp_path_factory.mktemp("models")))) as client:
         yield client
+
+
+def test_docs_offer_formats_and_the_models_that_are_loaded(client: TestClient) -> None:
+    version = ModelInfo.model_validate_json(client.get(f"/v1/models/{MODEL}").content).version
+    document = client.get("/openapi.json").json()
+    schemas = {
+        (path, parameter["name"]): parameter["schema"]
+        for path, calls in document["paths"].items()
+        for call in calls.values()
+        for parameter in call.get("parameters", [])
+    }
+    for path in (URL, "/v1/heatmaps", "/v1/jobs", "/v1/uploads"):
+        model = schemas[path, "model"]
+        assert (model["type"], model["enum"]) == ("string", [MODEL, f"{MODEL}@{version}"])
+        assert "anyOf" not in model
+    assert "enum" not in schemas["/v1/cases", "model"]
+    assert schemas[URL, "format"]["enum"] == [form.name for form in SCAN_FORMATS]
+    assert schemas["/v1/votes", "format"]["enum"][-1] == "nii.gz"
+    assert f"/v1/landmarks?model={MODEL}'" in document["info"]["description"]
+    assert f'model="{MODEL}")' in document["info"]["description"]
+
+
+def test_docs_leave_the_model_open_while_none_is_loaded(tmp_path: Path) -> None:
+    with running(toy_settings(tmp_path)) as client:
+        (model,) = [
+            parameter["schema"]
+            for parameter in client.get("/openapi.json").json()["paths"][URL]["post"]["parameters"]
+            if parameter["name"] == "model"
+        ]
+    assert "enum" not in model
 
 
 def test_models_are_listed_and_described(client: TestClient) -> None:

@@ -84,6 +84,7 @@ REFUSALS: list[tuple[str, str, object, str]] = [
     ("", "schema", 2, "schema: Input should be 1, got 2"),
     ("", "name", "other", "name: expected the folder's name, got 'other'"),
     ("", "name", "Toy", "name: String should match pattern"),
+    ("", "sample", "javascript:alert(1)", "sample: String should match pattern"),
     ("input", "orientation", "RAL", "one letter of each of LR, PA, IS, got 'RAL'"),
     ("input", "orientation", "ras", "one letter of each of LR, PA, IS, got 'ras'"),
     ("input", "orientation", "RA", "input.orientation: String should have at least 3 characters"),

@@ -10,6 +10,7 @@ export async function describeModel({ name, version, description }) {
   element("about-text").textContent = `${description.replace(/\.?$/, ".")}`;
   element("about-scan").textContent = "";
   element("about-card").hidden = true;
+  element("about-sample").hidden = true;
   try {
     const model = await getModel(name);
     if (element("about-title").textContent !== `${model.name} ${model.version}`) return; // another one by now
@@ -17,6 +18,8 @@ export async function describeModel({ name, version, description }) {
     const whole = model.tile_shape === "whole" ? " The network sees the whole scan at once." : "";
     element("about-scan").textContent =
       `Scans are resampled to ${spacing} mm; their voxels should not be much larger. Any orientation will do.${whole}`;
+    element("about-sample").hidden = !model.sample;
+    element("about-sample").querySelector("a").href = model.sample ?? "";
     element("about-license").textContent = `Licence: ${model.license}`;
     element("about-words").textContent = model.card ?? "";
     element("about-card").hidden = !model.card;
