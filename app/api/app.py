@@ -27,7 +27,7 @@ from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
 from app.errors import StartupError
-from app.jobs import JobRunner, UploadStore
+from app.jobs import JobFolder, JobRunner
 from app.settings import Settings
 
 ROUTERS: Final = (
@@ -107,11 +107,11 @@ async def _jobs_of(
         return
     limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
     try:
-        store = await asyncio.to_thread(UploadStore, settings.jobs, *limits)
+        folder = await asyncio.to_thread(JobFolder, settings.jobs, *limits)
     except StartupError as error:
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise
-    runner = JobRunner(store, engine, metrics, describe_problem)
+    runner = JobRunner(folder, engine, metrics, describe_problem)
     running = asyncio.create_task(_run_jobs(runner, on_fatal))
     try:
         yield runner
