@@ -22,7 +22,6 @@ from app.api.scans.jobs import jobs_router
 from app.api.scans.landmarks import landmarks_router
 from app.api.scans.uploads import uploads_router
 from app.api.ui.page import page_router
-from app.api.ui.phantoms import PhantomScans
 from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
@@ -87,7 +86,6 @@ def create_app(
         redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    app.state.phantoms = PhantomScans()
     app.state.turns = Turns()
     app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes, CLIENT_SHARE)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
