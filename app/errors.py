@@ -25,7 +25,8 @@
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   ├── BadParameter          422 bad-parameter        a query or form parameter
     │   ├── HeadTooLarge          431 head-too-large       headers or trailers over a limit
-    │   └── ClientLeft            499 client-left          the client closed its connection
+    │   ├── ClientLeft            499 client-left          the client closed its connection
+    │   └── UnknownCoding         501 unknown-coding       a body coded for its transfer
     ├── ServiceError              the service is at fault; try again later or elsewhere
     │   ├── QueueFull             429 queue-full           carries retry_after_s
     │   ├── NotConfigured         501 not-configured       no folder for jobs, or for cases
@@ -43,9 +44,9 @@
 volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
 ``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
 ClientLeft, NotFinished, WrongTusVersion, NotConfigured, UnknownCase and NotStored; ``app.server``
-HeadTooLarge; ``app.jobs`` UnknownJob, WrongOffset, TooLarge, QueueFull, NotStored and GivenUp;
-``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFailed and InsufficientMemory;
-``app.model`` UnknownModel and ModelRefused.
+HeadTooLarge and UnknownCoding; ``app.jobs`` UnknownJob, WrongOffset, TooLarge, QueueFull, NotStored
+and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFailed and
+InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
 
 
@@ -220,6 +221,13 @@ class ClientLeft(RequestError):
 
     status = 499
     code = "client-left"
+
+
+class UnknownCoding(RequestError):
+    """The body has a transfer coding besides ``chunked``."""
+
+    status = 501
+    code = "unknown-coding"
 
 
 class ServiceError(LandmarkdError):

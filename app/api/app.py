@@ -22,12 +22,11 @@ from app.api.scans.jobs import jobs_router
 from app.api.scans.landmarks import landmarks_router
 from app.api.scans.uploads import uploads_router
 from app.api.ui.page import page_router
-from app.api.ui.phantoms import PhantomScans
 from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
 from app.errors import StartupError
-from app.jobs import JobRunner, UploadStore
+from app.jobs import JobFolder, JobRunner
 from app.settings import Settings
 
 ROUTERS: Final = (
@@ -88,7 +87,6 @@ def create_app(
         redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    app.state.phantoms = PhantomScans()
     app.state.turns = Turns()
     app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes, CLIENT_SHARE)
     app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
@@ -108,11 +106,11 @@ async def _jobs_of(
         return
     limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
     try:
-        store = await asyncio.to_thread(UploadStore, settings.jobs, *limits)
+        folder = await asyncio.to_thread(JobFolder, settings.jobs, *limits)
     except StartupError as error:
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise
-    runner = JobRunner(store, engine, metrics, describe_problem)
+    runner = JobRunner(folder, engine, metrics, describe_problem)
     running = asyncio.create_task(_run_jobs(runner, on_fatal))
     try:
         yield runner

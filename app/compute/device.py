@@ -145,12 +145,6 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
     return tuple(name for name, fast in names.items() if fast)
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until all work queued on a device is done; on the CPU it always is."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an error means that memory ran out; on the CPU torch raises RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

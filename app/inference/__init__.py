@@ -27,17 +27,16 @@ from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_heatmaps import (
-    VoteMap,
     keep_votes,
     write_scan_heatmaps,
 )
 from app.inference.scan_state import ScanState
-from app.inference.verification import Verification, verify_precisions
+from app.inference.verification import verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
-    "StageTimes", "Verification", "VoteMap", "VotesRequest", "answer_votes", "build_answer",
+    "StageTimes", "VotesRequest", "answer_votes", "build_answer",
     "collect", "collect_batch", "conclude", "forecast", "forecast_votes",
     "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "model_ref",
     "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",

@@ -3,18 +3,22 @@
 import fcntl
 import mmap
 import os
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
 from app.durable import sync, write_file
-from app.errors import StartupError
+from app.errors import NotStored, StartupError, UnknownJob
 from app.io import Content, extract_scan
 
 
 class ScanFiles:
     """The scans of jobs.
+
+    Its methods raise UnknownJob if the file of a job is gone, because the job was removed, and
+    NotStored if the disk takes or gives nothing.
 
     Args:
         folder: Made if it is not there; no other user of the machine may read it then. It is this
@@ -37,21 +41,24 @@ class ScanFiles:
 
     def write(self, job: str, content: Content) -> None:
         """Write the file of a job; afterwards it survives a power failure."""
-        write_file(self._folder / job, content)
+        with _translate_errors(job):
+            write_file(self._folder / job, content)
 
     def append(self, job: str, offset: int, content: Content) -> None:
         """Write what comes next of a job's file."""
-        with (self._folder / job).open("r+b") as file:
+        with _translate_errors(job), (self._folder / job).open("r+b") as file:
             file.seek(offset)
             file.write(content)
 
     def sync(self, job: str) -> None:
         """Have what was appended to a file survive a power failure."""
-        sync(self._folder / job)
+        with _translate_errors(job):
+            sync(self._folder / job)
 
     def size(self, job: str) -> int:
         """Return how many bytes of a file there are."""
-        return (self._folder / job).stat().st_size
+        with _translate_errors(job):
+            return (self._folder / job).stat().st_size
 
     def open(self, job: str, entry: int | None, max_bytes: int) -> memoryview:
         """Open a scan; it is mapped, so that it takes no memory that cannot be given back.
@@ -63,16 +70,16 @@ class ScanFiles:
 
         Raises:
             TooLarge, BrokenVolume: As ``extract_scan``.
-            OSError: The file is gone, or the disk is full.
         """
-        with (self._folder / job).open("rb") as file:
-            content = _map(file)
-        if entry is None:
-            return content
-        with TemporaryFile(dir=self._folder) as file:
-            extract_scan(content, entry, max_bytes, file.write)
-            file.flush()
-            return _map(file)
+        with _translate_errors(job):
+            with (self._folder / job).open("rb") as file:
+                content = _map(file)
+            if entry is None:
+                return content
+            with TemporaryFile(dir=self._folder) as file:
+                extract_scan(content, entry, max_bytes, file.write)
+                file.flush()
+                return _map(file)
 
     def remove(self, job: str) -> None:
         """Remove the file of a job, if it is there."""
@@ -83,6 +90,27 @@ class ScanFiles:
         for path in self._folder.iterdir():
             if path.name not in jobs:
                 path.unlink()
+
+
+def not_stored() -> NotStored:
+    """Say that the disk is full, or broken."""
+    return NotStored("expected a disk that takes the job, got one that does not")
+
+
+def unknown_job(job: str) -> UnknownJob:
+    """Say that there is no such job of its owner."""
+    return UnknownJob(f"expected a job of yours, which GET /v1/jobs lists, got {job[:64]!r}")
+
+
+@contextmanager
+def _translate_errors(job: str) -> Iterator[None]:
+    """Say of which job a file is gone, and of any what the disk does not take."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise unknown_job(job) from None
+    except OSError as error:
+        raise not_stored() from error
 
 
 def _map(file: IO[bytes]) -> memoryview:

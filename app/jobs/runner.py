@@ -19,7 +19,9 @@ from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
 from app.errors import GivenUp, NotReady, NotStored
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
+from app.jobs.folder import JobFolder
 from app.jobs.records import Claim, Tiles
+from app.jobs.store import JobStore
 from app.jobs.uploads import UploadStore
 
 logger = logging.getLogger(__name__)
@@ -57,16 +59,19 @@ class _Run:
 
 
 class JobRunner:
-    """The jobs of a service, and what runs them; for one event loop.
+    """The jobs of a folder, and what runs them; for one event loop.
 
     Attributes:
-        store: Where they are kept; its methods are called by ``call``.
+        store: The jobs; its methods are called by ``call``.
+        uploads: What is to become jobs; likewise.
     """
 
     def __init__(
-        self, store: UploadStore, engine: Engine, metrics: Metrics, describe: Describe
+        self, folder: JobFolder, engine: Engine, metrics: Metrics, describe: Describe
     ) -> None:
-        self.store = store
+        self.store = JobStore(folder)
+        self.uploads = UploadStore(folder)
+        self._folder = folder
         self._engine = engine
         self._metrics = metrics
         self._describe = describe
@@ -77,7 +82,7 @@ class JobRunner:
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
-        metrics.watch_jobs(lambda: store.usage.queued, lambda: store.usage.bytes)
+        metrics.watch_jobs(lambda: folder.usage.queued, lambda: folder.usage.bytes)
 
     async def call(self, client: str, function: Callable[[], T]) -> T:
         """Call a method of the store for a client, one that does not block for long."""
@@ -116,7 +121,7 @@ class JobRunner:
         """Give the folder back, once ``run`` has ended."""
         await asyncio.to_thread(self._file_pool.shutdown)
         await asyncio.to_thread(self._pool.shutdown)  # Outcomes that are being kept come first.
-        await asyncio.to_thread(self.store.close)
+        await asyncio.to_thread(self._folder.close)
 
     async def _work(self) -> None:
         while True:
@@ -131,12 +136,13 @@ class JobRunner:
     async def _sweep(self) -> None:
         """Remove jobs when their time has passed."""
         while True:
-            wait_s = await self._insist(self.store.sweep)
+            waits = [await self._insist(one.sweep) for one in (self.store, self.uploads)]
             # A job that finishes while this waits has the same time to live, so it is not before.
-            await asyncio.sleep(self.store.ttl_s if wait_s is None else max(wait_s, RETRY_S))
+            wait_s = min((one for one in waits if one is not None), default=self._folder.ttl_s)
+            await asyncio.sleep(max(wait_s, RETRY_S))
 
     async def _claim(self, *, suspect: bool = False) -> Claim | None:
-        if not self.store.usage.queued:
+        if not self._folder.usage.queued:
             return None
         await self._wait_until_ready()
         claim = await self._insist(partial(self.store.claim, self._last_owner, suspect=suspect))

@@ -1,6 +1,12 @@
-"""The tables of jobs, and the queries that look into many rows; more jobs slow none of them."""
+"""The tables of jobs, their rows, and queries that look into many; more jobs slow none of them."""
 
-from typing import Final
+import sqlite3
+import time
+import uuid
+from typing import Any, Final
+
+from app.io import Selection
+from app.jobs.records import Order
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS job(
@@ -74,3 +80,37 @@ FROM (
     FROM scan LEFT JOIN json_each(?) ON key = scan.id WHERE job = ? ORDER BY number)
 """
 """JSON of a job's scans, as clients get it: parsing a thousand problems takes long."""
+
+
+def insert_job(db: sqlite3.Connection, order: Order, file_bytes: int, size: int) -> str:
+    """Insert a job that is not accepted yet; gives its id."""
+    job = uuid.uuid4().hex
+    db.execute(
+        "INSERT INTO job(id, owner, request_id, model, format, candidates, frame, series,"
+        " created_s, file_bytes, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (job, order.owner, order.request_id, order.model, order.format, order.candidates,
+         order.selection.frame, order.selection.series, time.time(), file_bytes, size),
+    )  # fmt: skip
+    return job
+
+
+def queue_scans(db: sqlite3.Connection, job: str, owner: str, scans: int | None) -> None:
+    """Accept a job, with the scans of its archive, or None of a single scan."""
+    entries = [None] if scans is None else range(scans)
+    db.executemany(
+        "INSERT INTO scan(job, owner, number, entry, state) VALUES (?, ?, ?, ?, 'queued')",
+        [(job, owner, number, entry) for number, entry in enumerate(entries)],
+    )
+    db.execute("UPDATE job SET accepted = 1 WHERE id = ?", (job,))
+
+
+def order_of(job: sqlite3.Row | dict[str, Any]) -> Order:
+    """Read the order of a job's row."""
+    return Order(
+        owner=job["owner"],
+        request_id=job["request_id"],
+        model=job["model"],
+        format=job["format"],
+        candidates=bool(job["candidates"]),
+        selection=Selection(job["frame"], job["series"]),
+    )

@@ -11,18 +11,9 @@ from typing import Final
 
 from app.errors import QueueFull, UnknownJob, WrongOffset
 from app.io import Content
+from app.jobs.folder import JOB_BYTES, RETRY_S, SCAN_BYTES, JobFolder
 from app.jobs.records import Order
-from app.jobs.store import (
-    JOB_BYTES,
-    RETRY_S,
-    SCAN_BYTES,
-    JobStore,
-    insert_job,
-    not_stored,
-    order_of,
-    queue_scans,
-    unknown_job,
-)
+from app.jobs.tables import insert_job, order_of, queue_scans
 
 MAX_OPEN: Final = 64
 """Uploads that have begun and not ended."""
@@ -67,8 +58,11 @@ class OpenUpload:
             )
 
 
-class UploadStore(JobStore):
-    """The jobs of a folder, and uploads that are to become such; arguments as of ``JobStore``."""
+class UploadStore:
+    """The uploads of a folder that are to become its jobs."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
 
     def start(self, order: Order, length: int) -> OpenUpload:
         """Begin an upload.
@@ -82,8 +76,8 @@ class UploadStore(JobStore):
             QueueFull: It does not fit beside other jobs, or there are too many uploads.
             NotStored: The disk took no more.
         """
-        with self._transaction() as db:
-            self._require_room(order.owner, length + UPLOAD_BYTES)
+        with self._folder.transaction() as db:
+            self._folder.require_room(order.owner, length + UPLOAD_BYTES)
             owners = db.execute(
                 "SELECT owner FROM job JOIN upload ON job = id WHERE NOT accepted"
             ).fetchall()
@@ -97,10 +91,10 @@ class UploadStore(JobStore):
             job = insert_job(db, order, 0, UPLOAD_BYTES)
             db.execute("INSERT INTO upload VALUES (?, ?, ?)", (job, length, time.time()))
         try:
-            self._files.write(job, b"")
-        except OSError as error:
-            self._forget(job)
-            raise not_stored() from error
+            self._folder.files.write(job, b"")
+        except BaseException:
+            self._folder.forget(job)
+            raise
         return self.look(order.owner, job)
 
     def look(self, owner: str, upload: str) -> OpenUpload:
@@ -109,17 +103,17 @@ class UploadStore(JobStore):
         Raises:
             UnknownJob: There is none, or it is another's.
         """
-        rows = self._read(
+        rows = self._folder.read(
             "SELECT * FROM job JOIN upload ON job = id WHERE owner = ? AND id = ?", owner, upload
         )
         try:
             (row,) = rows
-            offset = row["length"] if row["accepted"] else self._files.size(upload)
-        except (ValueError, FileNotFoundError):
+            offset = row["length"] if row["accepted"] else self._folder.files.size(upload)
+        except (ValueError, UnknownJob):
             raise UnknownJob(
                 f"expected an upload of yours that has not expired, got {upload[:64]!r}"
             ) from None
-        expires_s = row["touched_s"] + self.ttl_s
+        expires_s = row["touched_s"] + self._folder.ttl_s
         return OpenUpload(
             upload, order_of(row), row["length"], offset, bool(row["accepted"]), expires_s
         )
@@ -133,19 +127,14 @@ class UploadStore(JobStore):
             UnknownJob: It was removed meanwhile.
         """
         end = upload.offset + len(content)
-        with self._transaction() as db:
-            self._require_room(upload.order.owner, len(content))
+        with self._folder.transaction() as db:
+            self._folder.require_room(upload.order.owner, len(content))
             db.execute(
                 "UPDATE job SET file_bytes = ?, bytes = ? WHERE id = ?",
                 (end, end + UPLOAD_BYTES, upload.id),
             )
             db.execute("UPDATE upload SET touched_s = ? WHERE job = ?", (time.time(), upload.id))
-        try:
-            self._files.append(upload.id, upload.offset, content)
-        except FileNotFoundError:
-            raise unknown_job(upload.id) from None
-        except OSError as error:
-            raise not_stored() from error
+        self._folder.files.append(upload.id, upload.offset, content)
 
     def sync(self, upload: OpenUpload) -> None:
         """Have what has arrived survive a power failure.
@@ -154,23 +143,15 @@ class UploadStore(JobStore):
             NotStored: The disk took no more.
             UnknownJob: It was removed meanwhile.
         """
-        try:
-            self._files.sync(upload.id)
-        except FileNotFoundError:
-            raise unknown_job(upload.id) from None
-        except OSError as error:
-            raise not_stored() from error
+        self._folder.files.sync(upload.id)
 
-    def open_upload(self, upload: OpenUpload) -> memoryview:
+    def open(self, upload: OpenUpload) -> memoryview:
         """Open what has arrived, which is not nothing; it is mapped.
 
         Raises:
             UnknownJob: It was removed meanwhile.
         """
-        try:
-            return self._files.open(upload.id, None, 0)
-        except FileNotFoundError:
-            raise unknown_job(upload.id) from None
+        return self._folder.files.open(upload.id, None, 0)
 
     def finish(self, upload: OpenUpload, scans: int | None) -> None:
         """Make a job of an upload that has arrived whole; once this returns, it will be run.
@@ -184,8 +165,8 @@ class UploadStore(JobStore):
             NotStored: The disk took no more.
         """
         more = SCAN_BYTES * ((scans or 1) - 1)
-        with self._transaction() as db:
-            self._require_room(upload.order.owner, more)
+        with self._folder.transaction() as db:
+            self._folder.require_room(upload.order.owner, more)
             db.execute(
                 "UPDATE job SET bytes = bytes + ?, created_s = ? WHERE id = ?",
                 (more, time.time(), upload.id),
@@ -194,18 +175,17 @@ class UploadStore(JobStore):
 
     def discard(self, upload: OpenUpload) -> None:
         """Remove an upload that has not become a job."""
-        self._forget(upload.id)
+        self._folder.forget(upload.id)
 
     def sweep(self) -> float | None:
-        """Remove jobs and uploads whose time has passed; gives the seconds until the next's has."""
-        now = time.time()
-        waiting = self._read(
+        """Remove uploads whose time has passed; gives the seconds until the next one's has."""
+        waits = []
+        for row in self._folder.read(
             "SELECT job, touched_s FROM upload JOIN job ON id = job WHERE NOT accepted"
-        )
-        for row in waiting:
-            if row["touched_s"] <= now - self.ttl_s:
-                self._forget(row["job"])
-        ahead = [row["touched_s"] + self.ttl_s - now for row in waiting]
-        waits = [wait_s for wait_s in ahead if wait_s > 0]
-        of_jobs = super().sweep()
-        return min(waits if of_jobs is None else [*waits, of_jobs], default=None)
+        ):
+            wait_s = row["touched_s"] + self._folder.ttl_s - time.time()
+            if wait_s > 0:
+                waits.append(wait_s)
+            else:
+                self._folder.forget(row["job"])
+        return min(waits, default=None)

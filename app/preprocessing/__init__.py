@@ -12,13 +12,12 @@ tiling      Grid -> tiles, and how much each of their voxels counts
 from app.preprocessing.grid import Grid, grid_shape, make_grid
 from app.preprocessing.intensity import find_window, normalise_
 from app.preprocessing.posed_grid import (
-    VIEWS,
     Pose,
     index_grid,
     make_posed_grid,
     reorient_grid,
 )
-from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians, resample
+from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
 from app.preprocessing.smoothing import smooth_for
 from app.preprocessing.tiling import (
@@ -33,8 +32,8 @@ from app.preprocessing.tiling import (
 )
 
 __all__ = [
-    "KERNEL_RADIUS_SIGMAS", "VIEWS", "Grid", "Pose", "Profiles", "TilePlan", "apply_along",
-    "count_tiles", "extract_tile", "find_window", "gaussians", "grid_shape", "index_grid",
+    "Grid", "Pose", "Profiles", "TilePlan",
+    "count_tiles", "extract_tile", "find_window", "grid_shape", "index_grid",
     "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
     "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights", "within_grid",
 ]  # fmt: skip

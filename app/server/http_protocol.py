@@ -2,7 +2,7 @@
 
 - Heads and trailers are limited in bytes and fields as they arrive. What breaks a limit or the
   grammar is answered by the application like any other request, after those before it.
-- ``Host`` is required, and ``Upgrade`` is ignored.
+- ``Host`` is required, ``Upgrade`` is ignored, and no transfer coding but ``chunked`` is known.
 - A body that is still arriving may be refused.
 
 ``app.server.connection`` has the limits in time, and the private parts of uvicorn that are used.
@@ -17,7 +17,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.api import REFUSAL_EXTENSION
-from app.errors import HeadTooLarge, LandmarkdError, RequestError
+from app.errors import HeadTooLarge, LandmarkdError, RequestError, UnknownCoding
 from app.server.connection import TimedConnection
 
 MAX_HEAD_BYTES: Final = 64 << 10
@@ -173,7 +173,7 @@ class HttpProtocol(TimedConnection):
         self._pending = self._fields = self._field_bytes = 0
         super().on_headers_complete()
         self._in_body = True
-        refusal = self._refusal or self._check_host()
+        refusal = self._refusal or self._check_host() or self._check_coding()
         if refusal is not None:
             self.scope["extensions"] = {REFUSAL_EXTENSION: cast("dict[object, object]", refusal)}
             self.cycle.keep_alive = False
@@ -184,6 +184,16 @@ class HttpProtocol(TimedConnection):
         if hosts == 1 or (hosts == 0 and self.parser.get_http_version() == "1.0"):
             return None
         return RequestError(f"expected one Host header, got {hosts}")
+
+    def _check_coding(self) -> UnknownCoding | None:
+        """Refuse bodies that are compressed for the transfer (RFC 9112, 6.1)."""
+        coded = b",".join(value for name, value in self.headers if name == b"transfer-encoding")
+        if coded.lower() in {b"", b"chunked"}:
+            return None
+        return UnknownCoding(
+            f"expected Transfer-Encoding to be chunked, got {coded[:64].decode('latin-1')!r}; "
+            "a compressed file is told by Content-Encoding, if at all"
+        )
 
     def on_body(self, body: bytes) -> None:
         """Receive a part of the body."""

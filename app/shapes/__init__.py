@@ -15,10 +15,10 @@ shape_report        all that on one page
 
 from app.shapes.cohort import Cohort, read_cohort
 from app.shapes.morphometric_files import COHORT_FORMATS
-from app.shapes.outliers import Outlier, find_outliers
-from app.shapes.procrustes import ShapeSpace, analyse_shapes
-from app.shapes.registration import Registration, register
-from app.shapes.robust_shape import RobustShape, estimate_robust_shape, fit_to
+from app.shapes.outliers import find_outliers
+from app.shapes.procrustes import analyse_shapes
+from app.shapes.registration import register
+from app.shapes.robust_shape import RobustShape, estimate_robust_shape
 from app.shapes.shape_report import write_shape_report
 from app.shapes.similarity import (
     MIN_LANDMARKS,
@@ -31,8 +31,8 @@ from app.shapes.swaps import Labelling, find_swaps
 from app.shapes.symmetry import find_partners
 
 __all__ = [
-    "COHORT_FORMATS", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling", "Outlier",
-    "Registration", "RobustShape", "ShapeSpace", "Similarity", "analyse_shapes",
+    "COHORT_FORMATS", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling",
+    "RobustShape", "Similarity", "analyse_shapes",
     "estimate_robust_shape", "find_outliers", "find_partners", "find_swaps", "fit_similarity",
-    "fit_to", "mean_shape", "read_cohort", "register", "write_shape_report",
+    "mean_shape", "read_cohort", "register", "write_shape_report",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.jobs.store import JobStore
+from app.jobs import JobFolder
 from tests.support import faulty_network as commands
 from tests.support.dicom_files import zipped
 from tests.support.faulty_network import command_scan, faulty_models
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path) -> Path:
     """A folder for jobs whose database notes every outcome that is written."""
     folder = tmp_path / "kept"
-    JobStore(folder, 1, 1.0).close()
+    JobFolder(folder, 1, 1.0).close()
     with closing(sqlite3.connect(folder / "jobs.sqlite")) as database:
         database.executescript(
             "CREATE TABLE written(scan INTEGER);"

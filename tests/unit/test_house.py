@@ -1,6 +1,8 @@
 """The rules of the house that no other tool checks."""
 
 import ast
+import functools
+import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -39,6 +41,48 @@ def test_packages_are_imported_by_their_interface(path: Path) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app."):
             _, package, *inside = (node.module or "").split(".")
             assert not inside or package == own, f"line {node.lineno}: {node.module}"
+
+
+def _exported(init: Path) -> list[str]:
+    for node in ast.parse(init.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+@functools.cache
+def _used() -> frozenset[tuple[str, str, str]]:
+    """List what code and pages use: the importing file, the package, and the name."""
+    used = set()
+    for path in (path for path in SOURCES if path.parts[len(ROOT.parts)] != "tests"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                used |= {(str(path), node.module, name.name) for name in node.names}
+        # A package that is imported by its name, as it may not be installed.
+        for package in re.findall(r'Final = "(app\.\w+)"', text):
+            beside = "".join(one.read_text(encoding="utf-8") for one in path.parent.glob("*.py"))
+            names = re.findall(r"trainer\.(\w+)", beside)
+            used |= {(str(path), package, name) for name in names}
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for package, names in re.findall(r"from (app[.\w]*) import (\([^)]*\)|[\w, ]+)", text):
+            used |= {(str(path), package, name) for name in re.findall(r"\w+", names)}
+    return frozenset(used)
+
+
+@pytest.mark.parametrize(
+    "init", sorted((ROOT / "app").rglob("__init__.py")), ids=lambda init: init.parent.name
+)
+def test_exported_names_are_there_and_used_outside_their_package(init: Path) -> None:
+    package = ".".join(init.parent.relative_to(ROOT).parts)
+    names = _exported(init)
+    if names:
+        module = importlib.import_module(package)
+        assert [name for name in names if not hasattr(module, name)] == []
+    inside = f"{init.parent}/"
+    used = {name for path, of, name in _used() if of == package and not path.startswith(inside)}
+    assert sorted(set(names) - used) == []
 
 
 def test_readme_shows_its_first_command_by_line_15() -> None:

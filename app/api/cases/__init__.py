@@ -5,6 +5,6 @@ routes  ``/v1/cases``: keep, list, delete
 """
 
 from app.api.cases.routes import cases_router
-from app.api.cases.store import CaseStore, Keeper
+from app.api.cases.store import CaseStore
 
-__all__ = ["CaseStore", "Keeper", "cases_router"]
+__all__ = ["CaseStore", "cases_router"]

@@ -201,7 +201,7 @@ def _summary(jobs: JobRunner, job: KeptJob) -> JobSummary:
         state="finished" if job.finished_s else "queued" if waiting == total else "running",
         model=job.model,
         created=datetime.fromtimestamp(job.created_s, UTC),
-        expires=datetime.fromtimestamp(job.finished_s + jobs.store.ttl_s, UTC)
+        expires=datetime.fromtimestamp(job.finished_s + jobs.store.folder.ttl_s, UTC)
         if job.finished_s
         else None,
         total=total,

@@ -76,7 +76,7 @@ class Reception:
 
     def __init__(self, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep) -> None:
         self._shared, self._jobs, self._admitted = shared, jobs, admitted
-        self._uploads = jobs.store
+        self._uploads = jobs.uploads
 
     async def start(self, record: RequestRecord, query: JobQuery, length: int) -> OpenUpload:
         """Begin an upload, if a job of it could be accepted.
@@ -155,7 +155,7 @@ class Reception:
         limit = self._shared.engine.limits.inflated_bytes
 
         def count() -> int | None:
-            return count_scans(self._uploads.open_upload(upload), limit)
+            return count_scans(self._uploads.open(upload), limit)
 
         async with self._or_discard(upload):
             scans = await self._write_files(count)
@@ -179,7 +179,7 @@ class Reception:
         longer = replace(upload, offset=upload.offset + len(block))
         needed = min(HEAD_BYTES, upload.length)
         if upload.offset < needed <= longer.offset:
-            content = await self._call(partial(self._uploads.open_upload, longer))
+            content = await self._call(partial(self._uploads.open, longer))
             async with self._or_discard(longer):
                 self._check_head(longer.order, bytes(content[:HEAD_BYTES]))
         return longer

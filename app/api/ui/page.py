@@ -21,11 +21,11 @@ from fastapi.openapi.docs import get_swagger_ui_html
 
 from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
 from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
-from app.api.ui.phantoms import PhantomScans
 from app.api.upload.plan import UploadKind, plan_upload
 from app.api.upload.receive import read_upload
 from app.errors import BadParameter
 from app.io import FORMATS, negotiate_format
+from app.phantom import make_phantom, scan_bytes
 
 WEB: Final = Path(__file__).with_name("web")
 ANSWER: Final = UploadKind(
@@ -52,6 +52,9 @@ HEADERS: Final = {
     # Browsers keep a copy, but ask each time whether it is current; mostly the answer is 304.
     "Cache-Control": "no-cache",
 }
+PHANTOM_BYTES: Final = 64 << 20
+"""That making a scan takes at most."""
+
 PACKAGE_FILES: Final = {
     "niivue.js": ("jupyterlab-niivue", "jupyterlab_niivue/labextension/static/niivue/index.js"),
     "swagger-ui.js": ("fastapi-offline", "fastapi_offline/static/swagger-ui-bundle.js"),
@@ -158,11 +161,19 @@ def get_docs(request: Request) -> Response:
 
 @page_router.get("/page/phantom.nii.gz", dependencies=[Depends(require_api_key)])
 async def get_phantom(
-    request: Request, seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6,
 ) -> Response:
     """Generate a scan, for users who have none at hand."""
-    phantoms: PhantomScans = request.app.state.phantoms
-    scan = await phantoms.get(seed)
+    admitted.start_work()
+    scan = await shared.engine.compute(
+        lambda _: scan_bytes(make_phantom(seed)),
+        admitted=admitted,
+        memory=PHANTOM_BYTES,
+        result_bytes=len,
+        timeout_s=shared.settings.timeout_s,
+    )
     return Response(scan, headers=HEADERS, media_type="application/gzip")
 
 

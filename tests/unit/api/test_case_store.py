@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.api.cases import CaseStore, Keeper
-from app.api.cases.store import FILE_BYTES
+from app.api.cases.store import FILE_BYTES, CaseStore, Keeper
 from app.errors import Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, ModelRef
 from tests.support.killing import killed_at

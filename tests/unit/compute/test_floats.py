@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.compute import BITS, numba_jit, value
+from app.compute import numba_jit, value
+from app.compute.floats import BITS
 
 
 @numba_jit

@@ -11,17 +11,25 @@ SERVE = """\
 import sys
 from pathlib import Path
 
-import app.voting.cpu as loops
+import numpy as np
+import torch
+from safetensors.torch import save
+
 from app.compute import HOST, fast_precisions
 from app.errors import TooLarge
-from app.inference import Detector, load_checked
+from app.inference import Detector, VotesRequest, answer_votes, load_checked, write_scan_heatmaps
 from app.inference.precompile import compile_loops
-from app.io import read_volume
+from app.inference.scan_heatmaps import VoteMap
+from app.io import VolumeLimits, read_volume, write_nifti
+from app.model import Field
 from app.phantom import make_phantom
+from app.settings import Settings
+from app.voting import VOTES_FORMATS, Layout, Readout, filter_votes
+from tests.support.vote_archives import npz
 
 
 def signatures():
-    modules = [value for name, value in sys.modules.items() if name.startswith(loops.__name__)]
+    modules = [value for name, value in sys.modules.items() if name.startswith("app.")]
     return {
         (name, str(signature))
         for module in modules
@@ -36,6 +44,39 @@ precisions = ["float32", *fast_precisions(HOST.device)]
 for precision in precisions:
     model = load_checked(Path("models/phantom"), HOST.device, precision)
     Detector(model).detect(make_phantom(6).volume)
+phantom, volume = load_checked(Path("models/phantom"), HOST.device), make_phantom(6).volume
+scaled = (volume.voxels - volume.voxels.min()) / np.ptp(volume.voxels) * 255
+for dtype in (np.uint8, np.int16, np.uint16, np.int32, np.float32, np.float64):
+    Detector(phantom).detect(read_volume(write_nifti(scaled.astype(dtype), volume.affine)))
+
+limits, shape = VolumeLimits.of(Settings()), (5, 7, 6)
+for threshold in (None, 0.5):
+    readout = Readout(2, shape, (1.0, 1.0, 1.0), radius_mm=3.0, heatmap_threshold=threshold)
+    scores, offsets = torch.full((2, *shape), 0.9), torch.zeros(3, 2, *shape)
+    votes = filter_votes(Field(scores, offsets, "none", background=False), 0.5)
+    for landmarks in (0, [0, 1]):
+        votes_of_scan = VoteMap(votes, readout, np.eye(4))
+        write_scan_heatmaps(votes_of_scan, landmarks, shape, np.eye(4), lambda: None)
+for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    for name, channels, activation in (
+        ("probs", 2, None), ("probs", 3, None), ("scores", 2, "sigmoid"), ("scores", 3, "softmax")
+    ):
+        for order in ("last", "first"):
+            sizes = [(*shape, n) if order == "last" else (n, *shape) for n in (channels, 6)]
+            arrays = {
+                key: torch.full(size, value, dtype=dtype)
+                for key, size, value in zip((name, "offsets"), sizes, (0.7, 0.25), strict=True)
+            }
+            files = [save(arrays)]
+            if dtype != torch.bfloat16:
+                files.append(npz({key: array.numpy() for key, array in arrays.items()}))
+            layout = Layout(order, "axis", None, activation)
+            for content in files:
+                for file in (None, *VOTES_FORMATS):
+                    asked = VotesRequest(
+                        layout, 0.1, None, 1.0, None, (), limits, 1 << 20, file, 0.0
+                    )
+                    answer_votes(content, asked, lambda: None)
 for scan in sys.argv[1:]:
     for name in ("lumbar-mri", "mouse-skull"):
         model = load_checked(Path("models", name), HOST.device, "auto")
@@ -47,8 +88,11 @@ print(sorted(signatures() - before))
 """
 
 
-def test_scan_compiles_no_loop_that_was_not_compiled_ahead(data_dir: Path) -> None:
-    """In every precision that is native here; a skull shows hardly a vote to the spine's model."""
+def test_no_request_compiles_a_loop_that_was_not_compiled_ahead(data_dir: Path) -> None:
+    """Scans, heatmaps of them, and votes, of all types; in every precision that is native here.
+
+    A skull shows hardly a vote to the spine's model.
+    """
     scans = (scan_path(data_dir, "NU_J"), spine_files(data_dir, UNSEEN[0]).scan)
     # In a process of its own: other tests compile loops, too.
     done = subprocess.run(

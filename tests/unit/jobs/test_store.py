@@ -15,20 +15,16 @@ from typing import Any
 import pytest
 
 from app.errors import NotStored, QueueFull, StartupError, TooLarge, UnknownJob
-from app.io import Selection
-from app.jobs.records import Claim, Order
-from app.jobs.store import JOB_BYTES, SCAN_BYTES, JobStore
+from app.jobs import JobFolder
+from app.jobs.folder import JOB_BYTES, SCAN_BYTES
+from app.jobs.records import Claim
+from app.jobs.store import JobStore
 from tests.support.dicom_files import zipped
+from tests.unit.jobs import DAY_S, ENOUGH, order
 
-ENOUGH = 1 << 30
-DAY_S = 86_400.0
 SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
 """What a job of a scan counts besides its file."""
-
-
-def order(owner: str = "anna") -> Order:
-    return Order(owner, "request", "model", "csv", candidates=True, selection=Selection(1, 2))
 
 
 Open = Callable[..., JobStore]
@@ -41,9 +37,9 @@ def reopen(tmp_path: Path) -> Iterator[Open]:
 
         def make(max_bytes: int = ENOUGH, ttl_s: float = DAY_S, share: float = 1.0) -> JobStore:
             stack.close()
-            store = JobStore(tmp_path / "jobs", max_bytes, ttl_s, share)
-            stack.callback(store.close)
-            return store
+            folder = JobFolder(tmp_path / "jobs", max_bytes, ttl_s, share)
+            stack.callback(folder.close)
+            return JobStore(folder)
 
         yield make
 
@@ -149,27 +145,27 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
     store.release(claim, counted=True)
     assert store.list_jobs("anna") == []
     assert files(tmp_path) == []
-    assert (store.usage.queued, store.usage.bytes) == (0, 0)
+    assert (store.folder.usage.queued, store.folder.usage.bytes) == (0, 0)
 
 
 def test_what_is_kept_is_counted(store: JobStore) -> None:
     content = bytes(100_000)
     store.accept(order(), content, None)
-    assert (store.usage.queued, store.usage.bytes) == (1, 100_000 + LEAST)
+    assert (store.folder.usage.queued, store.folder.usage.bytes) == (1, 100_000 + LEAST)
     claim = claimed(store)
     store.settle(claim, "done", "x" * (SCAN_BYTES + 1))
-    assert (store.usage.queued, store.usage.bytes) == (0, LEAST + 1)
+    assert (store.folder.usage.queued, store.folder.usage.bytes) == (0, LEAST + 1)
 
 
 def test_what_is_kept_is_counted_again_by_the_next_process(store: JobStore, reopen: Open) -> None:
     store.accept(order("bert"), zipped([b"one", b"two"]), 2)
     job = store.accept(order(), SCAN, None)
     claimed(store)
-    before = store.usage
+    before = store.folder.usage
     again = reopen()
-    assert again.usage == replace(before, queued=before.queued + 1)
+    assert again.folder.usage == replace(before, queued=before.queued + 1)
     again.remove("anna", job)
-    assert again.usage == replace(before, queued=2, bytes=before.bytes - LEAST - len(SCAN))
+    assert again.folder.usage == replace(before, queued=2, bytes=before.bytes - LEAST - len(SCAN))
 
 
 def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +259,7 @@ def test_sweep_says_when_the_next_job_is_due(store: JobStore) -> None:
 
 def test_folder_is_one_process_alone(store: JobStore, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"for this process alone, but another uses .*jobs"):
-        JobStore(tmp_path / "jobs", ENOUGH, DAY_S)
+        JobFolder(tmp_path / "jobs", ENOUGH, DAY_S)
     store.accept(order(), SCAN, None)
 
 
@@ -271,7 +267,7 @@ def test_folder_is_one_process_alone(store: JobStore, tmp_path: Path) -> None:
 def test_folder_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"something else" * 100)
     with pytest.raises(StartupError, match="expected a folder for jobs"):
-        JobStore(tmp_path, ENOUGH, DAY_S)
+        JobFolder(tmp_path, ENOUGH, DAY_S)
 
 
 def test_nobody_else_on_the_machine_can_read_the_folder(store: JobStore, tmp_path: Path) -> None:
@@ -301,7 +297,7 @@ def test_acceptance_that_is_interrupted_leaves_nothing(
     assert store.list_jobs("anna") == []
     again = reopen()
     assert files(tmp_path) == []
-    assert again.usage.bytes == 0
+    assert again.folder.usage.bytes == 0
 
 
 def test_disk_that_takes_no_file_refuses_the_job(
@@ -314,4 +310,4 @@ def test_disk_that_takes_no_file_refuses_the_job(
     with pytest.raises(NotStored):
         store.accept(order(), SCAN, None)
     assert files(tmp_path) == []
-    assert store.usage.bytes == 0
+    assert store.folder.usage.bytes == 0

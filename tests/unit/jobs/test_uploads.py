@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -9,24 +10,30 @@ from pathlib import Path
 import pytest
 
 from app.errors import QueueFull, TooLarge, UnknownJob, WrongOffset
-from app.jobs import uploads
+from app.jobs import JobFolder, uploads
+from app.jobs.store import JobStore
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
 from tests.support.killing import killed_at
-from tests.unit.jobs.test_store import order
+from tests.unit.jobs import DAY_S, ENOUGH, order
 
-DAY_S = 86_400.0
 FILE = bytes(range(200))
 
 
-def open_store(folder: Path, max_bytes: int = 1 << 30, share: float = 1.0) -> UploadStore:
-    return UploadStore(folder, max_bytes, DAY_S, share)
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[JobFolder]:
+    folder = JobFolder(tmp_path, ENOUGH, DAY_S)
+    yield folder
+    folder.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[UploadStore]:
-    store = open_store(tmp_path)
-    yield store
-    store.close()
+def store(folder: JobFolder) -> UploadStore:
+    return UploadStore(folder)
+
+
+@pytest.fixture
+def jobs(folder: JobFolder) -> JobStore:
+    return JobStore(folder)
 
 
 def add(store: UploadStore, upload: OpenUpload, content: bytes) -> OpenUpload:
@@ -34,21 +41,21 @@ def add(store: UploadStore, upload: OpenUpload, content: bytes) -> OpenUpload:
     return replace(upload, offset=upload.offset + len(content))
 
 
-def test_upload_is_a_job_once_it_is_finished(store: UploadStore) -> None:
+def test_upload_is_a_job_once_it_is_finished(store: UploadStore, jobs: JobStore) -> None:
     upload = store.start(order(), len(FILE))
-    assert store.list_jobs("anna") == []
+    assert jobs.list_jobs("anna") == []
     middle = add(store, upload, FILE[:150])
     assert store.look("anna", upload.id).offset == 150
-    assert store.usage.queued == 0
+    assert jobs.folder.usage.queued == 0
     store.finish(add(store, middle, FILE[150:]), None)
-    (job,) = store.list_jobs("anna")
+    (job,) = jobs.list_jobs("anna")
     assert job.id == upload.id
     found = store.look("anna", upload.id)
     assert (found.offset, found.accepted, found.order) == (len(FILE), True, order())
-    claim = store.claim()
+    claim = jobs.claim()
     assert claim is not None
-    assert (bytes(store.open_scan(claim, 0)), claim.order) == (FILE, order())
-    store.settle(claim, "done", "{}")
+    assert (bytes(jobs.open_scan(claim, 0)), claim.order) == (FILE, order())
+    jobs.settle(claim, "done", "{}")
     # The file is gone, and a client that asks late still learns that all has arrived.
     assert store.look("anna", upload.id).offset == len(FILE)
 
@@ -62,25 +69,23 @@ def test_part_that_is_not_the_next_or_too_long_is_refused(store: UploadStore) ->
 
 
 def test_bytes_are_charged_as_they_arrive_and_given_back(tmp_path: Path) -> None:
-    store = open_store(tmp_path, max_bytes=2 * UPLOAD_BYTES + 300)
-    try:
+    with closing(JobFolder(tmp_path, 2 * UPLOAD_BYTES + 300, DAY_S)) as folder:
+        store = UploadStore(folder)
         with pytest.raises(TooLarge):
             store.start(order(), UPLOAD_BYTES + 301)
         first, second = (store.start(order(), len(FILE)) for _ in range(2))
-        assert store.usage.bytes == 2 * UPLOAD_BYTES
+        assert folder.usage.bytes == 2 * UPLOAD_BYTES
         first = add(store, first, FILE)
         second = add(store, second, FILE[:100])
-        assert store.usage.bytes == 2 * UPLOAD_BYTES + 300
+        assert folder.usage.bytes == 2 * UPLOAD_BYTES + 300
         with pytest.raises(QueueFull):
             store.append(second, b"x")
         assert store.look("anna", second.id).offset == 100
         with pytest.raises(QueueFull):
             store.finish(first, 2)
         store.discard(first)
-        assert store.usage.bytes == UPLOAD_BYTES + 100
+        assert folder.usage.bytes == UPLOAD_BYTES + 100
         add(store, second, FILE[100:])
-    finally:
-        store.close()
 
 
 def test_number_of_unfinished_uploads_is_bounded(
@@ -108,7 +113,7 @@ def test_upload_of_another_is_unknown(store: UploadStore) -> None:
 
 
 def test_upload_to_which_nothing_is_added_expires(
-    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: UploadStore, jobs: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     old, new, job = (store.start(order(), len(FILE)) for _ in range(3))
@@ -122,7 +127,7 @@ def test_upload_to_which_nothing_is_added_expires(
     with pytest.raises(UnknownJob):
         store.append(old, b"x")
     assert store.look("anna", new.id).offset == 10
-    assert store.find("anna", job.id).finished_s is None
+    assert jobs.find("anna", job.id).finished_s is None
     assert {path.name for path in (tmp_path / "scans").iterdir()} == {new.id, job.id}
 
 
@@ -133,7 +138,7 @@ def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
         folder = tmp_path / str(step)
 
         def work(folder: Path = folder) -> None:
-            store = open_store(folder)
+            store = UploadStore(JobFolder(folder, ENOUGH, DAY_S))
             upload = store.start(order(), len(FILE))
             (folder.parent / f"{folder.name} started").write_text(upload.id)
             for part in (FILE[:70], FILE[70:150], FILE[150:]):
@@ -144,19 +149,17 @@ def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
         killed = killed_at(step, work)
         started = tmp_path / f"{step} started"
         if started.exists() and (name := started.read_text()):
-            store = open_store(folder)
-            try:
+            with closing(JobFolder(folder, ENOUGH, DAY_S)) as opened:
+                store, jobs = UploadStore(opened), JobStore(opened)
                 found = store.look("anna", name)
                 seen.add((found.offset, found.accepted))
                 if not found.accepted:
                     store.finish(add(store, found, FILE[found.offset :]), None)
-                claim = store.claim()
+                claim = jobs.claim()
                 assert claim is not None
-                assert bytes(store.open_scan(claim, 0)) == FILE
-                assert store.claim() is None
-                assert store.usage.bytes == len(FILE) + UPLOAD_BYTES
-            finally:
-                store.close()
+                assert bytes(jobs.open_scan(claim, 0)) == FILE
+                assert jobs.claim() is None
+                assert jobs.folder.usage.bytes == len(FILE) + UPLOAD_BYTES
         if not killed:
             break
     assert seen >= {(0, False), (70, False), (150, False), (200, False), (200, True)}

@@ -20,6 +20,33 @@ def counted(connection: Connection, code: str) -> bool:
     return line in connection.service.metrics.render().decode()
 
 
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "gzip,chunked", "gzip\r\nTransfer-Encoding: chunked"]
+)
+def test_body_that_is_compressed_for_its_transfer_is_refused(
+    coding: str, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        head = CHUNKED.replace(b"Encoding: chunked", b"Encoding: " + coding.encode())
+        await connection.send(head + b"1\r\nx\r\n0\r\n\r\n")
+        problem = await connection.refusal()
+        assert (problem.status, problem.code) == (501, "unknown-coding")
+        assert "expected Transfer-Encoding to be chunked, got 'gzip" in problem.detail
+        assert counted(connection, "unknown-coding")
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("coding", [b"CHUNKED", b" chunked "])
+def test_chunked_is_known_however_it_is_written(coding: bytes, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        head = CHUNKED.replace(b"Encoding: chunked", b"Encoding: " + coding)
+        await connection.send(head + b"1\r\nx\r\n0\r\n\r\n")
+        assert await connection.status() == 200
+
+    run_client(client)
+
+
 def test_connection_is_reused_for_one_body_after_the_other(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
         for _ in range(3):

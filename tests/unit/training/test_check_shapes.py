@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.geometry import scaling
-from app.shapes import fit_to
+from app.shapes.robust_shape import fit_to
 from app.training.data.check_data import check_data
 from app.training.data.issues import Issue, issue_table, shorten
 from tests.support.training_data import (

@@ -19,9 +19,10 @@ from app.api.problems import describe_problem
 from app.errors import NotAVolume, NotStored
 from app.io import Selection
 from app.io.schemas import JobAnswer, JobsAnswer, JobScanAnswer, LandmarksAnswer
+from app.jobs.folder import JOB_BYTES, SCAN_BYTES
 from app.jobs.records import Claim, Order
 from app.jobs.runner import CALLING, WRITING
-from app.jobs.store import JOB_BYTES, SCAN_BYTES, JobStore
+from app.jobs.store import JobStore
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
     MODEL,

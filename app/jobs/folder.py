@@ -1,0 +1,134 @@
+"""The folder of a service's jobs: a SQLite database with files beside it, within bounds.
+
+Whatever moment the process ends at: an accepted job is there, once. A process locks its folder, so
+that no scan is found by two. All methods block; they may be called from any thread.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from app.errors import QueueFull, StartupError, TooLarge
+from app.jobs.files import ScanFiles, not_stored
+from app.jobs.records import Usage
+from app.jobs.tables import HELD, SCHEMA
+
+JOB_BYTES: Final = 1 << 20
+"""Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
+
+SCAN_BYTES: Final = 64 << 10
+"""Counted for each scan besides its file: what it and its answer take in the database, or more."""
+
+RETRY_S: Final = 60
+"""After which a client whose job finds no room may try again."""
+
+
+class JobFolder:
+    """The folder of the jobs of one process.
+
+    Args:
+        path: Made if it is not there; nobody else on the machine may read it.
+        max_bytes: Of all jobs together.
+        ttl_s: Seconds that a finished job is kept.
+        max_share: The part of ``max_bytes`` that one owner may take.
+
+    Attributes:
+        files: The scans.
+        usage: What is kept, as of the last change.
+        ttl_s: As given.
+
+    Raises:
+        StartupError: The folder cannot be used, or another process uses it.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, ttl_s: float, max_share: float = 1.0) -> None:
+        self.usage = Usage()
+        self.ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._share = int(max_bytes * max_share)
+        self._mutex = threading.Lock()
+        try:
+            self.files = ScanFiles(path)
+            database = path / "jobs.sqlite"
+            database.touch(mode=0o600)
+            self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+            self._db.row_factory = sqlite3.Row
+            for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
+                self._db.execute(f"PRAGMA {pragma}")
+            self._db.executescript(SCHEMA + HELD)
+            self._recover()
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"expected a folder for jobs, but {path}: {error}") from error
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        with self._mutex:
+            self._db.close()
+            self.files.close()
+
+    def read(self, query: str, *values: object) -> list[dict[str, Any]]:
+        """Return the rows that a query finds."""
+        with self._mutex:
+            return [dict(row) for row in self._db.execute(query, values)]
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Do all of something or nothing of it.
+
+        Raises:
+            NotStored: The disk took no more.
+        """
+        with self._mutex:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                usage = Usage(
+                    *self._db.execute(
+                        "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
+                    ).fetchone()
+                )
+                self._db.execute("COMMIT")
+                self.usage = usage
+            except BaseException as error:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise not_stored() from error
+                raise
+
+    def require_room(self, owner: str, size: int) -> None:
+        """Check, in a transaction, that an owner may keep so many bytes more.
+
+        Raises:
+            TooLarge: They would never fit.
+            QueueFull: They do not fit beside other jobs.
+        """
+        (held,) = self._db.execute(
+            "SELECT total(bytes) FROM held WHERE owner = ?", (owner,)
+        ).fetchone()
+        if size > self._share:
+            raise TooLarge(f"expected a job of at most {self._share} bytes, got {size}")
+        if held + size > self._share or self.usage.bytes + size > self._max_bytes:
+            raise QueueFull(
+                f"expected jobs of at most {self._max_bytes} bytes in all, and {self._share} of "
+                f"one client, got {size} more; delete jobs that are not needed any more",
+                RETRY_S,
+            )
+
+    def forget(self, job: str) -> None:
+        """Remove a job, or an upload, and its file."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM job WHERE id = ?", (job,))
+        self.files.remove(job)
+
+    def _recover(self) -> None:
+        """Bring in order what a process has left that ended at any moment."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM job WHERE NOT accepted AND id NOT IN (SELECT job FROM upload)")
+            db.execute("UPDATE scan SET state = 'queued' WHERE state = 'running'")
+            unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
+            needed = {row["id"] for row in unfinished}
+        self.files.keep_only(needed)
