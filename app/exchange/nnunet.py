@@ -46,7 +46,8 @@ THRESHOLD: Final = 0.2
 """Of a heatmap's peak: what weaker voxels say is left out."""
 
 TILES: Final = {"tile_overlap": 0.5, "tile_sigma": 0.125, "tile_layout": "nnunet"}
-"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges."""
+"""nnU-Net's tiles overlap by half, and count by a Gaussian of an eighth of their edges; the layout
+also says that scans are prepared as there."""
 
 BALL_RADIUS: Final = 15
 """Of nnLandmark's targets, which fall evenly to 0 one voxel outside of it."""
@@ -256,9 +257,14 @@ def _card(name: str, training: Training) -> str:
     """Write the model card: where the model comes from."""
     plan, first = training.plan, training.checkpoints[0]
     folds = ", ".join(each.fold for each in training.checkpoints)
+    remark = (
+        f"Scans of another spacing are resampled by nnU-Net's cubic splines; those of the training "
+        f"were by `{plan.resampling:.80}`, with arguments of its own.\n\n"
+    )
     return (
         f"# {name}\n\n"
         f"{len(plan.landmarks)} landmarks. Imported from a training of nnU-Net: dataset "
         f"`{plan.dataset}`, configuration `{first.configuration}`, trainer `{first.trainer}`, "
-        f"{folds}.\n\nIts errors on scans that it has not seen were not measured here.\n"
+        f"{folds}.\n\n{remark if plan.resampling else ''}"
+        "Its errors on scans that it has not seen were not measured here.\n"
     )

@@ -17,6 +17,14 @@ UNETS: Final = "dynamic_network_architectures.architectures.unet"
 REORIENTS: Final = "NibabelIOWithReorient"
 """The reader of scans that brings them to RAS first."""
 
+RESAMPLING: Final = {
+    "resampling_fn_data": "resample_data_or_seg_to_shape",
+    "resampling_fn_data_kwargs": {
+        "is_seg": False, "order": 3, "order_z": 0, "force_separate_z": None,
+    },
+}  # fmt: skip
+"""How nnU-Net resamples scans unless it is told otherwise: what ``tile_layout`` does."""
+
 Json = Mapping[str, Any]
 
 
@@ -29,6 +37,7 @@ class Plan:
         arguments: Of its constructor, without those that depend on the data.
         orientation: Where the axes of the network's input point to.
         spacing_mm: Along these axes.
+        resampling: What brought scans to this spacing, if it is not what a model folder does.
         patch: Voxels along these axes.
         intensity: The section ``[input.intensity]``.
         landmarks: Names, in the order of the channels.
@@ -40,6 +49,7 @@ class Plan:
     arguments: dict[str, Any]
     orientation: str
     spacing_mm: tuple[float, ...]
+    resampling: str
     patch: tuple[int, ...]
     intensity: dict[str, Any]
     landmarks: tuple[str, ...]
@@ -73,6 +83,7 @@ def read_plan(plans: Json, dataset: Json, configuration: str, orientation: str |
             arguments={key: value for key, value in arguments.items() if value is not None},
             orientation=_orientation(plans, orientation),
             spacing_mm=tuple(float(mm) for mm in chosen["spacing"]),
+            resampling=_resampling(chosen),
             patch=tuple(int(edge) for edge in chosen["patch_size"]),
             intensity=_intensity(plans, chosen),
             landmarks=_landmarks(dataset["labels"]),
@@ -145,6 +156,12 @@ def _orientation(plans: Json, given: str | None) -> str:
     if len(of_file) != 3:
         raise BadParameter(f"--orientation: expected three letters such as RAS, got {of_file}")
     return "".join(of_file[::-1][axis] for axis in plans["transpose_forward"])
+
+
+def _resampling(chosen: Json) -> str:
+    """Name the function that resampled scans, if another or with other arguments than planned."""
+    same = all(chosen.get(key, known) == known for key, known in RESAMPLING.items())
+    return "" if same else str(chosen.get("resampling_fn_data"))
 
 
 def _intensity(plans: Json, chosen: Json) -> dict[str, Any]:

@@ -6,6 +6,7 @@ posed_grid  Volume + Pose -> Grid: in the coordinate frame of a mean shape
 resampling  one spacing to another, along the axes
 sampling    values at any place between voxels
 smoothing   as blurred as a coarser grid shows it
+splines     one spacing to another, as nnU-Net does it
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 

@@ -4,7 +4,8 @@ The array is first brought to the model's axes by permuting and flipping, withou
 that all 48 axis orders of one scan become the same array; then it is resampled along each axis. The
 grid and the volume share their centre, and a grid index is the centre of its voxel.
 
-For nnU-Net, which does the same, a volume is cropped to what is not zero before it is resampled.
+For nnU-Net, a volume is prepared as nnU-Net does it: cropped to what is not zero, normalised, and
+only then resampled, by splines.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from app.io import Volume
 from app.model import InputSpec
 from app.preprocessing.intensity import find_window, normalise_
 from app.preprocessing.resampling import resample, resampled_size
+from app.preprocessing.splines import resample_as_nnunet
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +52,27 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
         The grid, with its float64 maps back to the uploaded array and to mm.
     """
     voxels, volume_from_axes = orient(volume.voxels, volume.affine, spec.orientation)
-    step = np.asarray(spec.spacing_mm) / spacing_of(volume.affine @ volume_from_axes)
-    if spec.tile_layout == "nnunet":
+    spacing = spacing_of(volume.affine @ volume_from_axes)
+    step = np.asarray(spec.spacing_mm) / spacing
+    as_nnunet = spec.tile_layout == "nnunet"
+    if as_nnunet:
         voxels, axes_from_box = crop(voxels)
         volume_from_axes = volume_from_axes @ axes_from_box
     # Memory of its own, to be normalised in place. A scan that shrinks keeps its memory order, as
     # reordering the grid is far cheaper. Otherwise one pass does both, and nothing is held twice.
     order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
     values = upload(voxels, device, order)
-    values, axes_from_grid = resample(values, step)
-    to_volume = volume_from_axes @ axes_from_grid
-    to_world = volume.affine @ to_volume
+    if not as_nnunet:
+        values, axes_from_grid = resample(values, step)
     window = find_window(values, spec.intensity)
+    values = normalise_(values, spec.intensity, window)
+    if as_nnunet:
+        values, axes_from_grid = resample_as_nnunet(values, spacing, spec.spacing_mm)
+    to_volume = volume_from_axes @ axes_from_grid
     return Grid(
-        voxels=normalise_(values, spec.intensity, window),
+        voxels=values,
         to_volume=to_volume,
-        to_world=to_world,
+        to_world=volume.affine @ to_volume,
         spacing_mm=spec.spacing_mm,
         window=window,
     )

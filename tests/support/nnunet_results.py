@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from jaxtyping import Float
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, zoom
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.exchange.plans import RESAMPLING
 from app.inference import Detector, load_checked
 from app.io import read_volume
 from app.model.manifest import Manifest
@@ -69,6 +70,7 @@ def make_plans() -> dict[str, Any]:
         "normalization_schemes": ["ZScoreNormalization"],
         "use_mask_for_norm": [False],
         "architecture": architecture,
+        **RESAMPLING,
     }
     fullres = {"inherits_from": "3d_lowres", "spacing": list(SPACING)}
     return {
@@ -240,10 +242,21 @@ def predict(
     return torch.as_tensor(total / len(networks))[:, *inner]
 
 
-def scan_of(values: Float[np.ndarray, "j i k"]) -> bytes:
+def respace(
+    values: Float[np.ndarray, "i j k"], spacing: Sequence[float]
+) -> Float[np.ndarray, "i j k"]:
+    """Show a case of the network's spacing in voxels of another, with noise of their own."""
+    if tuple(spacing) == SPACING:
+        return values
+    factors = np.array(SPACING) / spacing
+    shown = zoom(values, factors, order=1, mode="nearest", grid_mode=True)
+    return np.asarray(shown + np.random.default_rng(0).normal(0, 3, shown.shape), np.float32)
+
+
+def scan_of(values: Float[np.ndarray, "j i k"], spacing: Sequence[float] = SPACING) -> bytes:
     """Write a scan that SimpleITK reads and nnU-Net permutes to these values."""
     read = values.transpose(np.argsort(TRANSPOSE))  # As SimpleITK reads it: k, j, i.
-    k, j, i = (SPACING[list(TRANSPOSE).index(axis)] for axis in range(3))
+    k, j, i = (spacing[list(TRANSPOSE).index(axis)] for axis in range(3))
     signs = [1.0 if code in "RAS" else -1.0 for code in ORIENTATION]
     affine = np.diag([*(sign * mm for sign, mm in zip(signs, (i, j, k), strict=True)), 1.0])
     image = nib.Nifti1Image(read.transpose(2, 1, 0), affine)
@@ -257,10 +270,12 @@ def to_file(points: np.ndarray) -> np.ndarray:
     return np.asarray(points[:, np.argsort(TRANSPOSE)][:, ::-1])
 
 
-def detect(folder: Path, values: np.ndarray) -> tuple[np.ndarray, int]:
+def detect(
+    folder: Path, values: np.ndarray, spacing: Sequence[float] = SPACING
+) -> tuple[np.ndarray, int]:
     """Find the landmarks, in voxels of the file; and say of how many tiles."""
     detection = Detector(load_checked(folder, torch.device("cpu"))).detect(
-        read_volume(scan_of(values))
+        read_volume(scan_of(values, spacing))
     )
     assert [one.status for one in detection.landmarks] == ["detected"] * 2
     return np.array([one.ijk for one in detection.landmarks]), detection.tiles

@@ -132,7 +132,31 @@ def test_manifest_says_what_the_plans_say(results: Path, tmp_path: Path) -> None
     assert (network.members, network.mirror) == ((), ())
     # The ball of 15 voxels falls to a fifth at 12.8 of them, which are 3 mm³ large.
     assert manifest.voting.radius_mm == pytest.approx(12.8 * 3 ** (1 / 3), abs=1e-3)
-    assert "nnLandmark" in (folder / "README.md").read_text()
+    assert spec.tile_layout == "nnunet"
+    card = (folder / "README.md").read_text()
+    assert "nnLandmark" in card
+    assert "splines" not in card
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resampling_fn_data": "resample_torch_fornnunet"},
+        {"resampling_fn_data_kwargs": {"is_seg": False, "order": 1}},
+    ],
+)
+def test_card_says_that_scans_of_the_training_were_resampled_otherwise(
+    results: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    plans = make_plans()
+    plans["configurations"]["3d_fullres"] |= changes
+    (results / "plans.json").write_text(json.dumps(plans))
+    folder = import_nnunet(results, tmp_path / "blobs", orientation=ORIENTATION)
+    card = " ".join((folder / "README.md").read_text().split())
+    function = plans["configurations"]["3d_fullres"].get(
+        "resampling_fn_data", "resample_data_or_seg_to_shape"
+    )
+    assert f"those of the training were by `{function}`" in card
 
 
 def test_intensities_of_ct_are_clipped_as_in_training(results: Path, tmp_path: Path) -> None:

@@ -116,13 +116,25 @@ def test_grid_for_nnunet_is_that_of_what_is_not_zero() -> None:
     cut = make_volume(inner, whole.affine @ translation([5.0, 0.0, 3.0]))
     plain = make_spec((1.3, 0.7, 1.9), "PIR", IntensitySpec(method="zscore"))
     spec = plain.model_copy(update={"tile_layout": "nnunet"})
-    expected = make_grid(cut, plain, CPU)
+    expected = make_grid(cut, spec, CPU)
     for order, flip in all_axis_orders():
         grid = make_grid(reorder(whole, order, flip), spec, CPU)
         torch.testing.assert_close(grid.voxels, expected.voxels, rtol=0, atol=1e-5)
         np.testing.assert_allclose(grid.to_world, expected.to_world, atol=1e-9)
     np.testing.assert_allclose(whole.affine @ make_grid(whole, spec, CPU).to_volume, grid.to_world)
     assert grid_shape(whole.voxels.shape, whole.affine, spec) > grid.voxels.shape
+
+
+def test_intensities_for_nnunet_are_those_of_the_scan_as_it_is_stored() -> None:
+    stripes = np.ones((8, 6, 10), np.int16)
+    stripes[::2] = 9
+    volume = make_volume(stripes, np.eye(4))
+    rule = IntensitySpec(method="clip", lower=2, upper=6, mean=0, deviation=1)
+    spec = make_spec((2, 1, 1), intensity=rule)
+    grid = make_grid(volume, spec.model_copy(update={"tile_layout": "nnunet"}), CPU)
+    # Between 2 and 6, and not between 1 and 9.
+    assert grid.voxels[2].mean() == pytest.approx(4, abs=0.05)
+    assert make_grid(volume, spec, CPU).voxels[2].mean() == pytest.approx(5, abs=0.05)
 
 
 def test_scan_of_zeros_is_not_cropped() -> None:
