@@ -17,7 +17,7 @@ from app.shapes.cohort import Cohort, read_cohort
 from app.shapes.morphometric_files import COHORT_FORMATS
 from app.shapes.outliers import find_outliers
 from app.shapes.procrustes import analyse_shapes
-from app.shapes.registration import register
+from app.shapes.registration import Registration, register
 from app.shapes.robust_shape import RobustShape, estimate_robust_shape
 from app.shapes.shape_report import write_shape_report
 from app.shapes.similarity import (
@@ -32,7 +32,7 @@ from app.shapes.symmetry import find_partners
 
 __all__ = [
     "COHORT_FORMATS", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling",
-    "RobustShape", "Similarity", "analyse_shapes",
+    "Registration", "RobustShape", "Similarity", "analyse_shapes",
     "estimate_robust_shape", "find_outliers", "find_partners", "find_swaps", "fit_similarity",
     "mean_shape", "read_cohort", "register", "write_shape_report",
 ]  # fmt: skip
