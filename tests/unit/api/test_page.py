@@ -1,7 +1,9 @@
 """What is served for the page; tests/integration/test_page_browser.py looks at it in a browser."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 from fastapi.testclient import TestClient
@@ -10,9 +12,10 @@ from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
 from app.api.ui.corrections import MAX_ANSWER_BYTES
 from app.api.ui.page import WEB, export_niivue, page_files
+from app.engine.engine import COMPUTE_THREADS
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
-from app.phantom import make_phantom, scan_bytes
+from app.phantom import Phantom, make_phantom, scan_bytes
 from tests.support.services import RAW, problem_of, running, toy_models, toy_scan, toy_settings
 
 SEED = 6
@@ -145,3 +148,25 @@ def test_page_needs_no_key_but_its_computations_do(tmp_path: Path) -> None:
         assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "unauthorized"
         scan = client.get("/page/phantom.nii.gz", headers={"Authorization": f"Bearer {KEY}"})
         assert scan.content == scan_bytes(make_phantom(SEED))
+
+
+def test_scans_are_generated_by_no_more_threads_than_other_work(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_many = Barrier(COMPUTE_THREADS + 1)
+    met = []
+
+    def make(seed: int) -> Phantom:
+        try:
+            too_many.wait(timeout=0.3)
+            met.append(seed)
+        except BrokenBarrierError:
+            too_many.reset()
+        return make_phantom(seed)
+
+    monkeypatch.setattr(page_module, "make_phantom", make)
+    paths = [f"/page/phantom.nii.gz?seed={seed}" for seed in range(COMPUTE_THREADS + 2)]
+    with ThreadPoolExecutor(len(paths)) as pool:
+        answers = list(pool.map(client.get, paths))
+    assert [answer.status_code for answer in answers] == [200] * len(paths)
+    assert not met
