@@ -44,7 +44,7 @@ RUN pip install --constraint constraints.txt setuptools \
  && cd /srv/code \
  && find . -exec touch --date 2020-01-01 {} + \
  && /opt/venv/bin/python3 -m compileall -q . \
- && NUMBA_CACHE_DIR=/srv/loops /opt/venv/bin/python3 -m app.inference.precompile
+ && NUMBA_CACHE_DIR=/srv/loops /opt/venv/bin/python3 -c "from app.inference import compile_loops; compile_loops()"
 
 FROM python:3.11-slim
 COPY --from=dependencies /opt/venv /opt/venv

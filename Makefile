@@ -68,7 +68,7 @@ format: .venv/dev.stamp
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
 	$(PIP) --no-build-isolation --editable '.[page]'
-	@$(BIN)/python -m app.inference.precompile
+	@$(BIN)/python -c "from app.inference import compile_loops; compile_loops()"
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

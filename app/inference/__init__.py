@@ -9,7 +9,7 @@ refinement     the second-stage network, in the pose that the first stage has fo
 detector       composes them: prepare, run, finish; ``Detector.detect`` does it all for one scan
 load           a model folder, which must pass its self-check
 verification   how far landmarks shift when networks compute in a lower precision
-precompile     fills Numba's cache when the service is installed
+precompile     compiles all loops before the first scan
 votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
@@ -25,6 +25,7 @@ from app.inference.detector import Detection, Detector, StageTimes, conclude, st
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
+from app.inference.precompile import compile_loops
 from app.inference.refinement import Refiner, pose_of
 from app.inference.scan_heatmaps import (
     keep_votes,
@@ -37,7 +38,7 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 __all__ = [
     "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "VotesRequest", "answer_votes", "build_answer",
-    "collect", "collect_batch", "conclude", "forecast", "forecast_votes",
+    "collect", "collect_batch", "compile_loops", "conclude", "forecast", "forecast_votes",
     "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "model_ref",
     "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
     "verify_precisions", "write_scan_heatmaps",

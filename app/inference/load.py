@@ -14,6 +14,7 @@ import torch
 from app.compute import OnDevice, call_here, is_out_of_memory
 from app.errors import InsufficientMemory, ModelRefused, NotReady
 from app.inference.detector import Detector
+from app.inference.precompile import compile_loops
 from app.model import LoadedModel, PrecisionSetting, check_noise, check_points, load_model
 from app.phantom import make_phantom
 from app.voting import positions_of
@@ -46,6 +47,8 @@ def load_checked(
         ModelRefused: The folder cannot be used; the key and the reason are named.
         NotReady: The device's thread has ended.
     """
+    # Else the first scan of a kind would wait for the compiler, and its time count as a tile's.
+    compile_loops()
     try:
         model = load_model(
             folder, device, precision, allow_torchscript=allow_torchscript, on_device=on_device

@@ -1,11 +1,11 @@
 """Compiles all numba loops into numba's cache, so that no request waits for the compiler.
 
-    python -m app.inference.precompile
-
-is run once where the service is installed. It takes some seconds, or none if all are there.
+Loading a model does so once in each process. It takes half a minute, or half a second if all are
+in the cache.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from app.voting import (
 SHAPE = (4, 5, 6)
 
 
+@cache
 def compile_loops() -> None:
     """Norm a tile, and find landmarks in a small field, once for each type that scores can have.
 
@@ -53,7 +54,3 @@ def compile_loops() -> None:
             for each in (votes, concat_votes([votes, votes])):
                 locate(each, readout, frame, specs)
                 locate(each, replace(readout, heatmap_threshold=0.5), frame, specs)
-
-
-if __name__ == "__main__":
-    compile_loops()

@@ -18,7 +18,6 @@ from safetensors.torch import save
 from app.compute import HOST, fast_precisions
 from app.errors import TooLarge
 from app.inference import Detector, VotesRequest, answer_votes, load_checked, write_scan_heatmaps
-from app.inference.precompile import compile_loops
 from app.inference.scan_heatmaps import VoteMap
 from app.io import VolumeLimits, read_volume, write_nifti
 from app.model import Field
@@ -38,7 +37,7 @@ def signatures():
     }
 
 
-compile_loops()
+load_checked(Path("models", "phantom"), HOST.device)
 before = signatures()
 precisions = ["float32", *fast_precisions(HOST.device)]
 for precision in precisions:
@@ -88,7 +87,7 @@ print(sorted(signatures() - before))
 """
 
 
-def test_no_request_compiles_a_loop_that_was_not_compiled_ahead(data_dir: Path) -> None:
+def test_no_request_compiles_a_loop_once_a_model_is_loaded(data_dir: Path) -> None:
     """Scans, heatmaps of them, and votes, of all types; in every precision that is native here.
 
     A skull shows hardly a vote to the spine's model.
