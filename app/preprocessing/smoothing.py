@@ -4,6 +4,7 @@ The CPU filters along all three axes in one pass, plane by plane, so that what o
 still in the cache when the next one reads it.
 """
 
+from functools import partial
 from typing import Final, no_type_check
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float32
 
 from app.compute import Voxels, numba_jit, run_parts, split_range
 from app.geometry import Affine, spacing_of
-from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, apply_along, gaussians
+from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS, Band, apply_along, gaussians
 
 PLANES_PER_THREAD: Final = 32
 """Planes that are worth a thread of their own, which filters some planes of its neighbours too."""
@@ -47,8 +48,12 @@ def smooth_for(
         values = values.sub(lower).div_(width).clamp_(0.0, 1.0)
     for axis, (size, sigma) in enumerate(zip(values.shape, sigmas, strict=True)):
         if sigma > 0:
-            values = apply_along(values, axis, gaussians(np.arange(size), size, sigma))
+            values = apply_along(values, axis, size, partial(_smoothing_rows, size, sigma))
     return values
+
+
+def _smoothing_rows(size: int, sigma: float, block: slice) -> Band:
+    return gaussians(np.arange(size)[block], size, sigma)
 
 
 def _smooth_on_cpu(values: Voxels, sigmas: list[float], window: np.ndarray) -> Voxels:
@@ -66,14 +71,11 @@ def _smooth_on_cpu(values: Voxels, sigmas: list[float], window: np.ndarray) -> V
 
 def _kernels(size: int, sigma: float) -> Float32[np.ndarray, "taps size"]:
     """Build the Gaussian around each voxel of a line, by the distance from it; 0 past the ends."""
-    matrix = gaussians(np.arange(size), size, sigma)
     radius = int(KERNEL_RADIUS_SIGMAS * sigma + 1) if sigma > 0 else 0
-    kernels = np.zeros((2 * radius + 1, size), np.float32)
-    for tap, distance in enumerate(range(-radius, radius + 1)):
-        if abs(distance) < size:
-            inside = slice(max(-distance, 0), size - max(distance, 0))
-            kernels[tap, inside] = np.diagonal(matrix, distance)
-    return kernels
+    distance = np.arange(-radius, radius + 1)[:, None]
+    voxel = np.arange(size) + distance
+    weights = np.exp(-0.5 * (distance / max(sigma, 1e-6)) ** 2) * ((voxel >= 0) & (voxel < size))
+    return np.asarray(weights / weights.sum(axis=0), np.float32)
 
 
 @numba_jit

@@ -7,6 +7,7 @@ each old voxel counts for a new one; the scan is multiplied by that along each a
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from app.compute import Voxels
 from app.errors import ModelRefused
 from app.geometry import Affine, scaling, translation
-from app.preprocessing.resampling import apply_along, resampled_size
+from app.preprocessing.resampling import apply_along, band_of, resampled_size
 
 THICK: Final = 3.0
 """An axis whose voxels are more than so many times as long as along another."""
@@ -49,13 +50,17 @@ def resample_as_nnunet(
     low, high = values.amin(along, keepdim=True), values.amax(along, keepdim=True)
     for axis in along:
         if new[axis] != old[axis]:
-            values = apply_along(values, axis, spline_matrix(old[axis], new[axis], order=3))
+            values = _apply(values, axis, spline_matrix(old[axis], new[axis], order=3))
     if list(old) != new:
         values.clamp_(low, high)
     if thick is not None and new[thick] != old[thick]:
-        values = apply_along(values, thick, spline_matrix(old[thick], new[thick], order=0))
+        values = _apply(values, thick, spline_matrix(old[thick], new[thick], order=0))
     steps = np.divide(old, new)
     return values.contiguous(), translation(list(steps / 2 - 0.5)) @ scaling(list(steps))
+
+
+def _apply(values: Voxels, axis: int, matrix: np.ndarray) -> Float[Tensor, "new_i new_j new_k"]:
+    return apply_along(values, axis, len(matrix), partial(band_of, matrix))
 
 
 def find_thick_axis(*spacings: Sequence[float] | np.ndarray) -> int | None:
