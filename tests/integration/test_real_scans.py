@@ -19,7 +19,7 @@ from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
-from tests.support.dicom_files import PATIENT, as_dicom, zipped
+from tests.support.dicom_files import PATIENT, SERIES, as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import UNSEEN, stored_in_all_orders
@@ -211,3 +211,34 @@ def test_a_skull_as_a_series_is_answered_by_a_report_on_its_images(
             assert np.linalg.norm(np.subtract(point, mark["lps_mm"])) <= SAME_MM, mark["name"]
     assert len(references(dataset)) == voxels.shape[2]
     assert PATIENT.encode() not in response.content
+
+
+def test_a_skull_as_series_with_a_gap_a_tilt_and_a_second_one_is_refused_or_answered_rightly(
+    service: TestClient, skulls: Path
+) -> None:
+    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    images = as_dicom(voxels, volume.affine)
+    url, query = "/v1/landmarks", {"model": "mouse-skull"}
+    gap = service.post(url, content=zipped(images[:40] + images[41:]), params=query, headers=RAW)
+    assert (gap.status_code, gap.json()["code"]) == (422, "bad-geometry")
+    assert "is one missing?" in gap.json()["detail"]
+    scout = as_dicom(voxels[:, :, :3], volume.affine, SeriesInstanceUID=f"{SERIES}.9")
+    both = zipped([*scout, *images[::-1]])
+    asked = service.post(url, content=both, params=query, headers=RAW)
+    assert asked.status_code == 422
+    assert f"series=0: {voxels.shape[2]} images" in asked.json()["detail"]
+    chosen = post(service, both, series=0)["landmarks"]
+    assert [mark["lps_mm"] for mark in chosen] == [
+        mark["lps_mm"] for mark in post(service, zipped(images))["landmarks"]
+    ]
+    # The gantry's tilt shifts each image along the one before.
+    tilted = volume.affine.copy()
+    tilted[:3, 2] += 0.1 * tilted[:3, 1]
+    expected = post(service, as_nifti(voxels, tilted))["landmarks"]
+    for mark, same in zip(
+        post(service, zipped(as_dicom(voxels, tilted)))["landmarks"], expected, strict=True
+    ):
+        assert mark["status"] == same["status"]
+        if mark["lps_mm"] is not None:
+            assert np.linalg.norm(np.subtract(mark["lps_mm"], same["lps_mm"])) <= SAME_MM
