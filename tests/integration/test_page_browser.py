@@ -80,6 +80,9 @@ def move_through_rows(page: Page, answer: list[dict[str, Any]]) -> None:
     page.keyboard.press("ArrowDown")
     assert chosen(page) == answer[1]["name"]
     assert_allclose(crosshair(page), answer[1]["ras_mm"], atol=NEAR_MM)
+    apart = np.linalg.norm(np.subtract(answer[1]["ras_mm"], answer[0]["ras_mm"]))
+    told = page.text_content("#chosen") or ""
+    assert f"{apart:.2f} mm from {answer[0]['name']}, chosen before." in told
     page.keyboard.press("End")
     assert_allclose(crosshair(page), answer[-1]["ras_mm"], atol=NEAR_MM)
 

@@ -23,6 +23,7 @@ const shown = (number, digits) => (number === null ? "–" : number.toFixed(digi
 export class Results {
   #frame = remembered();
   #selected = -1;
+  #before = -1; // the one selected before it
 
   constructor({ onSelect, onHover }) {
     Object.assign(this, { onSelect, onHover, landmarks: [] });
@@ -39,7 +40,7 @@ export class Results {
   /** Show the answer for a scan. */
   show(answer, fileName) {
     this.landmarks = [];
-    this.#selected = -1;
+    this.#selected = this.#before = -1;
     element("facts").textContent =
       `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
       `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s`;
@@ -76,6 +77,7 @@ export class Results {
 
   /** Select a row; -1: none. */
   select(index, { focus = false } = {}) {
+    if (index !== this.#selected) this.#before = this.#selected;
     this.#selected = index;
     this.#mark();
     if (focus) element("rows").rows[index]?.focus();
@@ -128,7 +130,7 @@ export class Results {
       row.tabIndex = at === Math.max(this.#selected, 0) ? 0 : -1;
     });
     const landmark = this.landmarks[this.#selected];
-    if (landmark) describe(landmark);
+    if (landmark) describe(landmark, this.landmarks[this.#before]);
   }
 
   #indexOf(row) {
@@ -206,12 +208,15 @@ function measurementRow({ name, description, unit, value, interval95, reason }) 
   return row;
 }
 
-/** Say in words what is known of the chosen landmark. */
-function describe(landmark) {
-  const { name, description, status, ijk } = landmark;
+/** Say in words what is known of the chosen landmark, and how far it is from the one before. */
+function describe(landmark, before) {
+  const { name, description, status, ijk, ras_mm: here } = landmark;
   const where = ijk ? `Voxel ${ijk.map((at) => at.toFixed(1)).join(", ")}.` : `It ${WHY_NOWHERE[status]}.`;
   const who = { placed: "Placed by you.", accepted: "Accepted by you.", absent: "Marked absent by you." };
-  const words = [where, who[decision(landmark)] ?? ""].join(" ");
+  const there = before?.ras_mm;
+  const apart = here && there && Math.hypot(...here.map((mm, axis) => mm - there[axis]));
+  const ruler = apart ? `${apart.toFixed(2)} mm from ${before.name}, chosen before.` : "";
+  const words = [where, ruler, who[decision(landmark)]].filter(Boolean).join(" ");
   const title = create("strong", description ? `${name}: ${description}.` : `${name}.`);
   element("chosen").replaceChildren(title, ` ${words}`);
 }
