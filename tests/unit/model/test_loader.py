@@ -1,6 +1,7 @@
 """Modules: allow-shorten architectures with exactly their weights, or nothing."""
 
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from app.model.files import update_hashes
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.modules import find_architecture
+from app.model.sections import ShapeSpec
 from app.model.selfcheck import write_selfcheck
 from tests.support.model_folders import (
     TILE,
@@ -307,7 +309,9 @@ def examples(language: str) -> list[str]:
 def test_examples_in_the_readme_work(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
-    first, measurement, program = examples("toml")
+    first, surroundings, measurement, program = examples("toml")
+    shape = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 9.6}
+    assert len(ShapeSpec(**shape, **tomllib.loads(surroundings)).surroundings) == 2
     manifest = first.replace("[64, 64, 48]", "[32, 32, 48]") + "\n" + measurement
     (folder / "model.toml").write_text(manifest)
     names: dict[str, object] = {}
