@@ -190,23 +190,20 @@ def _with_models(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document the errors that a call may return, for the ``responses`` of its route."""
-    return {status: _problem(HTTPStatus(status)) for status in statuses}
+    """Document the errors that a call may return, for the ``responses`` of its route.
 
-
-def _problem(status: HTTPStatus) -> dict[str, Any]:
-    code = status.phrase.lower().replace(" ", "-")
+    They are one entry, which names them all: a dozen that are alike would hide all else.
+    """
+    known = [HTTPStatus(status) for status in sorted(statuses)]
+    code = known[0].phrase.lower().replace(" ", "-")
     example = {
         "type": TYPE_PREFIX + code,
-        "title": status.phrase,
-        "status": status.value,
+        "title": known[0].phrase,
+        "status": known[0].value,
         "detail": "expected this, got that",
         "code": code,
         "request_id": EXAMPLE_ANSWER["request_id"],
     }
-    return {
-        "description": status.phrase,
-        "content": {
-            PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}
-        },
-    }
+    content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
+    names = ", ".join(f"{status.value} {status.phrase}" for status in known)
+    return {"default": {"description": f"A problem: {names}.", "content": content}}

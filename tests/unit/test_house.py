@@ -64,7 +64,8 @@ def _used() -> frozenset[tuple[str, str, str]]:
             beside = "".join(one.read_text(encoding="utf-8") for one in path.parent.glob("*.py"))
             names = re.findall(r"trainer\.(\w+)", beside)
             used |= {(str(path), package, name) for name in names}
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    others = [ROOT / name for name in ("README.md", "Makefile", "Dockerfile")]
+    for path in (*others, *(ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for package, names in re.findall(r"from (app[.\w]*) import (\([^)]*\)|[\w, ]+)", text):
             used |= {(str(path), package, name) for name in re.findall(r"\w+", names)}

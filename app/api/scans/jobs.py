@@ -62,7 +62,7 @@ class ResultQuery(BaseModel):
     summary="Find the landmarks of scans later",
     status_code=202,
     response_model=JobAnswer,
-    responses={**SCAN_PROBLEMS, **problems(406, 501)},
+    responses=problems(*SCAN_PROBLEMS, 406, 501),
     openapi_extra=UPLOAD_BODY,
 )
 async def post_job(
@@ -117,8 +117,7 @@ async def get_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> Response:
     response_model=LandmarksAnswer,
     responses={
         200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
-        **SCAN_PROBLEMS,
-        **problems(406, 409, 501),
+        **problems(*SCAN_PROBLEMS, 406, 409, 501),
     },
 )
 async def get_result(

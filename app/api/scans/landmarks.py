@@ -18,7 +18,13 @@ from app.api.dependencies import (
 )
 from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.scans.jobs import accept_job
-from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
+from app.api.scans.reception import (
+    SCAN_PROBLEMS,
+    ReceivedScan,
+    ScanQuery,
+    receive_scan,
+    scan_router,
+)
 from app.api.scans.report import find_and_report
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
@@ -59,7 +65,7 @@ class LandmarksQuery(ScanQuery):
     responses={
         200: {"description": "The landmarks", "content": LANDMARKS_CONTENT | REPORT_CONTENT},
         202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
-        **problems(406),
+        **problems(*SCAN_PROBLEMS, 406),
     },
     openapi_extra=UPLOAD_BODY,
 )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -20,16 +20,14 @@ from app.inference import Detection, timing_of
 from app.io import Selection, TimingAnswer
 from app.model import LoadedModel
 
-SCAN_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = problems(
-    400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504, 507
-)
-"""What any call that takes a scan may answer."""
+SCAN_PROBLEMS: Final = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504, 507)
+"""Statuses of errors of any call that takes a scan."""
 
 
 def scan_router() -> APIRouter:
     """Make a router of a call that takes a scan, and whose client waits for what is found in it."""
     key = Depends(require_api_key)
-    return APIRouter(tags=["landmarks"], dependencies=[key], responses=SCAN_PROBLEMS)
+    return APIRouter(tags=["landmarks"], dependencies=[key], responses=problems(*SCAN_PROBLEMS))
 
 
 class ScanQuery(SelectionQuery):

@@ -280,5 +280,7 @@ def test_docs_describe_the_body_and_every_answer(client: TestClient) -> None:
     assert {"application/json", "text/csv", "application/x-npy", "application/gzip"} <= set(content)
     names = {parameter["name"] for parameter in post["parameters"]}
     assert {"channels", "order", "background", "threshold", "sample_shape", "names"} <= names
+    problem = post["responses"]["default"]
+    assert "application/problem+json" in problem["content"]
     for status in ("400", "413", "415", "422", "429", "504"):
-        assert "application/problem+json" in post["responses"][status]["content"]
+        assert f" {status} " in problem["description"]
