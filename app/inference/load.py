@@ -47,13 +47,13 @@ def load_checked(
         ModelRefused: The folder cannot be used; the key and the reason are named.
         NotReady: The device's thread has ended.
     """
-    # Else the first scan of a kind would wait for the compiler, and its time count as a tile's.
-    compile_loops()
     try:
         model = load_model(
             folder, device, precision, allow_torchscript=allow_torchscript, on_device=on_device
         )
         self_check(model, on_device)
+        # Else the first scan of a kind would wait for the compiler, and its time count as a tile's.
+        compile_loops()
     except (ModelRefused, NotReady):
         raise
     except Exception as error:
