@@ -29,6 +29,7 @@ from app.training.fit.augment import Sample, draw_sample
 from app.training.fit.checkpoint import Stateful, resume, save, start
 from app.training.fit.export import attach_refine, write_model_folder
 from app.training.fit.losses import make_targets, vote_loss
+from app.training.fit.network import normalise_channels_first
 from app.training.fit.progress import TrainingProgress
 from app.training.fit.truncation import draw_axis, draw_normal, trim, truncate
 from app.training.recipe import Recipe
@@ -88,6 +89,8 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
     recipe = record.recipe
     network = network.to(run.device)
     convert_conv3d_weight_memory_format(network, torch.channels_last_3d)
+    if run.device.type == "cpu":
+        normalise_channels_first(network)
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
@@ -160,6 +163,7 @@ def draw_batches(
                 recipe.spacing_mm,
                 recipe.augmentation,
                 rng,
+                specimens,
             )
             for _ in range(recipe.batch)
         ]
@@ -200,9 +204,7 @@ def backward(
     images = torch.stack([sample.image for sample in samples]).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
         output = network(images.contiguous(memory_format=torch.channels_last_3d))
-    score, offset = vote_loss(
-        output.float(), targets.to(device), recipe.radius_mm / recipe.spacing_mm
-    )
+    score, offset = vote_loss(output, targets.to(device), recipe.radius_mm / recipe.spacing_mm)
     torch.autograd.backward([score + OFFSET_WEIGHT * offset])
     return score.item(), offset.item()
 

@@ -103,22 +103,22 @@ def vote_loss(
         voxels that should vote).
     """
     images, landmarks = targets.known.shape
-    scores = output[:, :landmarks].contiguous()
-    known = targets.known.to(output.dtype)
+    # Split once: the gradient of each slice would be as large as the output.
+    scores, offsets = output.split([landmarks, 3 * landmarks], dim=1)
+    scores = scores.float().contiguous()
+    known = targets.known.to(scores.dtype)
     votes = max(len(targets.index), 1)
     score = scores.flatten()[targets.index]
     entropy = (functional.softplus(scores).sum((2, 3, 4)) * known).sum() - score.sum()
-    zeros = torch.zeros(images * landmarks, dtype=output.dtype, device=output.device)
+    zeros = torch.zeros(images * landmarks, dtype=scores.dtype, device=output.device)
     overlap = zeros.index_add(0, targets.owner, score.sigmoid())
     truth = zeros.index_add(0, targets.owner, torch.ones_like(score))
     size = scores.sigmoid().sum((2, 3, 4)).flatten() + truth
-    present = (truth > 0).to(output.dtype)
+    present = (truth > 0).to(scores.dtype)
     dice = 1 - ((2 * overlap + 1) / (size + 1) * present).sum() / present.sum().clamp_min(1.0)
     image, landmark = targets.owner // landmarks, targets.owner % landmarks
     voxel = targets.index % scores[0, 0].numel()
-    predicted = torch.stack(
-        [output.flatten(2)[image, landmarks * (1 + axis) + landmark, voxel] for axis in range(3)],
-        dim=1,
-    )
+    axis = torch.arange(3, device=output.device)[:, None]
+    predicted = offsets.flatten(2)[image, landmarks * axis + landmark, voxel].float().T
     error = (predicted - targets.offsets).abs().sum()
     return entropy / votes + dice, error / (3 * votes * radius_voxels)

@@ -52,6 +52,26 @@ def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
     return network
 
 
+def normalise_channels_first(network: nn.Module) -> None:
+    """Make group norms compute with channels first, and hand on channels last as convolutions do.
+
+    On a CPU, torch's gradient of a group norm with channels last takes up to ten times as long.
+    """
+
+    def channels_first(_module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0].contiguous(),)
+
+    def channels_last(
+        _module: nn.Module, _inputs: tuple[torch.Tensor], output: torch.Tensor
+    ) -> torch.Tensor:
+        return output.contiguous(memory_format=torch.channels_last_3d)
+
+    for module in network.modules():
+        if isinstance(module, nn.GroupNorm):
+            module.register_forward_pre_hook(channels_first)
+            module.register_forward_hook(channels_last)
+
+
 def find_head(network: nn.Module) -> nn.Conv3d | None:
     """Return the layer that computes the output: the last convolution; None if there is none."""
     convolutions = [module for module in network.modules() if isinstance(module, nn.Conv3d)]

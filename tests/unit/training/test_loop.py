@@ -1,5 +1,6 @@
 """An interrupted training resumes where it was, with what it was started with."""
 
+import copy
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from typer.testing import CliRunner
 
 from app.cli.main import app
@@ -16,6 +18,7 @@ from app.training.cli.train import INTERRUPTED
 from app.training.files import CHECKPOINT
 from app.training.fit.history import read_history
 from app.training.fit.loop import graceful_interrupt, optimiser_step
+from app.training.fit.network import normalise_channels_first
 from app.training.record import read_record
 from tests.support.training_data import TILES, interrupt_after, landmarkd, write_specimens
 
@@ -140,3 +143,15 @@ def test_second_interrupt_does_not_wait() -> None:
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_norms_with_channels_first_compute_the_same() -> None:
+    plain = nn.Sequential(nn.Conv3d(1, 8, 3), nn.GroupNorm(4, 8), nn.Conv3d(8, 2, 3))
+    changed = copy.deepcopy(plain)
+    normalise_channels_first(changed)
+    image = torch.randn(2, 1, 9, 9, 9).contiguous(memory_format=torch.channels_last_3d)
+    for network in (plain, changed):
+        network(image).square().sum().backward()
+    torch.testing.assert_close(changed(image), plain(image))
+    for one, other in zip(changed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
