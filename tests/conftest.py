@@ -10,10 +10,14 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.support.array_types import check_shapes_only_of_arrays
+
 if TYPE_CHECKING:
     from app.compute.device import NamedDevice
     from app.model.registry import LoadedModel
     from tests.support.device_loops import Faulty
+
+check_shapes_only_of_arrays()
 
 # An example that takes long tells of a busy machine and not of a fault.
 settings.register_profile("patient", deadline=None)

@@ -171,7 +171,8 @@ def measure_bar(bar: Bar, run: Run) -> Iterator[Row]:
         else:
             yield from measure_case(item, run.rounds, run.case_s)
         del item
-        gc.collect()
+        if not run.fast:
+            gc.collect()
 
 
 def measure_case(case: Case, rounds: int, case_s: float = 0.0) -> list[Row]:

@@ -5,8 +5,11 @@ Named in ``--jaxtyping-packages`` of pyproject.toml, which applies it to every f
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Self, TypeVar
+from dataclasses import is_dataclass
+from types import FunctionType
+from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args, get_origin
 
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
 P = ParamSpec("P")
@@ -28,3 +31,42 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """
     hints: dict[str, Any] = inspect.get_annotations(function)
     return function if Self in hints.values() else beartype(conf=CONF)(function)
+
+
+def check_shapes_only_of_arrays() -> None:
+    """Have jaxtyping decorate only what has arrays in its annotations; the rest is ``checked``.
+
+    To compare the shapes of a call with each other, jaxtyping binds its arguments, and checks
+    them again with what is returned. Half of the time of the tests would go there, most of it in
+    functions without an array.
+    """
+    jaxtyped = jaxtyping.jaxtyped
+
+    def decorate(decorated: Any = None, *, typechecker: Callable[..., Any]) -> Any:  # noqa: ANN401
+        if decorated is None:
+            return lambda decorated: decorate(decorated, typechecker=typechecker)
+        if isinstance(decorated, FunctionType) and not _may_have_arrays(decorated):
+            return typechecker(decorated)
+        own = vars(decorated).get("__init__") if is_dataclass(decorated) else None
+        if own is not None and not _may_have_arrays(own):
+            setattr(decorated, "__init__", typechecker(own))  # noqa: B010 - mypy wants no such assignment
+            return decorated
+        return jaxtyped(decorated, typechecker=typechecker)
+
+    vars(jaxtyping)["jaxtyped"] = decorate
+
+
+def _may_have_arrays(function: Any) -> bool:  # noqa: ANN401
+    return any(map(_may_be_array, inspect.get_annotations(function).values()))
+
+
+def _may_be_array(hint: Any) -> bool:  # noqa: ANN401
+    """Look through a hint; one that is quoted may be anything."""
+    if isinstance(hint, str) or (
+        isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
+    ):
+        return True
+    if get_origin(hint) is Literal:
+        return False
+    inner = hint if isinstance(hint, list) else get_args(hint)
+    return any(map(_may_be_array, inner))

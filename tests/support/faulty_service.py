@@ -20,6 +20,7 @@ from tests.support.services import RAW, ServiceProcess, until
 
 TILES = 8
 """Of a command scan of the default shape."""
+ONE_TILE = command_scan(commands.HOLD, shape=TILE)
 
 
 class Faulty(ServiceProcess):
@@ -58,9 +59,9 @@ class Faulty(ServiceProcess):
         self.client.close()
 
     @contextmanager
-    def held(self) -> Iterator[Future[httpx.Response]]:
-        """Keep the device busy with a scan of one tile until the block ends."""
-        blocker = self.send(command_scan(commands.HOLD, shape=TILE))
+    def held(self, scan: bytes = ONE_TILE) -> Iterator[Future[httpx.Response]]:
+        """Keep a device busy with a scan, whose command is to hold, until the block ends."""
+        blocker = self.send(scan)
         # The pipe opens when the network does: from then on the device is held.
         with self.gate.open("wb"):
             yield blocker

@@ -1,6 +1,7 @@
 """Trainings of folds: what they are trained on, how they resume, and what is refused."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ FINER = (*SMALL, "--spacing", 1.0, "--folds", 3)
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_specimens(tmp_path, "one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def folds_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = write_specimens(tmp_path_factory.mktemp("three"), "one", "two", "three")
+    train(data)
+    return data
+
+
+@pytest.fixture
+def trained(folds_of_three: Path, tmp_path: Path) -> Path:
+    """The data, and a model of them with its folds; a copy for each test."""
+    return shutil.copytree(folds_of_three, tmp_path / "trained")
 
 
 def train(data: Path, *words: object) -> str:
@@ -155,8 +169,8 @@ def test_an_interrupted_cross_validation_resumes_in_its_fold(
         assert texts[0] == texts[1]
 
 
-def test_folds_of_another_training_are_refused_before_anything_is_trained(data: Path) -> None:
-    train(data)
+def test_folds_of_another_training_are_refused_before_anything_is_trained(trained: Path) -> None:
+    data = trained
     with pytest.raises(StartupError, match="steps: expected 1, got 2"):
         train(data, "--steps", 2)
     (data / "mine" / CHECKPOINT).unlink()
@@ -226,13 +240,13 @@ def test_a_check_prints_the_folds_and_trains_none(data: Path) -> None:
     assert not (data / "mine").exists()
 
 
-def test_folds_do_not_start_from_weights_that_were_trained_on_their_scans(data: Path) -> None:
+def test_folds_do_not_start_from_weights_that_were_trained_on_their_scans(trained: Path) -> None:
     """But each from the same fold of a model that has the same folds."""
+    data = trained
     words = (data / "scans", data / "landmarks", *TILES)
     landmarkd("train", *words, "-o", data / "seen", "--validate", "none")
     with pytest.raises(BadParameter, match="was trained on one, three, two"):
-        train(data, "--start", data / "seen")
-    train(data)
+        train(data, "-o", data / "unseen", "--start", data / "seen")
     start = ("--folds", 3, "--start", data / "mine", "--rate", 0)
     landmarkd("train", *words, "-o", data / "more", *start)
     for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
