@@ -21,7 +21,7 @@ from app.engine.devices import Devices
 from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
-from app.engine.metrics import Gauges, Metrics
+from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
 from app.io import (
@@ -131,16 +131,21 @@ class Engine:
         self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", slots // 2)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)
+        self._watch()
 
-    def gauges(self) -> Gauges:
-        """Return the functions that read the gauges of the metrics."""
-        return Gauges(
-            queue_depth=lambda: self.devices.depth,
-            in_flight=lambda: self.admission.requests,
-            queue_age_s=lambda: self.devices.oldest_s,
-            batch_sizes=self.devices.batch_sizes(),
-            ready=lambda: self.readiness().ready,
+    def _watch(self) -> None:
+        """Add the gauges of the metrics."""
+        watch = self._metrics.watch
+        watch("ready", "1 if new requests are accepted.", lambda: float(self.readiness().ready))
+        watch("queue_tiles", "Tiles that wait for a device.", lambda: self.devices.depth)
+        watch(
+            "requests_in_flight", "Requests accepted, unanswered.", lambda: self.admission.requests
         )
+        watch("queue_age_seconds", "Of the oldest scan in work.", lambda: self.devices.oldest_s)
+        sizes = {
+            one.device.name: partial(getattr, one.sizes, "largest") for one in self.devices.loops
+        }
+        watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
     def readiness(self) -> Readiness:
         """Return whether requests can be answered, and why not."""

@@ -82,7 +82,8 @@ class JobRunner:
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
-        metrics.watch_jobs(lambda: folder.usage.queued, lambda: folder.usage.bytes)
+        metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
+        metrics.watch("job_bytes", "Kept of jobs and their scans.", lambda: folder.usage.bytes)
 
     async def call(self, client: str, function: Callable[[], T]) -> T:
         """Call a method of the store for a client, one that does not block for long."""
