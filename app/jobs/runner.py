@@ -233,7 +233,7 @@ class JobRunner:
         )
 
     def _open(self, claim: Claim) -> memoryview:
-        content = self.store.open_scan(claim, self._engine.max_body_bytes)
+        content = self._folder.files.open(claim.job, claim.entry, self._engine.max_body_bytes)
         bytes(content[:HEAD_BYTES])  # Read from the disk here; the event loop looks at it.
         return content
 
