@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -28,6 +28,7 @@ from app.io import (
     ONLY,
     SEARCH_BYTES,
     Content,
+    ReadinessAnswer,
     Selection,
     Volume,
     VolumeLimits,
@@ -58,21 +59,6 @@ once they are decoded."""
 
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether the service can answer.
-
-    Attributes:
-        ready: True if at least one model can answer, on at least one device.
-        reason: Why not, or ``ready``; which devices are unhealthy, if others work.
-        models: ``ready`` or why not, by model name.
-    """
-
-    ready: bool
-    reason: str
-    models: dict[str, str]
 
 
 class Engine:
@@ -147,7 +133,7 @@ class Engine:
         }
         watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> ReadinessAnswer:
         """Return whether requests can be answered, and why not."""
         models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refusals)
         unhealthy = self.devices.unhealthy_reason
@@ -161,8 +147,8 @@ class Engine:
             reason = "no usable model"
         else:
             reason = "ready" if unhealthy is None else f"ready, but not on {unhealthy}"
-            return Readiness(True, reason, models)
-        return Readiness(False, reason, models)
+            return ReadinessAnswer(ready=True, reason=reason, models=models)
+        return ReadinessAnswer(ready=False, reason=reason, models=models)
 
     async def start(self) -> None:
         """Load and check all models, then accept requests, unless it is stopped meanwhile."""
@@ -318,7 +304,7 @@ class Engine:
         *,
         admitted: AdmittedRequest,
         memory: int,
-        result_bytes: Callable[[T], int],
+        result_bytes: Callable[[T], int] = lambda _: 0,
         timeout_s: float,
     ) -> T:
         """Do work that needs no model and no device, on a host thread.
