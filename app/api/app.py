@@ -66,7 +66,6 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine = Engine(chosen, metrics, on_fatal)
-        metrics.watch(engine.gauges())
         async with _jobs_of(chosen, engine, metrics, on_fatal) as jobs:
             app.state.starting = asyncio.create_task(_start(engine, on_fatal))
             app.state.shared = Shared(chosen, metrics, engine, jobs)

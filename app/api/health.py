@@ -32,14 +32,11 @@ async def get_readyz(
     state = shared.engine.readiness()
     if not state.ready:
         record_of(request.scope).code = NotReady.code
-    answer = ReadinessAnswer(
-        ready=state.ready, reason="ready" if state.ready else "not ready", models={}
-    )
-    if may_know_why:
-        answer = ReadinessAnswer(ready=state.ready, reason=state.reason, models=dict(state.models))
-    return Response(
-        answer.model_dump_json(), 200 if state.ready else 503, media_type="application/json"
-    )
+    if not may_know_why:
+        reason = "ready" if state.ready else "not ready"
+        state = ReadinessAnswer(ready=state.ready, reason=reason, models={})
+    status = 200 if state.ready else 503
+    return Response(state.model_dump_json(), status, media_type="application/json")
 
 
 @health_router.get(

@@ -1,6 +1,5 @@
 """``/v1/models``: the models of the service, listed, described and loaded again."""
 
-from dataclasses import asdict
 from typing import Final
 
 from fastapi import APIRouter, Depends
@@ -9,7 +8,6 @@ from app.api.dependencies import SharedDep, require_admin_key, require_api_key
 from app.api.openapi import problems
 from app.engine import DeviceLoop, Engine
 from app.io import (
-    BatchInfo,
     DeviceInfo,
     LandmarkInfo,
     ModelInfo,
@@ -111,5 +109,5 @@ def _describe_device(loop: DeviceLoop, model: LoadedModel) -> DeviceInfo:
         name=loop.device.name,
         status=loop.unhealthy_reason or READY,
         precision=model.on(loop.index).network.precision,
-        batches=[BatchInfo(**asdict(timing)) for timing in loop.sizes.timings(model.digest)],
+        batches=loop.sizes.timings(model.digest),
     )

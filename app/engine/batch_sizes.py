@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
+from app.io import BatchInfo
+
 MIN_SPEEDUP: Final = 1.05
 """A larger batch must be this much faster per tile; less is not worth making others wait."""
 
@@ -39,23 +41,6 @@ must not be expected to be slow for ever: scans that are refused for it are neve
 
 DEFAULT_TILE_S: Final = 0.1
 """Assumed cost of a tile before any was timed; only the order of lanes depends on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTiming:
-    """The best time of a batch of some size.
-
-    Attributes:
-        tile_shape: Voxels of each tile.
-        tiles: In the batch.
-        seconds: For the whole batch.
-        chosen: Whether this is the lane's current maximum batch size.
-    """
-
-    tile_shape: tuple[int, int, int]
-    tiles: int
-    seconds: float
-    chosen: bool
 
 
 @dataclass(slots=True)
@@ -124,7 +109,8 @@ class BatchSizes:
     def mean_cost(self) -> float:
         """Estimate how many seconds a tile takes, of whatever lane."""
         with self._lock:
-            return self._mean_cost()
+            known = [lane.cost for lane in self._lanes.values() if lane.cost is not None]
+            return sum(known) / len(known) if known else DEFAULT_TILE_S
 
     @property
     def largest(self) -> int:
@@ -154,23 +140,21 @@ class BatchSizes:
             known.size = min(known.size, known.max_size)
             known.settled = True
 
-    def timings(self, model: Hashable) -> tuple[BatchTiming, ...]:
+    def timings(self, model: Hashable) -> list[BatchInfo]:
         """List what was measured of a model; its lanes are pairs that begin with its digest.
 
         Returns:
             By tile shape and number of tiles.
         """
         with self._lock:
-            return tuple(
-                BatchTiming(lane[-1], tiles, seconds, tiles == known.size)
+            return [
+                BatchInfo(
+                    tile_shape=lane[-1], tiles=tiles, seconds=seconds, chosen=tiles == known.size
+                )
                 for lane, known in self._lanes.items()
                 if isinstance(lane, tuple) and lane[0] == model
                 for tiles, seconds in sorted(known.best.items())
-            )
-
-    def _mean_cost(self) -> float:
-        known = [lane.cost for lane in self._lanes.values() if lane.cost is not None]
-        return sum(known) / len(known) if known else DEFAULT_TILE_S
+            ]
 
     def _update_size(self, known: _Lane) -> None:
         """Try twice as many tiles, or settle for the smallest size that is about the fastest."""

@@ -152,10 +152,6 @@ class Devices:
         reasons = (f"{loop.device.name}: {loop.unhealthy_reason}" for loop in unhealthy)
         return "; ".join(reasons) or None
 
-    def batch_sizes(self) -> dict[str, Callable[[], float]]:
-        """For each device, by name, a function that returns its largest batch size."""
-        return {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in self.loops}
-
     @property
     def _healthy(self) -> list[DeviceLoop]:
         return [loop for loop in self.loops if loop.unhealthy_reason is None]

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -21,13 +21,14 @@ from app.engine.devices import Devices
 from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
-from app.engine.metrics import Gauges, Metrics
+from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
 from app.io import (
     ONLY,
     SEARCH_BYTES,
     Content,
+    ReadinessAnswer,
     Selection,
     Volume,
     VolumeLimits,
@@ -58,21 +59,6 @@ once they are decoded."""
 
 State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether the service can answer.
-
-    Attributes:
-        ready: True if at least one model can answer, on at least one device.
-        reason: Why not, or ``ready``; which devices are unhealthy, if others work.
-        models: ``ready`` or why not, by model name.
-    """
-
-    ready: bool
-    reason: str
-    models: dict[str, str]
 
 
 class Engine:
@@ -131,18 +117,23 @@ class Engine:
         self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", slots // 2)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)
+        self._watch()
 
-    def gauges(self) -> Gauges:
-        """Return the functions that read the gauges of the metrics."""
-        return Gauges(
-            queue_depth=lambda: self.devices.depth,
-            in_flight=lambda: self.admission.requests,
-            queue_age_s=lambda: self.devices.oldest_s,
-            batch_sizes=self.devices.batch_sizes(),
-            ready=lambda: self.readiness().ready,
+    def _watch(self) -> None:
+        """Add the gauges of the metrics."""
+        watch = self._metrics.watch
+        watch("ready", "1 if new requests are accepted.", lambda: float(self.readiness().ready))
+        watch("queue_tiles", "Tiles that wait for a device.", lambda: self.devices.depth)
+        watch(
+            "requests_in_flight", "Requests accepted, unanswered.", lambda: self.admission.requests
         )
+        watch("queue_age_seconds", "Of the oldest scan in work.", lambda: self.devices.oldest_s)
+        sizes = {
+            one.device.name: partial(getattr, one.sizes, "largest") for one in self.devices.loops
+        }
+        watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
-    def readiness(self) -> Readiness:
+    def readiness(self) -> ReadinessAnswer:
         """Return whether requests can be answered, and why not."""
         models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refusals)
         unhealthy = self.devices.unhealthy_reason
@@ -156,8 +147,8 @@ class Engine:
             reason = "no usable model"
         else:
             reason = "ready" if unhealthy is None else f"ready, but not on {unhealthy}"
-            return Readiness(True, reason, models)
-        return Readiness(False, reason, models)
+            return ReadinessAnswer(ready=True, reason=reason, models=models)
+        return ReadinessAnswer(ready=False, reason=reason, models=models)
 
     async def start(self) -> None:
         """Load and check all models, then accept requests, unless it is stopped meanwhile."""
@@ -313,7 +304,7 @@ class Engine:
         *,
         admitted: AdmittedRequest,
         memory: int,
-        result_bytes: Callable[[T], int],
+        result_bytes: Callable[[T], int] = lambda _: 0,
         timeout_s: float,
     ) -> T:
         """Do work that needs no model and no device, on a host thread.

@@ -113,11 +113,10 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 
     def call() -> None:
         adopt_thread_limit()
-        outcome = _attempt(function)
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - handed to who waits for the future
+            future.set_exception(error)
 
     threading.Thread(target=call, name="load", daemon=True).start()
     return future

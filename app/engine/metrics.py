@@ -1,7 +1,7 @@
 """Prometheus metrics of one application, in a registry of its own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final, Literal, cast
 
 from prometheus_client import (
@@ -27,25 +27,6 @@ SHARES: Final = (0.125, 0.25, 0.5, 0.75, 1)
 SIZES: Final = (1, 8, 64)
 """Upper limits of small, medium and large scans, in tiles."""
 VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """Functions that read current values whenever the metrics are rendered.
-
-    Attributes:
-        queue_depth: Waiting tiles.
-        in_flight: Requests accepted, unanswered.
-        queue_age_s: Age of the oldest scan in work.
-        batch_sizes: Maximum number of tiles in a forward pass, by device.
-        ready: Whether new requests are accepted.
-    """
-
-    queue_depth: Callable[[], float]
-    in_flight: Callable[[], float]
-    queue_age_s: Callable[[], float]
-    batch_sizes: Mapping[str, Callable[[], float]]
-    ready: Callable[[], bool]
 
 
 class Metrics:
@@ -79,24 +60,6 @@ class Metrics:
         self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
         self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
         self._job_scans = self._counter("job_scans", "Scans of jobs by outcome.", "code")
-        self._ready = Gauge(
-            "landmarkd_ready", "1 if new requests are accepted.", registry=self.registry
-        )
-        self._depth = Gauge(
-            "landmarkd_queue_tiles", "Tiles that wait for a device.", registry=self.registry
-        )
-        self._in_flight = Gauge(
-            "landmarkd_requests_in_flight", "Requests accepted, unanswered.", registry=self.registry
-        )
-        self._age = Gauge(
-            "landmarkd_queue_age_seconds", "Of the oldest scan in work.", registry=self.registry
-        )
-        self._size = Gauge(
-            "landmarkd_batch_size",
-            "Most tiles in a forward pass now.",
-            ("device",),
-            registry=self.registry,
-        )
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
         """Record a request that was answered.
@@ -154,27 +117,16 @@ class Metrics:
         """Count a scan of a job that is settled: ``ok``, or its problem's code."""
         self._job_scans.labels(code).inc()
 
-    def watch_jobs(self, queued: Callable[[], float], kept_bytes: Callable[[], float]) -> None:
-        """Add the gauges of jobs, for a service that keeps any.
-
-        Args:
-            queued: Returns the number of scans that wait.
-            kept_bytes: Returns what jobs and their scans take.
-        """
-        for name, text, read in (
-            ("job_scans_queued", "Scans of jobs that wait.", queued),
-            ("job_bytes", "Kept of jobs and their scans.", kept_bytes),
-        ):
+    def watch(
+        self, name: str, text: str, read: Callable[[], float] | Mapping[str, Callable[[], float]]
+    ) -> None:
+        """Add a gauge, read by a function whenever the metrics are rendered; or by one a device."""
+        if isinstance(read, Mapping):
+            gauge = Gauge(f"landmarkd_{name}", text, ("device",), registry=self.registry)
+            for device, one in read.items():
+                gauge.labels(device).set_function(one)
+        else:
             Gauge(f"landmarkd_{name}", text, registry=self.registry).set_function(read)
-
-    def watch(self, gauges: Gauges) -> None:
-        """Set the functions that the gauges are read from."""
-        self._depth.set_function(gauges.queue_depth)
-        self._in_flight.set_function(gauges.in_flight)
-        self._age.set_function(gauges.queue_age_s)
-        for device, batch_size in gauges.batch_sizes.items():
-            self._size.labels(device).set_function(batch_size)
-        self._ready.set_function(lambda: float(gauges.ready()))
 
     def render(self) -> bytes:
         """Write all metrics in the Prometheus text format."""

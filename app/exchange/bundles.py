@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from shutil import copyfileobj
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -88,8 +89,7 @@ def _inflate(archive: ZipFile, entry: ZipInfo, path: Path) -> None:
         raise BadZipFile("files that are neither stored nor deflated")
     path.parent.mkdir(exist_ok=True)
     with archive.open(entry) as source, path.open("xb") as target:
-        while block := source.read(1 << 20):
-            target.write(block)
+        copyfileobj(source, target)
 
 
 def read_target(component: object) -> tuple[str, str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from app.geometry import LPS_FROM_RAS, Affine, transform
+from app.geometry import LPS_FROM_RAS, Affine, axis_codes, spacing_of, transform
 from app.inference.detector import Detection
 from app.io import (
     CandidateAnswer,
@@ -49,8 +49,8 @@ def build_answer(
         model=model,
         volume=VolumeAnswer(
             shape=tuple(int(size) for size in volume.shape),
-            spacing_mm=_triple(volume.spacing_mm),
-            orientation=volume.orientation,
+            spacing_mm=_triple(spacing_of(volume.affine)),
+            orientation=axis_codes(volume.affine),
             affine=_rows(volume.affine),
             digest=volume.digest,
         ),

@@ -17,12 +17,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
-from app.geometry import Affine, axis_codes, spacing_of
+from app.geometry import Affine
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
@@ -57,15 +58,11 @@ class VolumeInfo:
 
     Attributes:
         shape: Of the uploaded array, voxels.
-        spacing_mm: Along its axes.
-        orientation: The RAS direction that each of its axes comes nearest to, such as ``LPS``.
         affine: Its voxel index -> mm, RAS.
         digest: BLAKE3 of the uncompressed file, hex.
     """
 
     shape: tuple[int, ...]
-    spacing_mm: tuple[float, ...]
-    orientation: str
     affine: Affine
     digest: str
 
@@ -220,21 +217,16 @@ class Detector:
         """Prepare a pass of the first-stage network in the next orientation."""
         start = time.perf_counter()
         grid = make_grid(state.volume, self.model.manifest.input, self.model.network.device)
-        grid = reorient_grid(grid, state.view)
-        return replace(
+        return _next_pass(
             state,
-            model=self.model,
-            grid=grid,
-            plan=_plan_of(self.model, grid),
+            self.model,
+            reorient_grid(grid, state.view),
+            start,
             coarse=(),
             pose=None,
             refine_passes=0,
             view=state.view + 1,
             fallback=fallback,
-            started=False,
-            votes=[],
-            unmerged=0,
-            prepare_s=state.prepare_s + time.perf_counter() - start,
         )
 
     def _refine(
@@ -243,18 +235,9 @@ class Detector:
         """Prepare a pass of the second-stage network."""
         start = time.perf_counter()
         grid = refiner.make_grid(state.volume, pose, state.grid.window or (0.0, 1.0))
-        return replace(
-            state,
-            model=refiner.model,
-            grid=grid,
-            plan=_plan_of(refiner.model, grid),
-            coarse=coarse,
-            pose=pose,
-            refine_passes=state.refine_passes + 1,
-            started=False,
-            votes=[],
-            unmerged=0,
-            prepare_s=state.prepare_s + time.perf_counter() - start,
+        passes = state.refine_passes + 1
+        return _next_pass(
+            state, refiner.model, grid, start, coarse=coarse, pose=pose, refine_passes=passes
         )
 
     def detect(
@@ -302,6 +285,23 @@ def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
     return plan
 
 
+def _next_pass(
+    state: ScanState, model: LoadedModel, grid: Grid, start: float, **changes: Any
+) -> ScanState:
+    """Prepare another pass over a scan, since a time by ``time.perf_counter()``."""
+    return replace(
+        state,
+        model=model,
+        grid=grid,
+        plan=_plan_of(model, grid),
+        started=False,
+        votes=[],
+        unmerged=0,
+        prepare_s=state.prepare_s + time.perf_counter() - start,
+        **changes,
+    )
+
+
 def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
     """Collect the times of a scan, in ms."""
     return StageTimes(
@@ -319,15 +319,5 @@ def conclude(
 ) -> Detection:
     """Put together what is known about a scan once its landmarks are located."""
     warnings = (*state.volume.warnings, *state.remarks)
-    return Detection(_describe(state.volume), landmarks, warnings, tiles, times)
-
-
-def _describe(volume: Volume) -> VolumeInfo:
-    """Describe a scan for its answer."""
-    return VolumeInfo(
-        shape=tuple(volume.voxels.shape),
-        spacing_mm=tuple(float(mm) for mm in spacing_of(volume.affine)),
-        orientation=axis_codes(volume.affine),
-        affine=volume.affine,
-        digest=volume.digest,
-    )
+    volume = VolumeInfo(state.volume.voxels.shape, state.volume.affine, state.volume.digest)
+    return Detection(volume, landmarks, warnings, tiles, times)

@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 
 from app.errors import BadParameter, TooLarge
-from app.geometry import Affine, axis_codes, spacing_of
+from app.geometry import Affine, spacing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import Content, VolumeLimits
 from app.model import Field, LandmarkSpec
@@ -178,7 +178,7 @@ def answer_votes(
         file = write_heatmaps(votes, readout, affine, request.smooth_mm, check_cancelled)
     times = (request.received_s, start, decoded, prepared, filtered, time.perf_counter())
     detection = Detection(
-        _describe(readout, affine, digest), landmarks, (), tiles=0, timing=_timing_of(times)
+        VolumeInfo(readout.shape, affine, digest), landmarks, (), tiles=0, timing=_timing_of(times)
     )
     return VotesAnswer(detection, file)
 
@@ -272,13 +272,3 @@ def _specs_of(names: tuple[str, ...], landmarks: int) -> tuple[LandmarkSpec, ...
     if names and len(names) != landmarks:
         raise BadParameter(f"query.names: expected {landmarks} names, got {len(names)}")
     return tuple(LandmarkSpec(name=name) for name in names or map(str, range(landmarks)))
-
-
-def _describe(readout: Readout, affine: Affine, digest: str) -> VolumeInfo:
-    return VolumeInfo(
-        shape=readout.shape,
-        spacing_mm=readout.spacing_mm,
-        orientation=axis_codes(affine),
-        affine=affine,
-        digest=digest,
-    )

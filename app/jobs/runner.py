@@ -82,7 +82,8 @@ class JobRunner:
         self._runs: dict[int, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
-        metrics.watch_jobs(lambda: folder.usage.queued, lambda: folder.usage.bytes)
+        metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
+        metrics.watch("job_bytes", "Kept of jobs and their scans.", lambda: folder.usage.bytes)
 
     async def call(self, client: str, function: Callable[[], T]) -> T:
         """Call a method of the store for a client, one that does not block for long."""
@@ -232,7 +233,7 @@ class JobRunner:
         )
 
     def _open(self, claim: Claim) -> memoryview:
-        content = self.store.open_scan(claim, self._engine.max_body_bytes)
+        content = self._folder.files.open(claim.job, claim.entry, self._engine.max_body_bytes)
         bytes(content[:HEAD_BYTES])  # Read from the disk here; the event loop looks at it.
         return content
 

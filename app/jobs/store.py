@@ -115,20 +115,6 @@ class JobStore:
             self.folder.files.remove(claim.job)
         return bool(settled)
 
-    def open_scan(self, claim: Claim, max_bytes: int) -> memoryview:
-        """Open the file of a scan.
-
-        Args:
-            claim: Of the scan.
-            max_bytes: Of a scan in an archive.
-
-        Raises:
-            UnknownJob: The job was removed.
-            NotStored: The disk has no room for a scan out of an archive.
-            LandmarkdError: As ``ScanFiles.open``.
-        """
-        return self.folder.files.open(claim.job, claim.entry, max_bytes)
-
     def find(
         self, owner: str, job: str, path: str = "", progress: Mapping[int, Tiles] | None = None
     ) -> KeptJob:

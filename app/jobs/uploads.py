@@ -59,10 +59,15 @@ class OpenUpload:
 
 
 class UploadStore:
-    """The uploads of a folder that are to become its jobs."""
+    """The uploads of a folder that are to become its jobs.
+
+    Attributes:
+        files: What has arrived of them, by their ids.
+    """
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
+        self.files = folder.files
 
     def start(self, order: Order, length: int) -> OpenUpload:
         """Begin an upload.
@@ -91,7 +96,7 @@ class UploadStore:
             job = insert_job(db, order, 0, UPLOAD_BYTES)
             db.execute("INSERT INTO upload VALUES (?, ?, ?)", (job, length, time.time()))
         try:
-            self._folder.files.write(job, b"")
+            self.files.write(job, b"")
         except BaseException:
             self._folder.forget(job)
             raise
@@ -108,7 +113,7 @@ class UploadStore:
         )
         try:
             (row,) = rows
-            offset = row["length"] if row["accepted"] else self._folder.files.size(upload)
+            offset = row["length"] if row["accepted"] else self.files.size(upload)
         except (ValueError, UnknownJob):
             raise UnknownJob(
                 f"expected an upload of yours that has not expired, got {upload[:64]!r}"
@@ -119,7 +124,7 @@ class UploadStore:
         )
 
     def append(self, upload: OpenUpload, content: Content) -> None:
-        """Add the next part of a file; ``sync`` makes it durable.
+        """Add the next part of a file; ``files.sync`` makes it durable.
 
         Raises:
             QueueFull: It does not fit beside other jobs.
@@ -134,24 +139,7 @@ class UploadStore:
                 (end, end + UPLOAD_BYTES, upload.id),
             )
             db.execute("UPDATE upload SET touched_s = ? WHERE job = ?", (time.time(), upload.id))
-        self._folder.files.append(upload.id, upload.offset, content)
-
-    def sync(self, upload: OpenUpload) -> None:
-        """Have what has arrived survive a power failure.
-
-        Raises:
-            NotStored: The disk took no more.
-            UnknownJob: It was removed meanwhile.
-        """
-        self._folder.files.sync(upload.id)
-
-    def open(self, upload: OpenUpload) -> memoryview:
-        """Open what has arrived, which is not nothing; it is mapped.
-
-        Raises:
-            UnknownJob: It was removed meanwhile.
-        """
-        return self._folder.files.open(upload.id, None, 0)
+        self.files.append(upload.id, upload.offset, content)
 
     def finish(self, upload: OpenUpload, scans: int | None) -> None:
         """Make a job of an upload that has arrived whole; once this returns, it will be run.

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from app.compute import run_parts, split_range
 from app.geometry import scaling, translation
@@ -92,7 +92,7 @@ def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None =
     unit = np.array(readout.spacing_mm) / readout.reach_mm
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
     centres, sums = _mean_shift(grouped, centres, unit, peaks.error_mm / readout.reach_mm)
-    total = cpu_modes.sums_between(grouped.weight, grouped.starts)
+    total = np.diff(np.append(0.0, grouped.weight.cumsum())[grouped.starts])
     modes = _describe(centres, sums / FIXED_ONE, total / FIXED_ONE, readout)
     return modes if readout.heatmap_threshold is None else _fit_gaussians(votes, modes, readout)
 
@@ -124,7 +124,9 @@ def _mean_shift(
             return centres, sums[..., :TERMS]
         centres = centres + moves
         if step == 0:
-            cpu_modes.merge(centres, MERGE_REACH)
+            for mode in range(1, centres.shape[1]):
+                near = _are_near(centres, mode, MERGE_REACH)
+                centres[near.any(axis=1), mode] = np.nan
     sums = _sum_parts(partial(cpu_modes.sum_all, *all_columns, centres, unit), count)
     return centres, sums[..., :TERMS]
 
@@ -144,14 +146,15 @@ def _describe(
     total: Float64[np.ndarray, " landmarks"],
     readout: Readout,
 ) -> Modes:
-    """Rank modes, and derive everything known of each from its sums, in units of weight 1."""
+    """Rank modes, drop those within reach of a heavier one, and describe them by their sums."""
     spacing = np.array(readout.spacing_mm)
-    order = cpu_modes.rank(centres, sums[..., 0], 1.0)
-    sums = np.take_along_axis(sums, order[..., None], axis=1)
-    sums[order < 0] = 0.0
+    centres, sums = _by_weight(centres, sums)
+    for mode in range(1, centres.shape[1]):
+        near = _are_near(centres, mode, 1.0) & (sums[:, :mode, 0] > 0)
+        sums[near.any(axis=1), mode] = 0.0
+    centres, sums = _by_weight(centres, sums)
     weight = sums[..., 0]
-    centres_mm = np.take_along_axis(centres * readout.reach_mm, order[..., None], axis=1)
-    position = np.where(weight[..., None] > 0, centres_mm, np.nan) / spacing
+    position = np.where(weight[..., None] > 0, centres * readout.reach_mm, np.nan) / spacing
     means = sums[..., 1:] / np.where(weight > 0, weight, np.nan)[..., None]
     covariance = np.empty((*weight.shape, 3, 3))
     for column, (a, b) in enumerate(_PRODUCTS, start=3):
@@ -164,6 +167,23 @@ def _describe(
         covariance_mm2=covariance,
         source=position + means[..., :3] * readout.reach_mm / spacing,
     )
+
+
+def _by_weight(
+    centres: Float64[np.ndarray, "landmarks modes 3"],
+    sums: Float64[np.ndarray, "landmarks modes terms"],
+) -> tuple[Float64[np.ndarray, "landmarks modes 3"], Float64[np.ndarray, "landmarks modes terms"]]:
+    """Order modes, the heaviest first."""
+    order = np.argsort(-sums[..., :1], axis=1, kind="stable")
+    return np.take_along_axis(centres, order, axis=1), np.take_along_axis(sums, order, axis=1)
+
+
+def _are_near(
+    centres: Float64[np.ndarray, "landmarks modes 3"], mode: int, reach: float
+) -> Bool[np.ndarray, "landmarks before"]:
+    """Test which of the modes before one are less than a reach from it; NaN is not."""
+    apart = centres[:, :mode] - centres[:, mode, None]
+    return np.asarray((apart**2).sum(axis=-1) < reach**2)
 
 
 def _fit_gaussians(votes: Votes, modes: Modes, readout: Readout) -> Modes:

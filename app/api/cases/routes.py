@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Final, cast
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -28,7 +28,7 @@ from app.api.request_log import record_of
 from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.upload.plan import CASE, plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
-from app.engine import AdmittedRequest, Engine
+from app.engine import Engine
 from app.errors import BadParameter, NotConfigured, TooLarge
 from app.io import (
     SEARCH_BYTES,
@@ -63,8 +63,6 @@ AFFINE_MM: Final = 1e-6
 
 MAX_LISTED: Final = 100
 """Cases, each read from a file of some 10 KB."""
-
-T = TypeVar("T")
 
 cases_router: Final = APIRouter(tags=["cases"], dependencies=[Depends(require_api_key)])
 
@@ -110,11 +108,6 @@ class _Keeping:
     query: KeepQuery
     limits: VolumeLimits
     keeper: Keeper
-
-    def look(self, check_cancelled: Callable[[], None]) -> Header:
-        """Read the header of the scan."""
-        selection = self.query.selection
-        return check_header(self.upload.content, self.limits, selection, check_cancelled)
 
     def keep(self, header: Header, check_cancelled: Callable[[], None]) -> CaseAnswer:
         """Read the scan, check that the answer is about it, and keep both."""
@@ -170,11 +163,12 @@ async def keep_case(
     keeping = _Keeping(store, upload, answer, query, engine.limits, keeper)
 
     async def keep() -> CaseAnswer:
-        header = await _compute(engine, admitted, timeout_s, SEARCH_BYTES, keeping.look)
+        compute = partial(engine.compute, admitted=admitted, timeout_s=timeout_s)
+        look = partial(check_header, upload.content, engine.limits, query.selection)
+        header = await compute(look, memory=SEARCH_BYTES)
         # A file is packed as it is, which may hold more than its voxels.
         memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape) + len(upload.content)
-        work = partial(keeping.keep, header)
-        return await _compute(engine, admitted, timeout_s, memory, work)
+        return await compute(partial(keeping.keep, header), memory=memory)
 
     return await cancel_on_disconnect(request.receive, keep())
 
@@ -200,7 +194,9 @@ async def list_cases(
 
     admitted.start_work()
     timeout_s = shared.settings.timeout_s
-    return await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, read)
+    return await shared.engine.compute(
+        read, admitted=admitted, memory=BASE_BYTES, timeout_s=timeout_s
+    )
 
 
 @cases_router.delete(
@@ -224,7 +220,7 @@ async def delete_case(
     def delete(_: Callable[[], None]) -> None:
         store.delete(model, case, keeper)
 
-    await _compute(shared.engine, admitted, timeout_s, BASE_BYTES, delete)
+    await shared.engine.compute(delete, admitted=admitted, memory=BASE_BYTES, timeout_s=timeout_s)
 
 
 def describe_case(answer: LandmarksAnswer, frame: int | None, key: str | None) -> CaseAnswer:
@@ -288,16 +284,3 @@ def _check_same(answer: LandmarksAnswer, volume: Volume) -> None:
     same_place = np.allclose(answer.volume.affine, volume.affine, rtol=0, atol=AFFINE_MM)
     if answer.volume.shape != volume.voxels.shape or not same_place:
         raise BadParameter("answer: expected shape and affine of this scan, got others")
-
-
-async def _compute(
-    engine: Engine,
-    admitted: AdmittedRequest,
-    timeout_s: float,
-    memory: int,
-    work: Callable[[Callable[[], None]], T],
-) -> T:
-    """Do work whose result is small; see ``Engine.compute``."""
-    return await engine.compute(
-        work, admitted=admitted, memory=memory, result_bytes=lambda _: 0, timeout_s=timeout_s
-    )

@@ -1,6 +1,5 @@
 """``POST /v1/heatmaps``: a scan in, heatmaps of its landmarks out."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
@@ -18,7 +17,6 @@ from app.api.dependencies import (
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
 from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
-from app.engine import AdmittedRequest
 from app.errors import BadParameter
 from app.inference import write_scan_heatmaps
 from app.io import TimingAnswer
@@ -61,7 +59,7 @@ async def make_heatmaps(
         count_heatmaps=lambda model: _count(_choose(query.landmark, model)),
     )
     chosen = _choose(query.landmark, scan.model)
-    file, timing = await cancel_on_disconnect(request.receive, _draw(scan, chosen, admitted))
+    file, timing = await cancel_on_disconnect(request.receive, _draw(scan, chosen))
     headers = {"Server-Timing": server_timing(timing)}
     return Response(file, headers=headers, media_type="application/gzip")
 
@@ -83,21 +81,12 @@ def _count(chosen: Sequence[int] | int) -> int:
     return 1 if isinstance(chosen, int) else len(chosen)
 
 
-async def _draw(
-    scan: ReceivedScan, chosen: Sequence[int] | int, admitted: AdmittedRequest
-) -> tuple[bytes, TimingAnswer]:
+async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> tuple[bytes, TimingAnswer]:
     """Find the landmarks' votes, and make heatmaps of them in the time that is left."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + scan.timeout_s
-    detection = await scan.detect(heatmaps=_count(chosen), admitted=admitted)
+    detection = await scan.detect(heatmaps=_count(chosen))
     volume, votes = detection.volume, detection.votes
     if votes is None:
         raise ValueError("expected a detection with votes, as was asked for, got none")
-    file = await scan.engine.compute(
-        partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine),
-        admitted=admitted,
-        memory=0,
-        result_bytes=len,
-        timeout_s=max(deadline - loop.time(), 0.0),
-    )
+    write = partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine)
+    file = await scan.compute(write, 0, len)
     return file, scan.timing(detection)

@@ -172,7 +172,7 @@ async def accept_job(
     Raises:
         LandmarkdError: As ``JobStore.accept`` and ``count_scans``.
     """
-    client, request_id = scan.client, scan.record.request_id
+    client, request_id = scan.admitted.client, scan.record.request_id
     content = scan.upload.content
     order = Order(client, request_id, scan.wanted, form.name, candidates, scan.selection)
 

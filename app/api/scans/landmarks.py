@@ -92,7 +92,7 @@ async def find_landmarks(
     scan = await receive_scan(request, shared, admitted, query, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):
-        report = find_and_report(scan, admitted, find)
+        report = find_and_report(scan, find)
         answer, content = await cancel_on_disconnect(request.receive, report)
         return _respond(content, answer, form)
     if jobs:

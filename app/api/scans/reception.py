@@ -1,10 +1,11 @@
 """A request with a scan -> ReceivedScan, unless its head or that of the file rules it out."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -19,6 +20,8 @@ from app.errors import NotReady
 from app.inference import Detection, timing_of
 from app.io import Selection, TimingAnswer
 from app.model import LoadedModel
+
+T = TypeVar("T")
 
 SCAN_PROBLEMS: Final = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504, 507)
 """Statuses of errors of any call that takes a scan."""
@@ -49,8 +52,8 @@ class ReceivedScan:
         model: The model to use.
         wanted: Name by which it was asked for, perhaps with a version.
         selection: Which scan of the file.
-        timeout_s: From now to the answer.
-        client: Who waits.
+        admitted: Its request.
+        deadline: Of the answer, on the event loop's clock.
         start_s: When its reception began, by ``time.perf_counter()``.
         record: For the log line of the request.
         engine: What finds the landmarks.
@@ -60,8 +63,8 @@ class ReceivedScan:
     model: LoadedModel
     wanted: str
     selection: Selection
-    timeout_s: float
-    client: str
+    admitted: AdmittedRequest
+    deadline: float
     start_s: float
     record: RequestRecord
     engine: Engine
@@ -71,21 +74,38 @@ class ReceivedScan:
         on_progress: Callable[[Progress], None] = lambda _: None,
         *,
         heatmaps: int = 0,
-        admitted: AdmittedRequest | None = None,
     ) -> Detection:
         """Find the landmarks; see ``Engine.detect``."""
         detection = await self.engine.detect(
             self.upload.content,
             self.model,
             selection=self.selection,
-            timeout_s=self.timeout_s,
-            client=self.client,
+            timeout_s=self._left_s(),
+            client=self.admitted.client,
             on_progress=on_progress,
             heatmaps=heatmaps,
-            admitted=admitted,
+            admitted=self.admitted if heatmaps else None,
         )
         self.record.shape = detection.volume.shape
         return detection
+
+    async def compute(
+        self,
+        work: Callable[[Callable[[], None]], T],
+        memory: int,
+        result_bytes: Callable[[T], int],
+    ) -> T:
+        """Do work for the answer in the time that is left; see ``Engine.compute``."""
+        return await self.engine.compute(
+            work,
+            admitted=self.admitted,
+            memory=memory,
+            result_bytes=result_bytes,
+            timeout_s=self._left_s(),
+        )
+
+    def _left_s(self) -> float:
+        return max(self.deadline - asyncio.get_running_loop().time(), 0.0)
 
     def timing(self, detection: Detection) -> TimingAnswer:
         """Say how long each stage took, until now."""
@@ -136,7 +156,7 @@ async def receive_scan(
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
     wanted = name_wanted(query, shared, model)
-    waits = timeout_s, admitted.client, start_s
+    waits = admitted, asyncio.get_running_loop().time() + timeout_s, start_s
     return ReceivedScan(upload, model, wanted, query.selection, *waits, record, engine)
 
 

@@ -1,11 +1,9 @@
 """A scan that came as DICOM -> a structured report of its landmarks, which refers to its images."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from app.api.scans.reception import ReceivedScan
-from app.engine import AdmittedRequest
 from app.io import SEARCH_BYTES, Evidence, LandmarksAnswer, find_evidence, load_report_writer
 
 UIDS_BYTES: Final = 1 << 10
@@ -13,13 +11,12 @@ UIDS_BYTES: Final = 1 << 10
 
 
 async def find_and_report(
-    scan: ReceivedScan, admitted: AdmittedRequest, find: Callable[[], Awaitable[LandmarksAnswer]]
+    scan: ReceivedScan, find: Callable[[], Awaitable[LandmarksAnswer]]
 ) -> tuple[LandmarksAnswer, bytes]:
     """Find the landmarks of a scan, and report on them.
 
     Args:
         scan: The scan.
-        admitted: Its request.
         find: Finds its landmarks; not called where no report can be written.
 
     Returns:
@@ -30,8 +27,6 @@ async def find_and_report(
             reports is not installed.
         LandmarkdError: As ``find``.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + scan.timeout_s
 
     def prepare(
         check_cancelled: Callable[[], None],
@@ -40,19 +35,9 @@ async def find_and_report(
         write = load_report_writer()
         return write, find_evidence(scan.upload.content, limit, series, check_cancelled)
 
-    write, evidence = await scan.engine.compute(
-        prepare,
-        admitted=admitted,
-        memory=SEARCH_BYTES,
-        result_bytes=lambda made: UIDS_BYTES * len(made[1].uids),
-        timeout_s=scan.timeout_s,
+    write, evidence = await scan.compute(
+        prepare, SEARCH_BYTES, lambda made: UIDS_BYTES * len(made[1].uids)
     )
     answer = await find()
-    report = await scan.engine.compute(
-        lambda _: write(answer, evidence),
-        admitted=admitted,
-        memory=evidence.report_bytes(len(answer.landmarks) + len(answer.measurements)),
-        result_bytes=len,
-        timeout_s=max(deadline - loop.time(), 0.0),
-    )
-    return answer, report
+    memory = evidence.report_bytes(len(answer.landmarks) + len(answer.measurements))
+    return answer, await scan.compute(lambda _: write(answer, evidence), memory, len)

@@ -27,7 +27,7 @@ from app.api.problems import TUS_VERSION
 from app.api.request_log import RequestRecord, record_of
 from app.api.scans.jobs import JobQuery
 from app.api.scans.reception import choose_model, name_wanted
-from app.api.upload.receive import GRACE_S
+from app.api.upload.receive import allowed_s
 from app.api.upload.turns import Turns
 from app.errors import (
     ClientLeft,
@@ -40,7 +40,6 @@ from app.errors import (
 )
 from app.io import FORMATS, HEAD_BYTES, count_scans, negotiate_format
 from app.jobs import NO_HURRY_S, OpenUpload, Order
-from app.settings import Settings
 
 T = TypeVar("T")
 
@@ -123,11 +122,13 @@ class Reception:
                 and discarded.
         """
         self._admitted.count_bytes(BLOCK_BYTES)
-        began, received = time.monotonic(), 0
+        began, received, settings = time.monotonic(), 0, self._shared.settings
         block, more = bytearray(), True
         try:
             while more:
-                wait_s = _patience_s(time.monotonic() - began, received, self._shared.settings)
+                # A part may take long, but not pause long.
+                left_s = allowed_s(received, settings) - (time.monotonic() - began)
+                wait_s = min(max(left_s, 0.0), settings.body_timeout_s)
                 chunk, more = await _next_chunk(request, unwanted, wait_s)
                 upload.check_next(upload.offset, len(block) + len(chunk))
                 block += chunk
@@ -155,7 +156,7 @@ class Reception:
         limit = self._shared.engine.limits.inflated_bytes
 
         def count() -> int | None:
-            return count_scans(self._uploads.open(upload), limit)
+            return count_scans(self._uploads.files.open(upload.id, None, 0), limit)
 
         async with self._or_discard(upload):
             scans = await self._write_files(count)
@@ -171,7 +172,7 @@ class Reception:
     async def _end(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
         if block:
             upload = await self._write(upload, block)
-        await self._write_files(partial(self._uploads.sync, upload))
+        await self._write_files(partial(self._uploads.files.sync, upload.id))
         return upload
 
     async def _write(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
@@ -179,7 +180,7 @@ class Reception:
         longer = replace(upload, offset=upload.offset + len(block))
         needed = min(HEAD_BYTES, upload.length)
         if upload.offset < needed <= longer.offset:
-            content = await self._call(partial(self._uploads.open, longer))
+            content = await self._call(partial(self._uploads.files.open, longer.id, None, 0))
             async with self._or_discard(longer):
                 self._check_head(longer.order, bytes(content[:HEAD_BYTES]))
         return longer
@@ -316,14 +317,6 @@ async def _next_chunk(
     if message["type"] == "http.disconnect":
         raise ClientLeft("expected a whole part, got the first bytes of one")
     return message.get("body", b""), message.get("more_body", False)
-
-
-def _patience_s(elapsed_s: float, received: int, settings: Settings) -> float:
-    """Return how long to wait for the next chunk: a part may take long, but not pause long."""
-    if not settings.min_upload_rate:
-        return settings.body_timeout_s
-    allowed_s = max(GRACE_S, received / settings.min_upload_rate) - elapsed_s
-    return min(max(allowed_s, 0.0), settings.body_timeout_s)
 
 
 def _max_bytes(shared: Shared) -> int:

@@ -1,6 +1,7 @@
 """UploadPlan -> Upload: a request's body, read within its limits of size and time."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -68,11 +69,11 @@ async def read_upload(
     """
     admitted.check_bytes(plan.length or 0)
     start, began = time.perf_counter(), asyncio.get_running_loop().time()
-    sink, more = make_sink(plan), True
+    sink, more, limit_s = make_sink(plan), True, settings.body_timeout_s
     try:
         async with asyncio.timeout(None) as timeout:
             while more:
-                timeout.reschedule(began + _allowed_s(admitted.bytes, settings))
+                timeout.reschedule(began + min(allowed_s(admitted.bytes, settings), limit_s))
                 chunk, more = await _receive(request, plan, admitted)
                 sink.write(chunk)
                 if check_head is not None and (head := sink.head(HEAD_BYTES)) is not None:
@@ -128,11 +129,10 @@ async def _receive(
     return chunk, message.get("more_body", False)
 
 
-def _allowed_s(received: int, settings: Settings) -> float:
-    """Return the time within which more than some bytes have to have arrived."""
-    if not settings.min_upload_rate:
-        return settings.body_timeout_s
-    return min(max(GRACE_S, received / settings.min_upload_rate), settings.body_timeout_s)
+def allowed_s(received: int, settings: Settings) -> float:
+    """Return the time within which more than some bytes have to have arrived, at their rate."""
+    rate = settings.min_upload_rate
+    return max(GRACE_S, received / rate) if rate else math.inf
 
 
 def _too_slow(received: int, settings: Settings) -> SlowUpload:

@@ -47,7 +47,7 @@ def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
     rows = sizes.timings("model")
     assert [row.tiles for row in rows if row.chosen] == [chosen]
     assert {row.tiles: row.seconds for row in rows} == seconds_of
-    assert sizes.timings("another model") == ()
+    assert sizes.timings("another model") == []
 
 
 def test_sizes_end_where_memory_or_the_limit_does() -> None:
@@ -120,7 +120,7 @@ def test_costs_may_be_read_while_the_device_thread_changes_lanes() -> None:
         for _ in range(500):
             assert sizes.mean_cost == pytest.approx(0.5)
             assert sizes.largest == 1
-            assert sizes.timings("model") == ()
+            assert sizes.timings("model") == []
     finally:
         stop.set()
         thread.join()

@@ -287,7 +287,6 @@ def test_batch_sizes_are_learned_on_each_device_by_itself(
             one, other = (loop.sizes.timings(model.digest) for loop in running.devices.loops)
             assert one
             assert not other
-            assert running.devices.batch_sizes().keys() == set(NAMES)
             assert (
                 running.devices.estimate_latency_s((model.digest, TILE), 9) == 0.0
             )  # as far as is known

@@ -68,7 +68,7 @@ def answer_of(
     measurements: Sequence[MeasurementSpec] = (),
 ) -> LandmarksAnswer:
     detection = Detection(
-        VolumeInfo((5, 4, 3), (2.0, 1.0, 3.0), "LPS", np.diag([-2.0, -1.0, 3.0, 1.0]), "ab" * 32),
+        VolumeInfo((5, 4, 3), np.diag([-2.0, -1.0, 3.0, 1.0]), "ab" * 32),
         tuple(landmark_at(name, place) for name, place in found.items()),
         ("a warning",),
         1,

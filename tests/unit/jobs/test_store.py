@@ -63,14 +63,16 @@ def test_job_is_what_was_ordered(store: JobStore) -> None:
     job = store.accept(order(), SCAN, None)
     claim = claimed(store)
     assert (claim.job, claim.entry, claim.attempts, claim.order) == (job, None, 1, order())
-    assert bytes(store.open_scan(claim, ENOUGH)) == SCAN
+    assert bytes(store.folder.files.open(claim.job, claim.entry, ENOUGH)) == SCAN
     assert store.claim() is None
 
 
 def test_scans_of_an_archive_are_settled_one_by_one(store: JobStore, tmp_path: Path) -> None:
     job = store.accept(order(), zipped([b"one", b"two"]), 2)
     first, second = claimed(store), claimed(store)
-    assert [bytes(store.open_scan(one, ENOUGH)) for one in (first, second)] == [b"one", b"two"]
+    assert [
+        bytes(store.folder.files.open(one.job, one.entry, ENOUGH)) for one in (first, second)
+    ] == [b"one", b"two"]
     assert store.settle(second, "failed", "{}")
     assert files(tmp_path) == [job]
     assert store.find("anna", job).finished_s is None
@@ -102,7 +104,7 @@ def test_scan_that_was_running_is_run_again_by_the_next_process(
     again = reopen()
     claim = claimed(again, suspect=True)
     assert (claim.job, claim.attempts) == (job, 2)
-    assert bytes(again.open_scan(claim, ENOUGH)) == SCAN
+    assert bytes(again.folder.files.open(claim.job, claim.entry, ENOUGH)) == SCAN
     again.release(claim, counted=False)
     assert claimed(again).attempts == 2
 
@@ -140,7 +142,7 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
     claim = claimed(store)
     store.remove("anna", job)
     with pytest.raises(UnknownJob):
-        store.open_scan(claim, ENOUGH)
+        store.folder.files.open(claim.job, claim.entry, ENOUGH)
     assert not store.settle(claim, "done", "late")
     store.release(claim, counted=True)
     assert store.list_jobs("anna") == []
@@ -278,7 +280,7 @@ def test_nobody_else_on_the_machine_can_read_the_folder(store: JobStore, tmp_pat
 
 def test_scan_is_mapped_and_not_read(store: JobStore) -> None:
     store.accept(order(), zipped([bytes(1 << 20)]), 1)
-    opened = store.open_scan(claimed(store), ENOUGH)
+    opened = store.folder.files.open((claim := claimed(store)).job, claim.entry, ENOUGH)
     assert "/jobs/scans/" in Path("/proc/self/maps").read_text(encoding="utf-8")
     assert opened.readonly
     assert bytes(opened) == bytes(1 << 20)

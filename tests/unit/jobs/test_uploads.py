@@ -54,7 +54,10 @@ def test_upload_is_a_job_once_it_is_finished(store: UploadStore, jobs: JobStore)
     assert (found.offset, found.accepted, found.order) == (len(FILE), True, order())
     claim = jobs.claim()
     assert claim is not None
-    assert (bytes(jobs.open_scan(claim, 0)), claim.order) == (FILE, order())
+    assert (bytes(jobs.folder.files.open(claim.job, claim.entry, 0)), claim.order) == (
+        FILE,
+        order(),
+    )
     jobs.settle(claim, "done", "{}")
     # The file is gone, and a client that asks late still learns that all has arrived.
     assert store.look("anna", upload.id).offset == len(FILE)
@@ -143,7 +146,7 @@ def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
             (folder.parent / f"{folder.name} started").write_text(upload.id)
             for part in (FILE[:70], FILE[70:150], FILE[150:]):
                 upload = add(store, upload, part)
-                store.sync(upload)
+                store.files.sync(upload.id)
             store.finish(upload, None)
 
         killed = killed_at(step, work)
@@ -157,7 +160,7 @@ def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
                     store.finish(add(store, found, FILE[found.offset :]), None)
                 claim = jobs.claim()
                 assert claim is not None
-                assert bytes(jobs.open_scan(claim, 0)) == FILE
+                assert bytes(jobs.folder.files.open(claim.job, claim.entry, 0)) == FILE
                 assert jobs.claim() is None
                 assert jobs.folder.usage.bytes == len(FILE) + UPLOAD_BYTES
         if not killed:

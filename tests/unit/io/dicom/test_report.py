@@ -79,7 +79,7 @@ def answer_to(content: bytes) -> LandmarksAnswer:
     )  # fmt: skip
     shape = volume.voxels.shape
     detection = Detection(
-        VolumeInfo(shape, (1.0, 1.0, 1.0), "LPS", volume.affine, volume.digest),
+        VolumeInfo(shape, volume.affine, volume.digest),
         (*found, landmark(MISSING, None, volume.affine)),
         (),
         1,
