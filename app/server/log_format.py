@@ -10,6 +10,7 @@ import time
 import traceback
 from typing import Final, Literal
 
+from app.errors import StartupError
 from app.server.log_writer import LogWriter
 
 # Attributes of every LogRecord; color_message is uvicorn's.
@@ -32,7 +33,14 @@ def configure_logging(
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # At debug level it logs every instruction that it compiles.
     logging.getLogger("numba").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return handler
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop the traceback of what the operator got wrong: the application has logged the reason."""
+    text = record.getMessage()
+    return not (text.startswith("Traceback ") and StartupError.__name__ in text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from app.errors import BadParameter
 from app.shapes.cohort import Cohort
 
 NTS_MISSING: Final = -9999
@@ -23,16 +24,20 @@ NOT_IN_LABELS: Final = re.compile(r"[^\w.+-]+")
 
 
 def write_tps(cohort: Cohort) -> str:
-    """Write a TPS file."""
+    """Write a TPS file.
+
+    Without a scale in every specimen geomorph warns that some may not be in mm, and takes the name
+    of a specimen with SCALE in it for one.
+    """
     lines = []
-    for name, points in zip(cohort.specimens, cohort.points, strict=True):
-        lines += [f"LM3={len(cohort.landmarks)}", *map(_row, points), f"ID={_label(name)}"]
+    for name, points in zip(_labels(cohort.specimens), cohort.points, strict=True):
+        lines += [f"LM3={len(cohort.landmarks)}", *map(_row, points), "SCALE=1", f"ID={name}"]
     return "\n".join([*lines, ""])
 
 
 def write_morphologika(cohort: Cohort) -> str:
     """Write a Morphologika file."""
-    names = [_label(name) for name in cohort.specimens]
+    names = _labels(cohort.specimens)
     lines = [
         *("[individuals]", str(len(names))),
         *("[landmarks]", str(len(cohort.landmarks))),
@@ -47,12 +52,12 @@ def write_morphologika(cohort: Cohort) -> str:
 
 def write_nts(cohort: Cohort) -> str:
     """Write an NTSYS file, a row for each specimen."""
-    columns = [f"{_label(name)}_{axis}" for name in cohort.landmarks for axis in "xyz"]
+    columns = [f"{name}_{axis}" for name in _labels(cohort.landmarks) for axis in "xyz"]
     missing = f"1 {NTS_MISSING}" if np.isnan(cohort.points).any() else "0"
     flat = np.nan_to_num(cohort.points, nan=NTS_MISSING).reshape(len(cohort.specimens), -1)
     lines = [
         f"1 {len(cohort.specimens)}L {len(columns)}L {missing} DIM=3",
-        " ".join(map(_label, cohort.specimens)),
+        " ".join(_labels(cohort.specimens)),
         " ".join(columns),
         *map(_row, flat),
     ]
@@ -74,8 +79,17 @@ COHORT_FORMATS: Final[Mapping[str, Callable[[Cohort], str]]] = MappingProxyType(
 )
 
 
-def _label(name: str) -> str:
-    return NOT_IN_LABELS.sub("_", name)
+def _labels(names: Iterable[str]) -> list[str]:
+    found: dict[str, str] = {}
+    for name in names:
+        label = NOT_IN_LABELS.sub("_", name)
+        if label in found:
+            raise BadParameter(
+                f"expected names that differ without spaces and signs, got {found[label]!r} and "
+                f"{name!r}, which both become {label}: rename one, or export CSV"
+            )
+        found[label] = name
+    return list(found)
 
 
 def _row(numbers: Iterable[float]) -> str:

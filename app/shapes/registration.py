@@ -6,6 +6,7 @@ moving one, in mm, LPS. ITK and ANTs resample the moving scan onto the fixed one
 3D Slicer, which inverts it as it reads it, moves nodes of the moving scan onto the fixed one.
 """
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ Landmarks = LandmarksAnswer | Mapping[str, RasPoint]
 """An answer, or positions in mm, RAS, by name, as ``read_landmarks`` returns them."""
 
 MIN_PAIRS: Final[Mapping[Kind, int]] = {"rigid": 3, "similarity": 3, "affine": 4}
+TRANSFORM_SUFFIXES: Final = (".tfm", ".txt", ".mat")
+ITK_TYPE: Final = "AffineTransform_double_3_3"
 FLAT: Final = 1e-3
 """Extent along an axis, over the largest one, from which points count as lying in a plane or on a
 line: no rotation about a line is known, and no affine map across a plane."""
@@ -52,11 +55,21 @@ class Registration:
     left_out_mm: float
 
     def write(self, path: Path) -> None:
-        """Write an ITK transform file (``.tfm`` or ``.txt``), LPS."""
+        """Write an ITK transform file, LPS: text (``.tfm``, ``.txt``), or ``.mat`` as ANTs' own.
+
+        Raises:
+            BadParameter: The name ends in nothing of these, by which ITK knows how to read it.
+        """
+        if path.suffix not in TRANSFORM_SUFFIXES:
+            expected = ", ".join(TRANSFORM_SUFFIXES)
+            raise BadParameter(f"expected a name that ends in one of {expected}, got {path.name}")
         matrix = LPS_FROM_RAS @ self.fixed_to_moving @ LPS_FROM_RAS
         numbers = [*matrix[:3, :3].ravel().tolist(), *matrix[:3, 3].tolist()]
+        if path.suffix == ".mat":
+            path.write_bytes(_matlab_4({ITK_TYPE: numbers, "fixed": [0.0, 0.0, 0.0]}))
+            return
         text = (
-            "#Insight Transform File V1.0\n#Transform 0\nTransform: AffineTransform_double_3_3\n"
+            f"#Insight Transform File V1.0\n#Transform 0\nTransform: {ITK_TYPE}\n"
             f"Parameters: {' '.join(map(repr, numbers))}\nFixedParameters: 0 0 0\n"
         )
         path.write_text(text, encoding="ascii")
@@ -96,6 +109,16 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
         rms_mm=_rms(residual, weight),
         left_out_mm=_rms(_leave_out(fit, source, target, weight, MIN_PAIRS[kind]), weight),
     )
+
+
+def _matlab_4(columns: Mapping[str, list[float]]) -> bytes:
+    """Write a MATLAB file of level 4: columns of little-endian doubles, by name."""
+    parts = []
+    for name, numbers in columns.items():
+        text = f"{name}\0".encode()
+        head = struct.pack("<5i", 0, len(numbers), 1, 0, len(text))
+        parts += [head, text, struct.pack(f"<{len(numbers)}d", *numbers)]
+    return b"".join(parts)
 
 
 def _positions(landmarks: Landmarks) -> dict[str, RasPoint]:

@@ -222,6 +222,7 @@ def test_second_service_on_the_folder_does_not_start(models: Path, folder: Path)
     lines = [json.loads(line) for line in second.stderr.splitlines()]
     (reason,) = [line["reason"] for line in lines if line["message"] == "cannot start"]
     assert reason == f"expected a folder of jobs for this process alone, but another uses {folder}"
+    assert "Traceback" not in second.stderr
 
 
 def test_everything_accepted_is_answered_once_however_often_the_service_is_killed(

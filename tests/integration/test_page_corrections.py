@@ -127,6 +127,9 @@ def test_downloads_hold_what_a_person_decided(page: Page, answer: list[dict[str,
     page.keyboard.press("a")
     choose(page, absent)
     page.keyboard.press("x")
+    said = page.text_content("#chosen")
+    assert "Marked absent by you." in said
+    assert "was not found" not in said
     assert [row(page, name)[1] for name in (placed, accepted, absent)] == [
         "placed", "accepted", "absent",
     ]  # fmt: skip

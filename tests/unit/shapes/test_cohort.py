@@ -20,7 +20,7 @@ POINTS[2, 3] = np.nan
 POINTS[0, 3] = np.nan
 POINTS[1, 3] = np.nan
 NAMES = ("nose tip", "2", "left", "nowhere")
-SPECIMENS = ("a b", "b'c", "d")
+SPECIMENS = ("a b", "b'c", "d SCALED")
 COHORT = Cohort(SPECIMENS, NAMES, POINTS)
 WRITERS: dict[str, Callable[[LandmarksAnswer], bytes]] = {
     ".json": lambda answer: answer.model_dump_json().encode(),
@@ -101,11 +101,14 @@ def numbers(lines: list[str]) -> np.ndarray:
 
 
 def read_tps(text: str) -> tuple[list[str], np.ndarray]:
-    lines = text.splitlines()
-    counts = [int(line.removeprefix("LM3=")) for line in lines if "LM3=" in line]
-    names = [line.removeprefix("ID=") for line in lines if "ID" in line]
-    coordinates = numbers([line for line in lines if "=" not in line])
-    return names, coordinates.reshape(len(counts), counts[0], 3)
+    names, points = [], []
+    for block in text.split("LM3=")[1:]:
+        count, *lines = block.splitlines()
+        parts = [part for line in lines if "SCALE" in line for part in line.split("SCALE=")]
+        coordinates = numbers([line for line in lines if "=" not in line])
+        points.append(float(parts[1]) * coordinates.reshape(int(count), 3))
+        names += [line.removeprefix("ID=") for line in lines if "ID" in line]
+    return names, np.stack(points)
 
 
 def read_morphologika(text: str) -> tuple[list[str], np.ndarray]:
@@ -150,9 +153,17 @@ READERS = {"tps": read_tps, "morphologika": read_morphologika, "nts": read_nts, 
 @pytest.mark.parametrize("name", COHORT_FORMATS)
 def test_other_programs_read_what_was_written_and_what_is_missing(name: str) -> None:
     names, points = READERS[name](COHORT_FORMATS[name](COHORT))
-    assert names == (list(SPECIMENS) if name == "csv" else ["a_b", "b_c", "d"])
+    assert names == (list(SPECIMENS) if name == "csv" else ["a_b", "b_c", "d_SCALED"])
     assert_allclose(points, POINTS, atol=5e-7)
     assert not re.search(r"nan", COHORT_FORMATS[name](COHORT))
+
+
+@pytest.mark.parametrize("name", ["tps", "morphologika", "nts"])
+def test_names_that_would_become_one_are_refused(name: str) -> None:
+    alike = Cohort(("a b", "c", "a,b"), NAMES, POINTS)
+    with pytest.raises(BadParameter, match=r"got 'a b' and 'a,b', which both become a_b"):
+        COHORT_FORMATS[name](alike)
+    assert read_csv(COHORT_FORMATS["csv"](COHORT))[0] == list(SPECIMENS)
 
 
 def test_nts_says_that_nothing_is_missing() -> None:

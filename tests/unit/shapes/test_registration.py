@@ -13,7 +13,7 @@ from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.measurements import REGION95_SIGMAS
 from app.shapes import register
-from app.shapes.registration import Kind
+from app.shapes.registration import TRANSFORM_SUFFIXES, Kind
 from tests.support.answers import make_answer
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -50,14 +50,25 @@ def test_a_transform_is_recovered_exactly_by_its_own_kind_alone(kind: Kind) -> N
         assert fit.left_out_mm >= fit.rms_mm - 1e-9
 
 
+@pytest.mark.parametrize("suffix", TRANSFORM_SUFFIXES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_itk_reads_the_file_as_the_map_from_fixed_to_moving(kind: Kind, tmp_path: Path) -> None:
+def test_itk_reads_the_file_as_the_map_from_fixed_to_moving(
+    kind: Kind, suffix: str, tmp_path: Path
+) -> None:
     moving = transform(move(kind), FIXED)
-    register(named(moving), named(FIXED), kind).write(tmp_path / "fit.tfm")
-    read = sitk.ReadTransform(str(tmp_path / "fit.tfm"))
+    path = tmp_path / f"fit{suffix}"
+    register(named(moving), named(FIXED), kind).write(path)
+    read = sitk.ReadTransform(str(path))
     for here, there in zip(FIXED, moving, strict=True):
         mapped = read.TransformPoint(transform(LPS_FROM_RAS, here).tolist())
         assert_allclose(mapped, transform(LPS_FROM_RAS, there), atol=1e-9)
+
+
+def test_a_name_by_which_itk_would_not_know_the_format_is_refused(tmp_path: Path) -> None:
+    fit = register(named(FIXED), named(FIXED))
+    with pytest.raises(BadParameter, match=r"one of \.tfm, \.txt, \.mat, got fit\.h5"):
+        fit.write(tmp_path / "fit.h5")
+    assert not list(tmp_path.iterdir())
 
 
 def test_itk_resamples_the_moving_scan_onto_the_fixed_one(tmp_path: Path) -> None:

@@ -211,7 +211,8 @@ function measurementRow({ name, description, unit, value, interval95, reason }) 
 /** Say in words what is known of the chosen landmark, and how far it is from the one before. */
 function describe(landmark, before) {
   const { name, description, status, ijk, ras_mm: here } = landmark;
-  const where = ijk ? `Voxel ${ijk.map((at) => at.toFixed(1)).join(", ")}.` : `It ${WHY_NOWHERE[status]}.`;
+  const nowhere = decision(landmark) ? "" : `It ${WHY_NOWHERE[status]}.`; // the network may have found it
+  const where = ijk ? `Voxel ${ijk.map((at) => at.toFixed(1)).join(", ")}.` : nowhere;
   const who = { placed: "Placed by you.", accepted: "Accepted by you.", absent: "Marked absent by you." };
   const there = before?.ras_mm;
   const apart = here && there && Math.hypot(...here.map((mm, axis) => mm - there[axis]));
