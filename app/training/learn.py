@@ -267,7 +267,6 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
         "rotation_deg": random.get("rotation_deg", rotation_deg),
         "scale": random.get("scale"),
         "elastic_mm": random.get("elastic_mm"),
-        "warp": random.get("warp", 0.0),
         "contrast": random.get("contrast", 0.0),
         "reflect": random.get("reflect", 0.0),
         "missing": recipe.get("missing", "unknown"),

@@ -61,7 +61,6 @@ class Options:
         rotation_deg: Largest random rotation.
         scale: Largest relative change of size; None: what suits the network.
         elastic_mm: Size of random elastic deformations; None: what suits the network.
-        warp: Largest share of the way to another subject's shape, towards it or away from it.
         contrast: Share of the images whose contrast is changed at random.
         reflect: Share of the images that continue beyond the scan's border as its reflection.
         missing: How a landmark without a position counts.
@@ -90,7 +89,6 @@ class Options:
     rotation_deg: float = 180.0
     scale: float | None = None
     elastic_mm: float | None = None
-    warp: float = 0.0
     contrast: float = 0.0
     reflect: float = 0.0
     missing: Missing = "unknown"

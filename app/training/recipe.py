@@ -29,8 +29,6 @@ class Augmentation:
             for a network that sees scans whole, or anywhere in the scan, for one that sees tiles.
         elastic_mm: Standard deviation of the control points of the elastic deformation, per axis.
         elastic_knots: Its control points along each axis.
-        warp: Largest share of the way to another specimen's shape that a specimen is warped,
-            towards that shape or away from it.
         crop: Probability that a slab of the image is blanked, as if it lay outside the scan.
         reflect: Probability that the image continues beyond the scan's border, as its reflection.
         contrast: Probability that values go through a random curve and a random bias field, as if
@@ -44,7 +42,6 @@ class Augmentation:
     place: Literal["middle", "anywhere"] = "middle"
     elastic_mm: float = 0.0
     elastic_knots: int = 5
-    warp: float = 0.0
     crop: float = 0.05
     reflect: float = 0.0
     contrast: float = 0.0

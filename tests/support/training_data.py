@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import nibabel as nib
 import numpy as np
@@ -143,15 +142,12 @@ def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "optimiser_step", interrupt)
 
 
-BLOB_VOXELS: Final = np.array([[20.0, 25, 20], [30, 40, 35], [33, 20, 30]])
-
-
-def blob_specimen(seed: int, blobs: Points = BLOB_VOXELS) -> Specimen:
-    """Make a scan with one bright blob at each landmark."""
+def blob_specimen(seed: int) -> Specimen:
+    """Make a scan with one bright blob at each landmark, far apart."""
     affine = oblique_affine(seed)
     affine[:3, :3] *= 0.5 / np.abs(np.linalg.det(affine[:3, :3])) ** (1 / 3)
     index = np.stack(np.meshgrid(*[np.arange(n) for n in (50, 60, 55)], indexing="ij"), axis=-1)
     world = transform(affine, index.astype(np.float64))
-    points = transform(affine, blobs)
+    points = transform(affine, np.array([[20.0, 25, 20], [30, 40, 35], [33, 20, 30]]))
     voxels = sum(np.exp(-0.5 * ((world - point) ** 2).sum(-1) / 1.2**2) for point in points)
     return Specimen("blobs", torch.from_numpy(voxels).float(), affine, points)

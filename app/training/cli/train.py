@@ -112,15 +112,6 @@ Elastic = Annotated[
         "a fraction of a voxel.",
     ),
 ]
-Warp = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=2,
-        help="Warp subjects up to this share of the way to another one's shape, or away from it, "
-        "so that the model works on subjects unlike those that it learned from.",
-    ),
-]
 Contrast = Annotated[
     float,
     typer.Option(
@@ -202,7 +193,6 @@ def train(
     rotation: Rotation = 180.0,
     scale: Scale = None,
     elastic: Elastic = None,
-    warp: Warp = 0.0,
     contrast: Contrast = 0.0,
     reflect: Reflect = 0.0,
     missing: MissingIs = "unknown",
@@ -231,7 +221,7 @@ def train(
         stride=2 if stride == 2 else 1, tile=options.read_tile(tile), missing=missing, scale=scale,
         filters=options.read_filters(filters), mirror=mirror, cuts=cuts, start=start,
         schedule=options.Schedule(steps, batch, rate, seed, precision), rotation_deg=rotation,
-        elastic_mm=elastic, warp=warp, contrast=contrast, reflect=reflect,
+        elastic_mm=elastic, contrast=contrast, reflect=reflect,
         intensity=options.read_intensity(intensity),
     ), check, second=False)  # fmt: skip
 
@@ -253,7 +243,6 @@ def refine(
     seed: Seed = 1,
     scale: Scale = None,
     elastic: Elastic = None,
-    warp: Warp = 0.0,
     contrast: Contrast = 0.0,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
@@ -278,7 +267,7 @@ def refine(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=options.Schedule(steps, batch, rate, seed, precision),
         mirror=mirror, cuts=cuts, start=start,
-        scale=scale, elastic_mm=elastic, warp=warp, contrast=contrast,
+        scale=scale, elastic_mm=elastic, contrast=contrast,
     ), check, second=True)  # fmt: skip
 
 

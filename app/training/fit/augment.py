@@ -11,14 +11,12 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
-from scipy.interpolate import RBFInterpolator
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 from torch.nn import functional
 
 from app.geometry import Affine, Points, scaling, transform, translation
 from app.preprocessing import index_grid, sample_at
-from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.training.data.specimens import Specimen
 from app.training.recipe import Augmentation
 
@@ -33,12 +31,6 @@ BIAS: Final = 0.3
 
 BIAS_KNOTS: Final = 3
 """Its control points along each axis: coils are large."""
-
-WARP_KNOTS: Final = 17
-"""Control points of a warp along each axis; each interval of an elastic deformation is split."""
-
-WARP_SMOOTHING: Final = 0.3
-"""How much a warp may miss landmarks: their own errors are not a difference of shape."""
 
 Vector = Float64[np.ndarray, " 3"]
 Knots = Float64[np.ndarray, "a b c n"]
@@ -68,7 +60,6 @@ def draw_sample(
     spacing_mm: float,
     augmentation: Augmentation,
     rng: np.random.Generator,
-    others: Sequence[Specimen] = (),
 ) -> Sample:
     """Draw one random sample of a specimen.
 
@@ -80,7 +71,6 @@ def draw_sample(
         spacing_mm: Spacing of the image, isotropic.
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
-        others: Specimens to whose shapes it may be warped.
     """
     extent_mm = np.asarray(shape) * np.asarray(spacing_mm)
     centre = draw_centre(specimen, extent_mm, augmentation, rng)
@@ -91,12 +81,6 @@ def draw_sample(
         / np.asarray(spacing_mm)
         * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     )
-    if augmentation.warp and others:
-        other = others[int(rng.integers(len(others)))]
-        share = augmentation.warp * rng.uniform(-1, 1)
-        image_from_world = np.linalg.inv(world_from_image)
-        finer = interpolate_grid(knots, [WARP_KNOTS] * 3).double().numpy()
-        knots = finer + warp_towards(other, specimen, share, image_from_world, shape)
     # The knots are rotated instead of the displacements of the many voxels.
     rotated = knots @ voxel_from_image[:3, :3].T
     index = index_grid(shape, voxel_from_image) + interpolate_grid(rotated, shape)
@@ -191,47 +175,6 @@ def interpolate_at(
     flat = unit.flip(-1).reshape(1, 1, 1, -1, 3)
     moved = functional.grid_sample(field, flat, align_corners=True, padding_mode="border")
     return moved[0].reshape(3, -1).T.reshape(index.shape)
-
-
-def warp_towards(
-    other: Specimen,
-    specimen: Specimen,
-    share: float,
-    image_from_world: Affine,
-    shape: Sequence[int],
-) -> Knots:
-    """Displace an image so that the specimen in it becomes more like another one, or less.
-
-    The landmarks go a share of the way to those of the other, fitted to them; what lies between is
-    moved smoothly, by radial basis functions whose kernel is the distance (in three dimensions the
-    one that bends least: a thin-plate spline).
-
-    Args:
-        other: Another one; where it is the same, or shares too few landmarks, nothing is moved.
-        specimen: What the image shows.
-        share: Of the way; below 0: away from the other.
-        image_from_world: World mm -> voxels of the image.
-        shape: Of the image in voxels.
-
-    Returns:
-        Control points of the field that says, in voxels, from where each voxel has its value.
-    """
-    known = np.isfinite(specimen.points).all(axis=1) & np.isfinite(other.points).all(axis=1)
-    if specimen is other or known.sum() < MIN_LANDMARKS:
-        return np.zeros((*[WARP_KNOTS] * 3, 3))
-    source, target = other.points[known], specimen.points[known]
-    way = fit_similarity(source, target, np.ones(len(source))).apply(source) - target
-    moved = share * way @ image_from_world[:3, :3].T
-    field = RBFInterpolator(
-        transform(image_from_world, target) + moved,
-        -moved,
-        kernel="linear",
-        degree=0,
-        smoothing=WARP_SMOOTHING,
-    )
-    axes = [np.linspace(0, size - 1, WARP_KNOTS) for size in shape]
-    at = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-    return np.asarray(field(at.reshape(-1, 3)).reshape(at.shape))
 
 
 def invert_deformation(points: Points, knots: Knots, shape: Sequence[int]) -> Points:

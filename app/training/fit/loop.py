@@ -163,7 +163,6 @@ def draw_batches(
                 recipe.spacing_mm,
                 recipe.augmentation,
                 rng,
-                specimens,
             )
             for _ in range(recipe.batch)
         ]

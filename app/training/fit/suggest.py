@@ -214,7 +214,6 @@ def _adapt(augmentation: Augmentation, options: Options) -> Augmentation:
         augmentation,
         scale=augmentation.scale if options.scale is None else options.scale,
         elastic_mm=augmentation.elastic_mm if options.elastic_mm is None else options.elastic_mm,
-        warp=options.warp,
         contrast=options.contrast,
         reflect=options.reflect,
     )

@@ -1,29 +1,23 @@
 """Random samples: the image and its landmarks must stay together."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from app.geometry import scaling, transform, translation
 from app.preprocessing.posed_grid import index_grid
-from app.shapes import fit_similarity
 from app.training.fit.augment import (
     change_contrast,
     draw_sample,
     interpolate_at,
     interpolate_grid,
-    invert_deformation,
     reflect,
-    warp_towards,
 )
 from app.training.recipe import Augmentation
 from tests.support.training_data import blob_specimen
 
 SHAPE = (40, 48, 32)
 SPACING = 0.9
-MANY = np.array(list(itertools.product((15.0, 33.0), (18.0, 42.0), (16.0, 38.0))))
 
 
 def centroid_near(image: torch.Tensor, point: np.ndarray, radius: float) -> np.ndarray:
@@ -44,41 +38,6 @@ def test_landmarks_lie_where_the_image_shows_them() -> None:
                 for _ in range(3):
                     found = centroid_near(image, point, 4.0)
                 np.testing.assert_allclose(found, point, atol=0.35)
-
-
-def test_landmarks_of_a_warped_image_lie_where_it_shows_them() -> None:
-    warped = Augmentation(crop=0.0, elastic_mm=0.2, warp=1.0)
-    rng = np.random.default_rng(1)
-    others = [blob_specimen(seed, MANY + rng.normal(0, 2.0, MANY.shape)) for seed in range(6)]
-    compared = 0
-    for specimen in others:
-        sample = draw_sample(specimen, SHAPE, SPACING, warped, rng, others)
-        image = (sample.image[0] - sample.image.median()).clamp_min(0)
-        for point in sample.points:
-            if (point > 5).all() and (point < np.array(SHAPE) - 6).all():
-                np.testing.assert_allclose(centroid_near(image, point, 3.0), point, atol=0.5)
-                compared += 1
-    assert compared > 10
-
-
-def test_a_warp_goes_most_of_the_way_to_another_shape_or_as_far_away_from_it() -> None:
-    specimen = blob_specimen(2, MANY)
-    rng = np.random.default_rng(3)
-    way = rng.normal(0, 0.6, specimen.points.shape)
-    other = replace(specimen, points=specimen.points + way)
-    middle = specimen.points.mean(axis=0)
-    to_image = translation(np.full(3, 24.0)) @ scaling([1 / SPACING] * 3) @ translation(-middle)
-    before = transform(to_image, specimen.points)
-    fitted = fit_similarity(other.points, specimen.points, np.ones(len(way))).apply(other.points)
-    whole_way = transform(to_image, fitted) - before
-    for share in (1.0, -0.5):
-        knots = warp_towards(other, specimen, share, to_image, (49, 49, 49))
-        gone = invert_deformation(before, knots, (49, 49, 49)) - before
-        missed = np.linalg.norm(gone - share * whole_way, axis=1)
-        assert missed.mean() < 0.4 * np.linalg.norm(share * whole_way, axis=1).mean()
-    assert not warp_towards(specimen, specimen, 1.0, to_image, (49, 49, 49)).any()
-    few = replace(other, points=np.where(np.arange(len(way))[:, None] < 3, other.points, np.nan))
-    assert not warp_towards(few, specimen, 1.0, to_image, (49, 49, 49)).any()
 
 
 def test_deformation_of_all_voxels_is_that_of_each() -> None:
