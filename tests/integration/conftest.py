@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.api.dependencies import hash_key
-from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SAMPLE, SCAN
+from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SAMPLE, SCAN, Browser
 from tests.support.services import RAW, ServiceProcess
 
 PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
@@ -39,7 +39,7 @@ def answer(page_service: ServiceProcess) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Browser]:
     """A Chromium of the system."""
     if CHROMIUM is None:
         pytest.skip("expected a Chromium")

@@ -20,6 +20,7 @@ from tests.support.browser import (
     SAMPLE,
     SCAN,
     SEED,
+    Browser,
     Page,
     choose,
     chosen,
@@ -30,6 +31,7 @@ from tests.support.browser import (
     opened,
     row,
     rows,
+    text_of,
 )
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
@@ -81,7 +83,7 @@ def move_through_rows(page: Page, answer: list[dict[str, Any]]) -> None:
     assert chosen(page) == answer[1]["name"]
     assert_allclose(crosshair(page), answer[1]["ras_mm"], atol=NEAR_MM)
     apart = np.linalg.norm(np.subtract(answer[1]["ras_mm"], answer[0]["ras_mm"]))
-    told = page.text_content("#chosen") or ""
+    told = text_of(page, "#chosen")
     assert f"{apart:.2f} mm from {answer[0]['name']}, chosen before." in told
     page.keyboard.press("End")
     assert_allclose(crosshair(page), answer[-1]["ras_mm"], atol=NEAR_MM)
@@ -101,8 +103,7 @@ def point_at_all(page: Page) -> None:
 
 
 def test_model_says_where_to_get_a_public_scan(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
+    browser: Browser, page_service: ServiceProcess
 ) -> None:
     with opened(browser, page_service.url) as page:
         page.wait_for_selector("#about-sample:not([hidden])")
@@ -110,9 +111,7 @@ def test_model_says_where_to_get_a_public_scan(
 
 
 def test_dropped_scan_is_shown_with_its_landmarks(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
-    answer: list[dict[str, Any]],
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:
     found = [landmark for landmark in answer if landmark["ras_mm"]]
     complaints: list[str] = []
@@ -146,7 +145,7 @@ def test_dropped_scan_is_shown_with_its_landmarks(
     assert [each for each in complaints if "GPU stall due to ReadPixels" not in each] == []
 
 
-def test_several_scans_are_a_list(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401
+def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess) -> None:
     other = scan_bytes(make_phantom(SEED + 1))
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN[:999]), ("c, d.nii", other))
@@ -160,7 +159,7 @@ def test_several_scans_are_a_list(browser: Any, page_service: ServiceProcess) ->
         page.wait_for_selector("#problem:not([hidden])")
         page.click("#after")
         page.wait_for_selector("#rows tr")
-        assert page.text_content("#facts").startswith("c, d.nii")
+        assert text_of(page, "#facts").startswith("c, d.nii")
         assert page.is_disabled("#after")
         page.click("#scans li:first-child button")
         page.wait_for_selector('#facts:text("a.nii.gz")')
@@ -178,7 +177,9 @@ def test_several_scans_are_a_list(browser: Any, page_service: ServiceProcess) ->
             assert ours["decided_by"] == theirs["decided_by"]
 
 
-def test_page_ends_with_its_content_on_a_phone(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401
+def test_page_ends_with_its_content_on_a_phone(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
     with opened(browser, page_service.url, **PHONE) as page:
         drop(page, ("head.nii.gz", SCAN))
         page.wait_for_selector("#rows tr")
@@ -204,9 +205,7 @@ def test_page_ends_with_its_content_on_a_phone(browser: Any, page_service: Servi
 
 
 def test_folder_is_searched_for_scans(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
-    tmp_path: Path,
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
     for name in ("a.nii.gz", "notes.txt", "more/b.nii.gz"):
         path = tmp_path / name
@@ -220,7 +219,7 @@ def test_folder_is_searched_for_scans(
         assert sorted(names) == [f"{folder}/a.nii.gz", f"{folder}/more/b.nii.gz"]
 
 
-def test_frame_is_remembered(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401
+def test_frame_is_remembered(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url) as page:
         page.evaluate("localStorage.setItem('landmarkd.frame', 'LPS')")
         page.reload()
@@ -228,7 +227,7 @@ def test_frame_is_remembered(browser: Any, page_service: ServiceProcess) -> None
         assert page.get_attribute('[data-frame="LPS"]', "aria-pressed") == "true"
 
 
-def test_broken_file_is_explained(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401
+def test_broken_file_is_explained(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url) as page:
         drop(page, ("head.nii.gz", SCAN[: len(SCAN) // 2]))
         page.wait_for_selector("#problem:not([hidden])")
@@ -238,7 +237,7 @@ def test_broken_file_is_explained(browser: Any, page_service: ServiceProcess) ->
         page.wait_for_selector("#welcome:not([hidden])")
 
 
-def test_without_webgl_landmarks_are_listed(browser: Any, page_service: ServiceProcess) -> None:  # noqa: ANN401
+def test_without_webgl_landmarks_are_listed(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url, before=WITHOUT_WEBGL) as page:
         assert "no WebGL 2" in page.inner_text("#unseen")
         page.click("#generate")
@@ -253,9 +252,7 @@ def test_without_webgl_landmarks_are_listed(browser: Any, page_service: ServiceP
 
 @pytest.mark.parametrize("suffix", ["nrrd", "mha"])
 def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
-    suffix: str,
+    browser: Browser, page_service: ServiceProcess, suffix: str
 ) -> None:
     volume = read_volume(SCAN)
     voxels = np.rint(volume.voxels).astype(np.int16)
@@ -269,8 +266,7 @@ def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
 
 
 def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
+    browser: Browser, page_service: ServiceProcess
 ) -> None:
     volume = read_volume(SCAN)
     voxels = np.rint(volume.voxels).astype(np.int16)
@@ -288,9 +284,7 @@ def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
 
 
 def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
-    answer: list[dict[str, Any]],
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:
     volume = read_volume(SCAN)
     frames = np.stack([100 * volume.voxels[::-1], volume.voxels], axis=-1)
@@ -313,8 +307,7 @@ def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
 
 
 def test_long_names_and_measurements_have_their_room(
-    browser: Any,  # noqa: ANN401
-    page_service: ServiceProcess,
+    browser: Browser, page_service: ServiceProcess
 ) -> None:
     lengthen = """() => {
         const { queue } = landmarkd;

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.support.browser import (
     MISSING,
     NEAR_MM,
     SCAN,
+    Browser,
+    Dialog,
     Page,
     choose,
     chosen,
@@ -31,6 +34,7 @@ from tests.support.browser import (
     mark_of,
     opened,
     row,
+    text_of,
 )
 from tests.support.services import ServiceProcess
 
@@ -51,7 +55,7 @@ def highest_voxel(page: Page) -> tuple[Points, float]:
 
 
 @pytest.fixture(scope="module")
-def answered(browser: Any, page_service: ServiceProcess) -> Iterator[Page]:  # noqa: ANN401
+def answered(browser: Browser, page_service: ServiceProcess) -> Iterator[Page]:
     """The page with one scan, whose landmarks are found."""
     with opened(browser, page_service.url) as page:
         drop(page, ("head.nii.gz", SCAN))
@@ -127,7 +131,7 @@ def test_downloads_hold_what_a_person_decided(page: Page, answer: list[dict[str,
     page.keyboard.press("a")
     choose(page, absent)
     page.keyboard.press("x")
-    said = page.text_content("#chosen")
+    said = text_of(page, "#chosen")
     assert "Marked absent by you." in said
     assert "was not found" not in said
     assert [row(page, name)[1] for name in (placed, accepted, absent)] == [
@@ -150,8 +154,7 @@ def test_missing_landmark_is_placed_by_a_click(page: Page) -> None:
     box = page.evaluate("landmarkd.viewer.nv.screenSlices[0].leftTopWidthHeight")
     page.keyboard.press("p")
     assert page.is_visible("#placing")
-    at = {"x": box[0] + box[2] * 0.4, "y": box[1] + box[3] * 0.3}
-    page.click("#canvas", position=at)
+    page.click("#canvas", position={"x": box[0] + box[2] * 0.4, "y": box[1] + box[3] * 0.3})
     assert page.is_hidden("#placing")
     after = landmark(page, ABSENT)
     assert_allclose(crosshair(page), after["ras_mm"], atol=0.05)  # NiiVue counts in float32
@@ -174,7 +177,7 @@ def test_heatmap_is_laid_over_the_scan_when_asked_for(page: Page) -> None:
         page.wait_for_selector(f'#heatmap:text-matches("^Heatmap of {one["name"]}")')
         assert page.get_attribute(HEATMAP, "aria-pressed") == "true"
         at, highest = highest_voxel(page)
-        words = page.text_content("#heatmap")
+        words = text_of(page, "#heatmap")
         assert np.linalg.norm(np.subtract(at, one["ras_mm"])) < 2.0  # mm, as is a voxel
         assert f" is {highest:.2f} of 1 at voxel " in words
         assert words.endswith(" mm from the point found.")
@@ -192,11 +195,11 @@ def test_heatmap_is_laid_over_the_scan_when_asked_for(page: Page) -> None:
 def test_heatmap_is_given_up_with_its_landmark(page: Page, answer: list[dict[str, Any]]) -> None:
     page.route("**/v1/heatmaps?*", lambda _: None)  # never answered
     choose(page, answer[0]["name"])
-    for leave in (lambda: choose(page, answer[1]["name"]), lambda: page.keyboard.press("h")):
+    for leave in (partial(choose, page, answer[1]["name"]), partial(page.keyboard.press, "h")):
         with page.expect_event("requestfailed"):
             with page.expect_request("**/v1/heatmaps?*"):
                 page.keyboard.press("h")
-            assert page.text_content("#heatmap").startswith("Making the heatmap of")
+            assert text_of(page, "#heatmap").startswith("Making the heatmap of")
             leave()
         assert page.text_content("#heatmap") == ""
     page.unroute("**/v1/heatmaps?*")
@@ -210,7 +213,7 @@ def test_page_says_why_the_service_makes_no_heatmap(
     page.keyboard.press("h")
     page.wait_for_selector('#heatmap:text("No heatmap of ")')
     page.evaluate("landmarkd.queue.current.model = 'phantom'")
-    assert "'gone'" in page.text_content("#heatmap")
+    assert "'gone'" in text_of(page, "#heatmap")
     assert page.is_hidden("#problem")
     assert page.get_attribute(HEATMAP, "aria-pressed") == "false"
 
@@ -289,7 +292,7 @@ def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any
     leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
     asked: list[str] = []
 
-    def refuse(dialog: Any) -> None:  # noqa: ANN401
+    def refuse(dialog: Dialog) -> None:
         asked.append(dialog.message)
         dialog.dismiss()
 
@@ -313,7 +316,7 @@ def test_service_without_a_store_offers_to_keep_nothing(page: Page) -> None:
     assert page.is_hidden("#keep")
 
 
-def test_corrected_case_is_kept(browser: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_corrected_case_is_kept(browser: Browser, tmp_path: Path) -> None:
     store = tmp_path / "store"
     named = f"anna:{hash_key(KEY)}"
     service = ServiceProcess(PHANTOM.parent, STORE=str(store), API_KEYS=named, THREADS="1")

@@ -5,9 +5,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from app.phantom import make_phantom, scan_bytes
+
+if TYPE_CHECKING:  # Not everybody has playwright.
+    from playwright import sync_api
+
+Browser: TypeAlias = "sync_api.Browser"
+Dialog: TypeAlias = "sync_api.Dialog"
+Page: TypeAlias = "sync_api.Page"
 
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
@@ -26,17 +33,9 @@ ABSENT: Final = "ring"
 MISSING: Final = "\N{EN DASH}"
 NEAR_MM: Final = 1e-3
 
-Page = Any
-"""playwright has types, but not everybody has playwright."""
-
 
 @contextmanager
-def opened(
-    browser: Any,  # noqa: ANN401
-    url: str,
-    before: str = "",
-    **context: Any,
-) -> Iterator[Page]:
+def opened(browser: Browser, url: str, before: str = "", **context: Any) -> Iterator[Page]:
     """Open the page and enter the key; afterwards check that it requested nothing elsewhere."""
     page = browser.new_page(**({"viewport": SMALL} | context))
     page.set_default_timeout(60_000)
@@ -74,9 +73,14 @@ def drop(page: Page, *files: tuple[str, bytes]) -> None:
     page.dispatch_event("#screen", "drop", {"dataTransfer": carried})
 
 
+def text_of(page: Page, selector: str) -> str:
+    """Read the text of an element."""
+    return page.text_content(selector) or ""
+
+
 def chosen(page: Page) -> str:
     """Read the name in the selected row."""
-    return str(page.text_content('#rows tr[aria-selected="true"] td'))
+    return text_of(page, '#rows tr[aria-selected="true"] td')
 
 
 def rows(page: Page) -> list[list[str]]:
