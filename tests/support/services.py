@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import nibabel as nib
 import numpy as np
@@ -24,6 +24,13 @@ from app.api.dependencies import Shared
 from app.io.schemas import Problem
 from app.settings import PREFIX, Settings
 from tests.support.model_folders import make_model_folder
+
+if TYPE_CHECKING:
+    import httpx
+    import httpx2
+
+Response: TypeAlias = "httpx.Response | httpx2.Response"
+"""Of a service in a process of its own, or of ``TestClient``."""
 
 MODEL = "toy"
 SHAPE = (20, 18, 24)
@@ -87,7 +94,7 @@ def admitted(client: TestClient, requests: int) -> Iterator[None]:
         client.portal.call(stack.close)
 
 
-def problem_of(response: Any) -> Problem:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+def problem_of(response: Response) -> Problem:
     """Parse a response that is a problem."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = Problem.model_validate_json(response.content)

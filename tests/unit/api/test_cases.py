@@ -26,6 +26,7 @@ from tests.support.services import (
     MODEL,
     RAW,
     SHAPE,
+    Response,
     problem_of,
     running,
     shared_of,
@@ -88,12 +89,7 @@ def corrected(client: TestClient, scan: bytes, **query: int) -> dict[str, Any]:
     return answer
 
 
-def keep(
-    client: TestClient,
-    scan: bytes,
-    answer: dict[str, Any],
-    **query: int,
-) -> Any:  # noqa: ANN401
+def keep(client: TestClient, scan: bytes, answer: dict[str, Any], **query: int) -> Response:
     files = {"volume": ("jane doe.nii.gz", scan), "answer": ("x", json.dumps(answer).encode())}
     return client.post(URL, files=files, params=query)
 
@@ -335,7 +331,7 @@ def test_key_that_fills_its_share_of_the_store_leaves_room_to_others(
         toy_settings(models, store=tmp_path, api_keys=keys, store_max_bytes=room)
     ) as client:
 
-        def keep_one(key: str, number: int) -> Any:  # noqa: ANN401 - as above
+        def keep_one(key: str, number: int) -> Response:
             client.headers.update({"Authorization": f"Bearer {key}"})
             scan = toy_scan((12, 14, 12 + number))
             return keep(client, scan, corrected(client, scan))

@@ -17,6 +17,7 @@ from tests.support.answers import UNKNOWN
 from tests.support.services import (
     MODEL,
     RAW,
+    Response,
     problem_of,
     running,
     shared_of,
@@ -54,7 +55,7 @@ def answer(client: TestClient) -> dict[str, Any]:
     return made
 
 
-def convert(client: TestClient, answer: dict[str, Any], form: str = "json") -> Any:  # noqa: ANN401
+def convert(client: TestClient, answer: dict[str, Any], form: str = "json") -> Response:
     return client.post(f"/page/landmarks?format={form}", content=json.dumps(answer))
 
 

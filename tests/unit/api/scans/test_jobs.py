@@ -28,6 +28,7 @@ from tests.support.services import (
     MODEL,
     PATIENCE_S,
     RAW,
+    Response,
     problem_of,
     running,
     shared_of,
@@ -43,7 +44,7 @@ PROBLEM = describe_problem(NotAVolume("expected a scan, got another file"), "min
 ASYNC = {"Prefer": "handling=lenient, Respond-Async; wait=10"}
 
 
-def accepted(response: Any) -> str:  # noqa: ANN401 - httpx or httpx2, as TestClient has it
+def accepted(response: Response) -> str:
     """Check that a job was accepted; gives its path."""
     assert response.status_code == 202, response.text
     job = JobAnswer.model_validate_json(response.content)

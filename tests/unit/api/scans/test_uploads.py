@@ -1,7 +1,6 @@
 """``/v1/uploads``, with the real engine and a real folder."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,6 +15,7 @@ from tests.support.dicom_files import zipped
 from tests.support.services import (
     MODEL,
     RAW,
+    Response,
     problem_of,
     running,
     shared_of,
@@ -31,7 +31,7 @@ SCAN = toy_scan((24, 26, 28))
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
 
 
-def start(client: TestClient, length: int, query: str = "", **headers: str) -> Any:  # noqa: ANN401
+def start(client: TestClient, length: int, query: str = "", **headers: str) -> Response:
     return client.post(f"{URL}?{query}", headers=TUS | {"Upload-Length": str(length)} | headers)
 
 
@@ -43,7 +43,7 @@ def started(client: TestClient, length: int, query: str = "") -> str:
     return str(response.headers["location"])
 
 
-def patch(client: TestClient, path: str, offset: int, part: bytes, **headers: str) -> Any:  # noqa: ANN401
+def patch(client: TestClient, path: str, offset: int, part: bytes, **headers: str) -> Response:
     return client.patch(path, content=part, headers=PART | {"Upload-Offset": str(offset)} | headers)
 
 
@@ -174,7 +174,7 @@ def test_upload_can_be_given_up(client: TestClient, tmp_path: Path) -> None:
 
 
 def test_client_that_only_posts_names_its_method_in_a_header(client: TestClient) -> None:
-    def post(path: str, method: str, content: bytes = b"", **headers: str) -> Any:  # noqa: ANN401
+    def post(path: str, method: str, content: bytes = b"", **headers: str) -> Response:
         headers |= {"X-HTTP-Method-Override": method}
         return client.post(path, content=content, headers=PART | headers)
 
