@@ -39,11 +39,13 @@ def keep_to(folder: Path) -> None:
     """Let Ray write into a folder only: what it would put into the home folder is a token."""
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    os.environ["RAY_TMPDIR"] = str(folder)
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray's processes would yield to whatever else this machine does, our clients included.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
+    os.environ |= {
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's processes would yield to whatever else this machine does, our clients included.
+        "RAY_worker_niceness": "0",
+    }
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from app.io import landmark_stem, read_landmarks, read_truth, read_volume
 from app.phantom import make_phantom, write_phantom
 from tests.support import slicer_standin
 from tests.support.services import RAW, ServiceProcess
+from tests.support.slicer_standin import vtkMRMLScalarVolumeNode as Volume
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 KEY = "of-slicer"
@@ -150,9 +151,10 @@ class Panel:
         }
         buttons[text].emit("clicked(bool)", False)
 
-    def load(self, scan: Path, *, transform_id: str | None = None) -> Any:  # noqa: ANN401
+    def load(self, scan: Path, *, transform_id: str | None = None) -> Volume:
         image: Any = nib.load(scan)
-        volume: Any = self.scene.AddNewNodeByClass("vtkMRMLScalarVolumeNode", landmark_stem(scan))
+        volume = self.scene.AddNewNodeByClass("vtkMRMLScalarVolumeNode", landmark_stem(scan))
+        assert isinstance(volume, Volume)
         volume.voxels, volume.affine = np.asanyarray(image.dataobj), image.affine
         volume.file, volume.transform_id = str(scan), transform_id
         self.widget.volume.node = volume
@@ -173,7 +175,7 @@ def panel(monkeypatch: pytest.MonkeyPatch, service: ServiceProcess) -> Panel:
     return Panel(monkeypatch, service.url)
 
 
-def find(panel: Panel, scan: Path, **options: Any) -> Any:  # noqa: ANN401
+def find(panel: Panel, scan: Path, **options: Any) -> Volume:
     volume = panel.load(scan, **options)
     panel.widget.model.currentText = "phantom"
     panel.click("Find landmarks")

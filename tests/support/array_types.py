@@ -6,6 +6,7 @@ Named in ``--jaxtyping-packages`` of pyproject.toml, which applies it to every f
 import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args, get_origin
 
@@ -42,9 +43,11 @@ def check_shapes_only_of_arrays() -> None:
     """
     jaxtyped = jaxtyping.jaxtyped
 
-    def decorate(decorated: Any = None, *, typechecker: Callable[..., Any]) -> Any:  # noqa: ANN401
+    def decorate(
+        decorated: Callable[..., object] | None = None, *, typechecker: Callable[..., object]
+    ) -> object:
         if decorated is None:
-            return lambda decorated: decorate(decorated, typechecker=typechecker)
+            return partial(decorate, typechecker=typechecker)
         if isinstance(decorated, FunctionType) and not _may_have_arrays(decorated):
             return typechecker(decorated)
         own = vars(decorated).get("__init__") if is_dataclass(decorated) else None
@@ -56,11 +59,11 @@ def check_shapes_only_of_arrays() -> None:
     vars(jaxtyping)["jaxtyped"] = decorate
 
 
-def _may_have_arrays(function: Any) -> bool:  # noqa: ANN401
+def _may_have_arrays(function: Callable[..., object]) -> bool:
     return any(map(_may_be_array, inspect.get_annotations(function).values()))
 
 
-def _may_be_array(hint: Any) -> bool:  # noqa: ANN401
+def _may_be_array(hint: object) -> bool:
     """Look through a hint; one that is quoted may be anything."""
     if isinstance(hint, str) or (
         isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)

@@ -6,10 +6,11 @@ Run as a process of its own, without ``TRITON_INTERPRET``:
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
+from triton import JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -39,10 +40,10 @@ class Device:
 class Compiled:
     """Replaces a kernel, and compiles it where it would be launched."""
 
-    def __init__(self, kernel: Any) -> None:  # noqa: ANN401 - a kernel has no type
+    def __init__(self, kernel: JITFunction) -> None:
         self._kernel = kernel
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:  # noqa: ANN401
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: object, **options: object) -> None:
             code = self._kernel.warmup(*given, grid=grid, **options)
             sys.stdout.write(code.asm["ptx"])

@@ -127,22 +127,20 @@ def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
         return _decode_rle(data, pixels)
     try:
         from pydicom.pixels.decoders.base import get_decoder  # noqa: PLC0415 - an extra
-        from pydicom.uid import UID  # noqa: PLC0415
     except ModuleNotFoundError:
         raise BadVoxels(
             "expected DICOM pixels that are plain or RLE, got compressed ones, which need the "
             "extra dicom: pip install 'landmarkd[dicom]'"
         ) from None
-    uid = UID(pixels.syntax)
     try:
-        decoder = get_decoder(uid)
+        decoder = get_decoder(pixels.syntax)
     except NotImplementedError:
         raise BadVoxels("expected a transfer syntax of images, got an unknown one") from None
     plugins = [name for name in decoder.available_plugins if name != PASSED_OVER]
     if not plugins:
         needs = "; or ".join(decoder.missing_dependencies)
         raise BadVoxels(
-            f"expected a transfer syntax that can be decoded here, got {uid.name}: {needs}"
+            f"expected a transfer syntax that can be decoded here, got {decoder.UID.name}: {needs}"
         )
     _check_declared_size(data, pixels)
     return _decode_by_plugin(decoder, plugins[0], data, pixels)

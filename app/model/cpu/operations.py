@@ -37,11 +37,11 @@ class CpuKernels(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - as of whatever is called
+    ) -> object:
         """Call a function, or what stands in for it."""
         del types
         if func is torch.conv3d:
@@ -66,8 +66,10 @@ def _conv3d(
     supported = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
     if not supported or isinstance(padding, str) or not torch.backends.mkldnn.is_available():
         return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    edges = [[one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)]
-    return torch.mkldnn_convolution(input, weight, bias, *edges, groups)  # type: ignore[arg-type, call-arg]
+    pads, steps, gaps = (
+        [one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)
+    )
+    return torch.mkldnn_convolution(input, weight, bias, pads, steps, gaps, groups)
 
 
 def _group_norm(

@@ -54,11 +54,11 @@ class _BoundedConstruction(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - as of whatever is called
+    ) -> object:
         """Call a function of torch, and count the call and the memory of what it makes."""
         del types
         result = func(*args, **(kwargs or {}))

@@ -90,7 +90,7 @@ class Ledger:
         times = start_s, end_s - start_s
         self.entries.append(Entry(request_id, kind, status, answer.status, *times, mistake))
 
-    def _compare(self, content: Any, known: str) -> str:  # noqa: ANN401 - JSON
+    def _compare(self, content: object, known: str) -> str:
         if known not in self.expected:
             return f"no answer to compare {known} with"
         try:
@@ -169,5 +169,5 @@ class Ledger:
         return Counter(str(NAMES.get(entry.status, entry.status)) for entry in self.entries)
 
 
-def _is_problem(content: Any, status: int) -> bool:  # noqa: ANN401 - JSON
+def _is_problem(content: object, status: int) -> bool:
     return isinstance(content, dict) and content.get("status", status) == status

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def test_work_that_is_no_longer_awaited_ends_itself(client: TestClient) -> None:
         loop = asyncio.get_running_loop()
         started, ended = asyncio.Event(), asyncio.Event()
 
-        def work(go_on: Any) -> None:  # noqa: ANN401 - a function
+        def work(go_on: Callable[[], None]) -> None:
             loop.call_soon_threadsafe(started.set)
             try:
                 while True:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -26,7 +26,7 @@ SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
 """What a job of a scan counts besides its file."""
 
-
+T = TypeVar("T")
 Open = Callable[..., JobStore]
 
 
@@ -182,7 +182,7 @@ def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.M
     monkeypatch.setattr(sqlite3, "connect", open_database)
     store, taken = reopen(), Counter[str]()
 
-    def count(name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the call returns
+    def count(name: str, call: Callable[[], T]) -> T:
         opened[0].set_progress_handler(lambda: taken.update([name]), 1)
         result = call()
         opened[0].set_progress_handler(None, 1)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import SimpleITK as sitk  # noqa: N813 - its own name for itself
 from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.spatial.transform import Rotation
+from SimpleITK import GetArrayFromImage, GetImageFromArray, Image, ReadTransform, Resample
 
 from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, Affine, transform
@@ -58,7 +58,7 @@ def test_itk_reads_the_file_as_the_map_from_fixed_to_moving(
     moving = transform(move(kind), FIXED)
     path = tmp_path / f"fit{suffix}"
     register(named(moving), named(FIXED), kind).write(path)
-    read = sitk.ReadTransform(str(path))
+    read = ReadTransform(str(path))
     for here, there in zip(FIXED, moving, strict=True):
         mapped = read.TransformPoint(transform(LPS_FROM_RAS, here).tolist())
         assert_allclose(mapped, transform(LPS_FROM_RAS, there), atol=1e-9)
@@ -78,21 +78,21 @@ def test_itk_resamples_the_moving_scan_onto_the_fixed_one(tmp_path: Path) -> Non
     moved, fixed_points = (dict(zip(NAMES, p, strict=False)) for p in (moving_points, inside))
     register(moved, fixed_points).write(tmp_path / "fit.tfm")
 
-    def scan(points: np.ndarray) -> sitk.Image:
+    def scan(points: np.ndarray) -> Image:
         lps = transform(LPS_FROM_RAS, points)
         origin = lps.min(axis=0) - 15
         shape = np.ceil(lps.max(axis=0) + 15 - origin).astype(int)
         grid = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), axis=-1) + origin
         square = ((grid[..., None, :] - lps) ** 2).sum(axis=-1)
-        image = sitk.GetImageFromArray(np.exp(-square / 18).sum(axis=-1).T.astype(np.float32))
+        image = GetImageFromArray(np.exp(-square / 18).sum(axis=-1).T.astype(np.float32))
         image.SetOrigin(origin.tolist())
         return image
 
     fixed, moving = scan(inside), scan(moving_points)
-    resampled = sitk.Resample(moving, fixed, sitk.ReadTransform(str(tmp_path / "fit.tfm")))
-    difference = sitk.GetArrayFromImage(resampled) - sitk.GetArrayFromImage(fixed)
+    resampled = Resample(moving, fixed, ReadTransform(str(tmp_path / "fit.tfm")))
+    difference = GetArrayFromImage(resampled) - GetArrayFromImage(fixed)
     assert np.abs(difference).max() < 0.05
-    unmoved = sitk.GetArrayFromImage(sitk.Resample(moving, fixed)) - sitk.GetArrayFromImage(fixed)
+    unmoved = GetArrayFromImage(Resample(moving, fixed)) - GetArrayFromImage(fixed)
     assert np.abs(unmoved).max() > 0.5
 
 

@@ -5,7 +5,7 @@ Installed into a copy of the service's environment, it puts older versions of nu
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nibabel as nib
 import numpy as np
@@ -30,7 +30,13 @@ NEAR_MM = 1e-4
 """ANTs computes with single precision here, of coordinates up to a hundred."""
 
 
-def likeness(one: Any, other: Any) -> float:  # noqa: ANN401 - images of ANTs
+class Image(Protocol):
+    """Of ANTs."""
+
+    def numpy(self) -> np.ndarray: ...
+
+
+def likeness(one: Image, other: Image) -> float:
     """Correlate the voxels of two images on one grid."""
     return float(np.corrcoef(one.numpy().ravel(), other.numpy().ravel())[0, 1])
 

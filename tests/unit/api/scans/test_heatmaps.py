@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_votes_are_charged_until_their_heatmaps_are_written(
     engine = shared_of(client).engine
     compute, charged = engine.compute, list[tuple[int, int]]()
 
-    async def note(work: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
+    async def note(work: partial[bytes], **options: Any) -> bytes:
         votes = work.args[0].votes
         charged.append((engine.memory.used, votes.columns.nbytes + votes.landmark.nbytes))
         return await compute(work, **options)

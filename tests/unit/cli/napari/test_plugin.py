@@ -19,6 +19,7 @@ from app.cli.client import Client, ProblemError
 from app.errors import BadVoxels
 from app.geometry import transform
 from app.io import LandmarksAnswer, write_nifti
+from app.io.slicer import write_mrk_json
 from tests.support.answers import make_answer
 from tests.support.napari_window import make_context_current
 from tests.support.scan_files import as_nrrd
@@ -90,8 +91,6 @@ def test_answer_is_rings_as_large_as_its_regions(plugin: Any, tmp_path: Path) ->
 
 
 def test_points_of_slicer_lie_where_those_of_the_answer_do(plugin: Any, tmp_path: Path) -> None:
-    from app.io.slicer import write_mrk_json  # noqa: PLC0415
-
     path = tmp_path / "points.mrk.json"
     path.write_bytes(write_mrk_json(answer_of()))
     (layer,) = layers_of(plugin.get_landmarks_reader(str(path)), path)
