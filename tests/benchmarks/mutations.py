@@ -4,7 +4,6 @@ Every file is named by its seed, so that one that breaks something can be made a
 """
 
 import gzip
-import io
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from safetensors.numpy import save
 from tests.support.dicom_files import as_dicom, as_enhanced, zipped
 from tests.support.nifti_files import ByteOrder, nifti
 from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.vote_archives import npz
 
 INTEGERS: Final = (0, 1, -1, 2, 7, 127, 255, 4096, 32767, -32768, 65535, 1 << 31, (1 << 32) - 1)
 FLOATS: Final = (0.0, 1.0, -1.0, 1e-38, 3e38, -3e38, 1e3, float("nan"), float("inf"), -float("inf"))
@@ -78,10 +78,7 @@ def sound_archives() -> tuple[bytes, ...]:
         "offsets": random.normal(0, 2, (9, 8, 7, 9)).astype(np.float32),
         "affine": np.diag([1.0, 2.0, 0.5, 1.0]),
     }
-    plain, packed = io.BytesIO(), io.BytesIO()
-    np.savez(plain, **arrays)  # type: ignore[arg-type]
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    return plain.getvalue(), packed.getvalue(), save(arrays)
+    return npz(arrays, compressed=False), npz(arrays), save(arrays)
 
 
 def mutate(files: Sequence[bytes], seed: int, head: int = HEADER_BYTES) -> Mutant:

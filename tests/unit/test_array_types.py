@@ -60,17 +60,14 @@ def test_arrays_of_other_shapes_and_types_are_refused(call: Callable[[], Any]) -
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        partial(split_range, 10, "2"),  # type: ignore[arg-type]
-        partial(run_parts, 3, 1),  # type: ignore[arg-type]
-        partial(VolumeLimits, axis="long"),  # type: ignore[arg-type]
-        partial(named, [1]),
-    ],
+    ("function", "given"),
+    [(split_range, (10, "2")), (run_parts, (3, 1)), (VolumeLimits, ("large",)), (named, ([1],))],
 )
-def test_other_types_are_refused_where_there_are_no_arrays(call: Callable[[], Any]) -> None:
+def test_other_types_are_refused_where_there_are_no_arrays(
+    function: Callable[..., object], given: tuple[object, ...]
+) -> None:
     with pytest.raises(BeartypeCallHintViolation):
-        call()
+        function(*given)
 
 
 def test_what_fits_is_let_through() -> None:

@@ -3,7 +3,6 @@
 Every client draws its requests from a generator of its own, so that a run can be repeated.
 """
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -18,6 +17,7 @@ from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan
 from tests.support.model_folders import TILE
 from tests.support.nifti_files import nifti
+from tests.support.vote_archives import npz
 
 BODY_LIMIT: Final = 32 << 20
 ADMIN_KEY: Final = "of-the-chaos"
@@ -296,12 +296,11 @@ def _unread(wait_s: float) -> Kind:
         "probs": np.ones((UNREAD_EDGE,) * 3 + (1,), np.float16),
         "offsets": np.zeros((UNREAD_EDGE,) * 3 + (3,), np.float16),
     }
-    archive = io.BytesIO()
-    np.savez_compressed(archive, **arrays)  # type: ignore[arg-type]
+    archive = npz(arrays)
     target = "/v1/votes?format=rows.csv&threshold=0"
 
     def make(request_id: str, _random: Random) -> Attempt:
-        content = post(target, archive.getvalue(), request_id, {"Accept": "*/*"})
+        content = post(target, archive, request_id, {"Accept": "*/*"})
         return Attempt(content, then="do not read", wait_s=wait_s)
 
     # All of it arrives if the service was late with it, so that the client reads in time.
