@@ -67,6 +67,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Let torch use two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> "LoadedModel":
     """Make a toy model to whose network voxel values come unchanged."""
@@ -83,9 +92,13 @@ def faulty(model: "LoadedModel", tmp_path: Path) -> "Iterator[Faulty]":
     yield from make_faulty(tmp_path, model)
 
 
-@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+@pytest.fixture(
+    params=[{}, {"passes": 2}, {"asynchronous": True}], ids=["in turn", "side by side", "ahead"]
+)
 def where(request: pytest.FixtureRequest) -> "NamedDevice":
     """Say what computes: the CPU, as such; and driven as a device that is given batches ahead."""
     from app.compute.device import HOST  # noqa: PLC0415 - as above
 
-    return replace(HOST, asynchronous=request.param)
+    if "passes" in request.param:
+        request.getfixturevalue("two_threads")
+    return replace(HOST, **request.param)

@@ -27,7 +27,7 @@ from app.compute.device import (
 from app.compute.floats import BFLOAT16, as_numbers, value
 from app.compute.heap_trim import HeapTrimmer, limit_heaps
 from app.compute.jit import has_triton, numba_jit
-from app.compute.threads import adopt_thread_limit, run_parts, split_range
+from app.compute.threads import SharedCores, adopt_thread_limit, run_parts, split_range
 from app.compute.transfer import (
     READY,
     CopyStream,
@@ -41,9 +41,9 @@ from app.compute.transfer import (
 
 __all__ = [
     "BFLOAT16", "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy",
-    "NamedDevice", "OnDevice", "ReadyEvent", "Stopwatch", "Voxels", "adopt_thread_limit",
-    "as_numbers", "call_here", "choose_device", "choose_devices", "describe_out_of_memory",
-    "fast_precisions", "has_triton", "is_out_of_memory", "limit_heaps", "memory_headroom",
-    "numba_jit", "record_event", "release_memory", "run_parts", "set_device", "split_range",
-    "total_memory", "upload", "value",
+    "NamedDevice", "OnDevice", "ReadyEvent", "SharedCores", "Stopwatch", "Voxels",
+    "adopt_thread_limit", "as_numbers", "call_here", "choose_device", "choose_devices",
+    "describe_out_of_memory", "fast_precisions", "has_triton", "is_out_of_memory", "limit_heaps",
+    "memory_headroom", "numba_jit", "record_event", "release_memory", "run_parts", "set_device",
+    "split_range", "total_memory", "upload", "value",
 ]  # fmt: skip

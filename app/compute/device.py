@@ -37,6 +37,11 @@ MEMORY_SHARE: Final = 0.8
 """Share of a device's memory that a batch may take, grids and weights included."""
 
 
+CPU_PASSES: Final = 4
+"""Forward passes side by side on a CPU of as many cores or more. A pass uses many cores less well
+than few, but each takes memory, and is slower beside others."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedDevice:
     """A device under a name of its own: to torch all CPU devices are the same.
@@ -46,11 +51,13 @@ class NamedDevice:
         device: The torch device.
         asynchronous: Whether calls return before the work is done, so that batch n + 1 can be
             enqueued before batch n is synchronised.
+        passes: How many forward passes run at most side by side, of different scans.
     """
 
     name: str
     device: torch.device
     asynchronous: bool = False
+    passes: int = 1
 
 
 HOST: Final = NamedDevice("cpu", torch.device("cpu"))
@@ -120,7 +127,7 @@ def _find_device(name: str) -> NamedDevice:
     if device.type not in ("cpu", "cuda"):
         raise StartupError(f"expected a device of auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cpu":
-        return NamedDevice(name, HOST.device)
+        return NamedDevice(name, HOST.device, passes=CPU_PASSES)
     index = device.index or 0
     if index >= count:
         raise StartupError(f"expected a CUDA device {name}, got a machine with {count} of them")

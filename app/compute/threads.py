@@ -1,11 +1,15 @@
 """How many threads an operation uses, and loops in parallel, in threads that release the GIL."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 Result = TypeVar("Result")
 
@@ -17,6 +21,54 @@ def adopt_thread_limit() -> None:
     products then sum in another order: its first scan would differ a little from all others.
     """
     torch.get_num_threads()
+
+
+class SharedCores:
+    """The cores of a CPU, of which the forward passes that run side by side have equal shares.
+
+    Attributes:
+        cores: How many there are.
+    """
+
+    def __init__(self) -> None:
+        """Share as many cores as operations in this thread may use."""
+        self.cores = torch.get_num_threads()
+        # Of the calling thread alone; torch.set_num_threads is also for all threads to come.
+        self._openmp = ThreadpoolController().select(user_api="openmp")
+        self._lock = threading.Lock()
+        self._passes = 0
+        self._used_s, self._since_s = 0.0, time.perf_counter()
+
+    @contextmanager
+    def share(self) -> Iterator[None]:
+        """Run a forward pass in this thread, with its share of the cores."""
+        self._count(1)
+        self.adopt_share()
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def adopt_share(self) -> None:
+        """Have operations in this thread use its share, once more or fewer passes run."""
+        threads = max(1, self.cores // max(1, self._passes))
+        if threads != torch.get_num_threads():
+            self._openmp.limit(limits=threads)
+
+    @property
+    def used_s(self) -> float:
+        """A clock of which each second counts as much as a pass had of the cores in it."""
+        with self._lock:
+            return self._used_until(time.perf_counter())
+
+    def _count(self, passes: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self._used_s, self._since_s = self._used_until(now), now
+            self._passes += passes
+
+    def _used_until(self, now: float) -> float:
+        return self._used_s + (now - self._since_s) / max(1, self._passes)
 
 
 def split_range(size: int, min_part: int) -> list[int]:

@@ -14,15 +14,18 @@ from typing import Final, Literal, TypeVar
 
 from app.compute import HOST, NamedDevice
 from app.engine.batch_sizes import BatchSizes
-from app.engine.device_worker import (
+from app.engine.device_worker import DeviceWorker
+from app.engine.jobs import (
+    DetectRequest,
     DeviceEvent,
-    DeviceWorker,
     HealthChanged,
+    Job,
+    Progress,
     Progressed,
     Settled,
+    Waiter,
     WorkerDied,
 )
-from app.engine.jobs import DetectRequest, Job, Progress, Waiter
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, NotReady
@@ -82,7 +85,7 @@ class DeviceLoop:
         self._metrics = metrics
         self._self_check = self_check
         self._on_lost = on_lost
-        self._queue = WorkQueue(sizes.size, sizes.cost)
+        self._queue = WorkQueue(sizes.size, sizes.cost, device.passes)
         self._jobs: dict[Hashable, Job] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._worker = self._make_worker()

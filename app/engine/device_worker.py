@@ -1,4 +1,4 @@
-"""The thread of one device: the only one that runs networks there.
+"""The thread of one device, which has its networks run.
 
 ::
 
@@ -9,8 +9,10 @@
 Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream of their
 own. On CUDA, batch n+1 is launched before batch n is collected.
 
-On a CPU, a pass gives way to much smaller scans before each of its convolutions: they run on the
-same thread, one within the other, with the results that they have alone.
+On a CPU, up to ``NamedDevice.passes`` passes run side by side, each on a thread of its own with an
+equal share of the cores: a pass alone has all of them. Before each of its convolutions, a pass
+takes over its new share if others have come or gone, and gives way to much smaller scans: they run
+on the same thread, one within the other. The results are those that scans have alone.
 
 A device whose network runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a
 single tile, is unhealthy: it runs no tiles until the models have passed their self-checks again. A
@@ -21,27 +23,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from app.compute import (
     CopyStream,
     NamedDevice,
+    SharedCores,
     adopt_thread_limit,
     record_event,
     release_memory,
     set_device,
 )
 from app.engine.batch_sizes import BatchSizes
-from app.engine.host_pool import HostPool
-from app.engine.jobs import Job
+from app.engine.host_pool import DaemonThread, HostPool
+from app.engine.jobs import DeviceEvent, HealthChanged, Job, Progressed, Settled, WorkerDied
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, TimedOut, WorkQueue
 from app.errors import InsufficientMemory
 from app.inference import (
-    Detection,
+    BatchReport,
     InFlightBatch,
     ScanState,
     collect_batch,
@@ -67,43 +70,6 @@ FIRST_TURN_S: Final = 0.1
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
 """Time between two self-checks of an unhealthy device; doubled each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """The scan of a job is on the device, and some of its tiles may have run."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A job is done, or has failed."""
-
-    job: Job
-    outcome: Detection | Exception
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
-    """The device became unhealthy, or healthy again.
-
-    Attributes:
-        unhealthy_reason: Why no tiles run; None if they do.
-        fail_jobs: Whether the jobs that wait must fail, as no recovery is in sight.
-    """
-
-    unhealthy_reason: str | None
-    fail_jobs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """The thread has ended, though nobody stopped it."""
-
-
-DeviceEvent: TypeAlias = Progressed | Settled | HealthChanged | WorkerDied
-"""What a device worker tells the event loop."""
 
 
 class DeviceWorker:
@@ -139,6 +105,9 @@ class DeviceWorker:
         self._pending: tuple[Batch[Job], InFlightBatch] | None = None
         self._host_pool = HostPool(f"{device.name} host", HOST_THREADS, self._crash)
         self._copies = CopyStream(device.device)
+        self._cores: SharedCores
+        self._pass_threads: list[DaemonThread] = []
+        self._idle: list[DaemonThread] = []
         self._thread = threading.Thread(target=self._main, name=device.name, daemon=True)
 
     def start(self, *, self_check_first: bool = False) -> None:
@@ -152,9 +121,12 @@ class DeviceWorker:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end; if a network hangs, the thread is left behind."""
+        """Wait for the threads' end; if a network hangs, its thread is left behind."""
+        end_s = time.monotonic() + timeout_s
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        for thread in self._pass_threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     def submit(self, job: Job) -> None:
         """Take a job from the event loop: prepare its scan, run its tiles, finish it."""
@@ -165,6 +137,7 @@ class DeviceWorker:
         try:
             adopt_thread_limit()
             set_device(self._device.device)
+            self._start_passes()
             if self._retry_s is not None:
                 self._self_check()
                 self._set_healthy()
@@ -176,6 +149,16 @@ class DeviceWorker:
             self._emit(WorkerDied())
         finally:
             self._host_pool.close()
+            for thread in self._pass_threads:
+                thread.close()
+
+    def _start_passes(self) -> None:
+        if not self._device.asynchronous:
+            self._cores = SharedCores()
+            passes = min(self._device.passes, self._cores.cores)
+            names = [f"{self._device.name} pass {number}" for number in range(passes)]
+            self._pass_threads = [DaemonThread(name) for name in names]
+            self._idle = [*self._pass_threads]
 
     def _crash(self, error: BaseException) -> None:
         """End the thread with what was raised on the host pool, so that all who wait are told."""
@@ -188,13 +171,17 @@ class DeviceWorker:
     def _run_next(self) -> bool:
         """Do one thing; in a function of its own, or the loop would keep the last scan alive."""
         timeout_s = self._retry_s if self._pending is None else 0.0
-        work = self._queue.take(timeout_s, calls_only=self._retry_s is not None)
+        is_busy = not self._device.asynchronous and not self._idle
+        work = self._queue.take(timeout_s, calls_only=is_busy or self._retry_s is not None)
         match work:
             case Call():
                 self._collect_pending()
                 work.function()
+            case Batch() if self._device.asynchronous:
+                self._launch_next(work)
             case Batch():
-                self._run(work, self._interruption(work))
+                thread = self._idle.pop()
+                thread.submit(partial(self._run_beside, work, thread))
             case TimedOut() if self._pending is not None:
                 self._collect_pending()
             case TimedOut():
@@ -226,8 +213,9 @@ class DeviceWorker:
         self._queue.add_tiles(job, job.detector.lane(state), len(state.plan))
         self._emit(Progressed(job))
 
-    def _run(self, batch: Batch[Job], give_way: Callable[[], None] | None = None) -> None:
-        """Launch a batch, then collect the one before."""
+    def _launch(
+        self, batch: Batch[Job], give_way: Callable[[], None] | None = None
+    ) -> InFlightBatch:
         now = time.perf_counter()
         jobs = {job.state: job for job in batch.requests() if job.state is not None}
         for state, job in jobs.items():
@@ -237,27 +225,47 @@ class DeviceWorker:
                 self._metrics.observe_wait(len(state.plan), job.queue_s)
         tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        in_flight = launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)
+        return launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)
+
+    def _launch_next(self, batch: Batch[Job]) -> None:
+        """Launch a batch on CUDA, then collect the one before."""
+        in_flight = self._launch(batch)
         if self._pending is not None:
             self._collect_pending()
             if in_flight.out_of_memory:  # By itself it may fit.
-                in_flight = launch_batch(tiles, in_flight.is_active)
+                in_flight = launch_batch(in_flight.tiles, in_flight.is_active)
         self._pending = batch, in_flight
-        if not self._device.asynchronous:
-            self._collect_pending()
 
-    def _interruption(self, batch: Batch[Job]) -> Callable[[], None] | None:
-        """Return what a batch gives way to between its layers: smaller scans.
+    def _run_beside(self, batch: Batch[Job], thread: DaemonThread) -> None:
+        """Run a batch on a thread for passes on a CPU."""
+        try:
+            with self._cores.share():
+                self._run(batch)
+        except BaseException as error:  # noqa: BLE001 - it ends the device's thread
+            self._crash(error)
+        self._queue.add_call(Call(partial(self._idle.append, thread)))
+
+    def _run(self, batch: Batch[Job]) -> None:
+        """Run a batch on this thread, and tell the device's thread."""
+        start_s, start_used_s = time.perf_counter(), self._cores.used_s
+        report = collect_batch(self._launch(batch, self._interruption(batch)))
+        share = (self._cores.used_s - start_used_s) / (time.perf_counter() - start_s)
+        report.busy_s *= share
+        if report.seconds is not None:
+            report.seconds *= share
+        self._queue.add_call(Call(partial(self._on_run, batch, report)))
+
+    def _interruption(self, batch: Batch[Job]) -> Callable[[], None]:
+        """Return what a batch on a CPU gives way to between its layers: smaller scans.
 
         They take turns with it, so that together they take at most about as long as it does itself.
         """
-        if self._device.asynchronous:
-            return None
         most_s = len(batch.tiles) * self._sizes.cost(batch.lane)
         start_s, others_s = time.perf_counter(), 0.0
 
         def run_smaller() -> None:
             nonlocal others_s
+            self._cores.adopt_share()
             own_s = time.perf_counter() - start_s - others_s
             spare_s = min(most_s, FIRST_TURN_S + own_s)
             while smaller := self._queue.take_interrupting(batch, spare_s - others_s):
@@ -270,9 +278,12 @@ class DeviceWorker:
     def _collect_pending(self) -> None:
         """Wait for the batch that was launched, if there is one."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        batch, report = pending[0], collect_batch(pending[1])
+        if pending is not None:
+            self._on_run(pending[0], collect_batch(pending[1]))
+
+    def _on_run(self, batch: Batch[Job], report: BatchReport) -> None:
+        """Count a batch that has run, and go on with its jobs."""
+        self._queue.end(batch)
         self._metrics.observe_busy(self._device.name, report.busy_s)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)

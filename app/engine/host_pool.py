@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TypeVar
 
 from app.compute import adopt_thread_limit
@@ -96,6 +97,34 @@ class HostPool:
             crash = outcome
         if crash is not None:
             self._on_crash(crash)
+
+
+class DaemonThread:
+    """Calls one function after the other; does not keep the process alive if one hangs."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._functions = SimpleQueue[Callable[[], None] | None]()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have a function called, which must not raise."""
+        self._functions.put(function)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._functions.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        adopt_thread_limit()
+        while (function := self._functions.get()) is not None:
+            function()
+            del function
 
 
 def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:

@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from app.engine.scheduler import BACKGROUND
 from app.inference import Detection, Detector, ScanState
@@ -152,3 +152,40 @@ class Job:
         """Remove all waiters; gives those that can still be answered."""
         dismissed, self.waiters = self.waiters, []
         return [waiter for waiter in dismissed if not waiter.future.done()]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The scan of a job is on the device, and some of its tiles may have run."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job is done, or has failed."""
+
+    job: Job
+    outcome: Detection | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """The device became unhealthy, or healthy again.
+
+    Attributes:
+        unhealthy_reason: Why no tiles run; None if they do.
+        fail_jobs: Whether the jobs that wait must fail, as no recovery is in sight.
+    """
+
+    unhealthy_reason: str | None
+    fail_jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The thread has ended, though nobody stopped it."""
+
+
+DeviceEvent: TypeAlias = Progressed | Settled | HealthChanged | WorkerDied
+"""What a device worker tells the event loop."""

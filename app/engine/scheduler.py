@@ -21,7 +21,8 @@ count several times: it gets a small share while others want the device, and all
 The share is not 0, because such work holds memory until it is done.
 
 There is no delay timer: a batch is never held back to be filled, and no slot stays empty while a
-tile waits.
+tile waits. Where batches run side by side, each request takes part in one at a time, so that one
+with many tiles leaves room to others.
 
 Pure Python: no torch, no HTTP, no threads, no clock but the one that is passed in.
 """
@@ -125,14 +126,22 @@ class Scheduler(Generic[Request]):
     """The requests and their waiting tiles."""
 
     def __init__(
-        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float] = _unit_cost
+        self,
+        batch_size: Callable[[Hashable], int],
+        cost: Callable[[Hashable], float] = _unit_cost,
+        *,
+        batches: int = 1,
     ) -> None:
         """Start empty.
 
         Args:
             batch_size: Maximum number of tiles in a batch of a lane; called for every batch.
             cost: What one tile of a lane costs, in any unit above 0.
+            batches: How many run side by side; if several, no request has tiles in two of them, and
+                ``end`` is to be called with each.
         """
+        self._side_by_side = batches > 1
+        self._running: set[Request] = set()
         self._batch_size = batch_size
         self._cost = cost
         self._entries: dict[Request, _Entry] = {}
@@ -276,10 +285,17 @@ class Scheduler(Generic[Request]):
             }
         )
 
+    def end(self, batch: Batch[Request]) -> None:
+        """Let the requests of a batch that has run have tiles in another one."""
+        self._running.difference_update(batch.requests())
+
     def _ready(self, now: float) -> dict[Request, _Entry]:
-        """Find the requests that have waiting tiles and time left."""
-        entries = self._entries.items()
-        return {name: entry for name, entry in entries if entry.waiting and now < entry.deadline}
+        """Find the requests that have waiting tiles, time left and no part in a running batch."""
+        return {
+            request: entry
+            for request, entry in self._entries.items()
+            if entry.waiting and now < entry.deadline and request not in self._running
+        }
 
     def _take_batch(self, ready: Mapping[Request, _Entry]) -> Batch[Request] | None:
         """Take the next batch of some requests, if there are any."""
@@ -290,7 +306,10 @@ class Scheduler(Generic[Request]):
         lane = self._lane_shares.smallest({one.lane for one in entries if one.client == client})
         self._client_shares.start_turn(client)
         self._lane_shares.start_turn(lane)
-        return Batch(lane, tuple(self._take_tiles(lane, ready)))
+        batch = Batch(lane, tuple(self._take_tiles(lane, ready)))
+        if self._side_by_side:
+            self._running.update(batch.requests())
+        return batch
 
     def _take_tiles(self, lane: Hashable, ready: Container[Request]) -> list[tuple[Request, int]]:
         """Fill the slots of a batch from clients and their requests in turn."""

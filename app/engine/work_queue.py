@@ -50,11 +50,14 @@ class WorkQueue:
     """What waits for one device, in the order of the scheduler's policy."""
 
     def __init__(
-        self, batch_size: Callable[[Hashable], int], cost: Callable[[Hashable], float]
+        self,
+        batch_size: Callable[[Hashable], int],
+        cost: Callable[[Hashable], float],
+        batches: int = 1,
     ) -> None:
         """Start empty; the arguments are those of ``Scheduler``."""
         self._changed = threading.Condition()
-        self._scheduler = Scheduler[Job](batch_size, cost)
+        self._scheduler = Scheduler[Job](batch_size, cost, batches=batches)
         self._calls: deque[Call] = deque()
         self._unprepared: set[Job] = set()
         self._closed = False
@@ -148,7 +151,7 @@ class WorkQueue:
 
         Args:
             timeout_s: Seconds to wait at most; None: for ever.
-            calls_only: Whether to leave tiles in the queue, as for an unhealthy device.
+            calls_only: Whether to leave tiles in the queue, as of an unhealthy or busy device.
 
         Returns:
             A call; else a batch of tiles; TimedOut after ``timeout_s``; None once closed.
@@ -182,6 +185,11 @@ class WorkQueue:
             if self._closed:
                 return None
             return self._scheduler.interrupting_batch(running, spare_s, time.monotonic())
+
+    def end(self, batch: Batch[Job]) -> None:
+        """Note that a batch has run."""
+        with self._changed:
+            self._scheduler.end(batch)
 
     def close(self) -> None:
         """Make ``take`` return None, and refuse the calls that wait."""

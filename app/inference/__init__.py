@@ -16,6 +16,7 @@ answers        detections -> the JSON that clients get
 
 from app.inference.answers import build_answer, measure_answer, model_ref, timing_of
 from app.inference.batch_runner import (
+    BatchReport,
     InFlightBatch,
     collect_batch,
     launch_batch,
@@ -36,10 +37,10 @@ from app.inference.verification import verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
-    "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
-    "StageTimes", "VotesRequest", "answer_votes", "build_answer",
-    "collect", "collect_batch", "compile_loops", "conclude", "forecast", "forecast_votes",
-    "keep_votes", "launch", "launch_batch", "load_checked", "measure_answer", "model_ref",
-    "pose_of", "self_check", "stage_times", "timing_of", "translate_out_of_memory",
-    "verify_precisions", "write_scan_heatmaps",
+    "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
+    "StageTimes", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
+    "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch",
+    "launch_batch", "load_checked", "measure_answer", "model_ref", "pose_of", "self_check",
+    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
+    "write_scan_heatmaps",
 ]  # fmt: skip

@@ -1,11 +1,12 @@
 """The device that was asked for, or an error."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from app.compute.device import HOST, choose_device, choose_devices, fast_precisions
+from app.compute.device import CPU_PASSES, HOST, choose_device, choose_devices, fast_precisions
 from app.errors import StartupError
 
 
@@ -29,7 +30,7 @@ def test_other_names_are_refused_with_what_is_known(name: str) -> None:
 
 
 def test_one_name_is_one_device() -> None:
-    assert choose_devices("cpu") == (HOST,)
+    assert choose_devices("cpu") == (replace(HOST, passes=CPU_PASSES),)
     assert choose_devices("auto")[0].device == choose_device("auto")
 
 

@@ -14,7 +14,7 @@ from app.compute.device import HOST
 from app.engine.device_worker import MAX_CONSECUTIVE_OOM
 from app.engine.jobs import DetectRequest, Progress
 from app.errors import InsufficientMemory
-from app.inference.detector import Detector
+from app.inference.detector import Detection, Detector
 from app.model.loader import load_module
 from app.model.registry import LoadedModel
 from tests.support.device_loops import (
@@ -228,5 +228,81 @@ def test_device_that_runs_beside_the_host_is_not_interrupted(
             assert not small.done()
             network.end.set()
             await asyncio.gather(large, small)
+
+    asyncio.run(scenario())
+
+
+class Counted(nn.Module):
+    """A network that counts its threads, in passes that begin together."""
+
+    def __init__(self, inner: nn.Module, together: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.together = threading.Barrier(together)
+        self.threads: list[int] = []
+        self.now = self.most = 0
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self.together.wait(30)
+        output: Tensor = self.inner(tiles)
+        self.threads.append(torch.get_num_threads())
+        self.now -= 1
+        return output
+
+
+SIDE_BY_SIDE = replace(HOST, passes=2)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_scans_run_side_by_side_with_half_the_cores_each(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    """Each waits in its pass for the other one; the answers are those that they have alone."""
+    network = Counted(inner, together=2)
+    counted = with_network(model, network)
+
+    async def scenario() -> list[Detection]:
+        async with running(batch_size=1, device=SIDE_BY_SIDE) as loop, asyncio.timeout(30):
+            return await asyncio.gather(*(ask(loop, counted, scan(n, SMALL)) for n in (1, 2)))
+
+    for seed, found in zip((1, 2), asyncio.run(scenario()), strict=True):
+        alone = Detector(with_network(model, inner)).detect(scan(seed, SMALL))
+        assert repr(found.landmarks) == repr(alone.landmarks)
+    assert network.threads[0] == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_tiles_of_one_scan_run_one_after_the_other_with_all_cores(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    network = Counted(inner, together=1)
+
+    async def scenario() -> None:
+        async with running(batch_size=1, device=SIDE_BY_SIDE) as loop:
+            await ask(loop, with_network(model, network), scan(1))
+
+    asyncio.run(scenario())
+    assert len(network.threads) > 1
+    assert set(network.threads) == {2}
+    assert network.most == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_pass_that_hangs_leaves_room_to_others(model: LoadedModel, inner: nn.Module) -> None:
+    network = Held(inner)
+    held = with_network(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1, device=SIDE_BY_SIDE) as loop, asyncio.timeout(30):
+            hanging = asyncio.create_task(ask(loop, held, scan(1, SMALL)))
+            await wait_for(network.begun)
+            for seed in (2, 3):
+                await ask(loop, held, scan(seed, SMALL))
+            assert not hanging.done()
+            network.go_on.set()
+            network.end.set()
+            await hanging
 
     asyncio.run(scenario())

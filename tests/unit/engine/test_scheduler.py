@@ -312,3 +312,31 @@ def test_foreseen_cost_counts_little_of_what_nobody_waits_for() -> None:
     add(scheduler, "job", tiles=200, client=BACKGROUND)
     assert scheduler.estimate_cost("lane", 8, "a") == pytest.approx(8 + 8 / 4)
     assert scheduler.estimate_cost("lane", 8, BACKGROUND) == pytest.approx(8 + 8)
+
+
+def test_request_is_in_one_of_the_batches_that_run_side_by_side() -> None:
+    """So those that come find a free place beside one with many tiles."""
+    scheduler = Scheduler[str](lambda _: 2, batches=3)
+    add(scheduler, "huge", tiles=9)
+    add(scheduler, "other", tiles=1)
+    first = next_of(scheduler)
+    assert set(first.requests()) == {"huge", "other"}
+    assert scheduler.next_batch(0.0) is None
+    add(scheduler, "late", tiles=3)
+    beside = next_of(scheduler)
+    assert beside.tiles == (("late", 0), ("late", 1))
+    scheduler.remove("late")
+    scheduler.end(beside)
+    assert scheduler.next_batch(0.0) is None
+    scheduler.end(first)
+    assert next_of(scheduler).requests() == ("huge",)
+
+
+def test_batch_gives_way_to_no_request_that_runs_beside_it() -> None:
+    scheduler = Scheduler[str](lambda _: 1, batches=2)
+    add(scheduler, "huge", tiles=100)
+    add(scheduler, "small", tiles=2)
+    running, beside = next_of(scheduler), next_of(scheduler)
+    assert interrupting(scheduler, running) == []
+    scheduler.end(beside)
+    assert interrupting(scheduler, running) == ["small"]

@@ -1,6 +1,5 @@
 """On a CPU: small convolutions are fast, and a tile's output does not depend on its batch."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,14 +52,6 @@ def test_other_types_and_keywords_are_left_alone() -> None:
             torch.conv3d(tile, weight=module.weight, bias=module.bias, padding=1),
             torch.nn.functional.conv3d(tile, module.weight, module.bias, 1, 1),
         )
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("two_threads")
