@@ -161,10 +161,11 @@ class DeviceWorker:
             self._idle = [*self._pass_threads]
 
     def _crash(self, error: BaseException) -> None:
-        """End the thread with what was raised on the host pool, so that all who wait are told."""
+        """End the thread with what was raised on another one, so that all who wait are told."""
 
         def fail() -> None:
-            raise error
+            if threading.current_thread() is self._thread:  # It may have ended, and been replaced.
+                raise error
 
         self._queue.add_call(Call(fail))
 

@@ -62,7 +62,7 @@ def test_tiles_of_several_requests_share_a_batch(
             await asyncio.gather(first, *others)
 
     asyncio.run(scenario())
-    assert faulty.batches[0] == 1
+    assert min(faulty.batches) == 1
     assert sum(faulty.batches) == 1 + 2 * len(Detector(model).prepare(scan(2)).plan)
 
 
