@@ -49,6 +49,15 @@ class SharedCores:
         finally:
             self._count(-1)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave this thread's share to the others meanwhile."""
+        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(1)
+
     def adopt_share(self) -> None:
         """Have operations in this thread use its share, once more or fewer passes run."""
         threads = max(1, self.cores // max(1, self._passes))

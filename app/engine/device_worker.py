@@ -259,22 +259,25 @@ class DeviceWorker:
     def _interruption(self, batch: Batch[Job]) -> Callable[[], None]:
         """Return what a batch on a CPU gives way to between its layers: smaller scans.
 
-        They take turns with it, so that together they take at most about as long as it does itself.
+        Those that run beside it have all cores, and others run here. They take turns with it, so
+        that together they take at most about as long as it does itself.
         """
         most_s = len(batch.tiles) * self._sizes.cost(batch.lane)
         start_s, others_s = time.perf_counter(), 0.0
 
-        def run_smaller() -> None:
+        def give_way() -> None:
             nonlocal others_s
-            self._cores.adopt_share()
             own_s = time.perf_counter() - start_s - others_s
             spare_s = min(most_s, FIRST_TURN_S + own_s)
+            pause = self._cores.paused()
+            others_s += self._queue.wait_for_smaller(batch, spare_s - others_s, pause)
             while smaller := self._queue.take_interrupting(batch, spare_s - others_s):
                 turn_s = time.perf_counter()
                 self._run(smaller)
                 others_s += time.perf_counter() - turn_s
+            self._cores.adopt_share()
 
-        return run_smaller
+        return give_way
 
     def _collect_pending(self) -> None:
         """Wait for the batch that was launched, if there is one."""

@@ -141,7 +141,7 @@ class Scheduler(Generic[Request]):
                 ``end`` is to be called with each.
         """
         self._side_by_side = batches > 1
-        self._running: set[Request] = set()
+        self._running: list[Batch[Request]] = []
         self._batch_size = batch_size
         self._cost = cost
         self._entries: dict[Request, _Entry] = {}
@@ -271,30 +271,45 @@ class Scheduler(Generic[Request]):
             Tiles of requests that cost much less than what is left of the smallest in the running
             batch; None if there are none.
         """
-        left = Counter[Request](request for request, _ in running.tiles)
-        for request in left.keys() & self._entries.keys():
-            entry = self._entries[request]
-            left[request] = _price(entry.client) * (left[request] + entry.waiting)
-        most = min(spare, min(left.values()) * self._cost(running.lane) / SMALLER)
+        most = min(spare, min(self._costs(running)) / SMALLER)
+        own = running.requests()
         return self._take_batch(
             {
                 request: entry
                 for request, entry in self._ready(now).items()
-                if request not in left
+                if request not in own
                 and _price(entry.client) * entry.waiting * self._cost(entry.lane) <= most
             }
         )
 
     def end(self, batch: Batch[Request]) -> None:
         """Let the requests of a batch that has run have tiles in another one."""
-        self._running.difference_update(batch.requests())
+        if batch in self._running:
+            self._running.remove(batch)
+
+    def is_beside_smaller(self, running: Batch[Request]) -> bool:
+        """Return whether a batch runs beside another of requests that cost much less."""
+        most = min(self._costs(running)) / SMALLER
+        others = (batch for batch in self._running if batch is not running)
+        return any(max(self._costs(other)) <= most for other in others)
+
+    def _costs(self, batch: Batch[Request]) -> list[float]:
+        """Return what each request of a batch costs that runs, with its tiles that wait."""
+        cost, costs = self._cost(batch.lane), []
+        for request, tiles in Counter[Request](request for request, _ in batch.tiles).items():
+            entry = self._entries.get(request)
+            costs.append(
+                cost * (_price(entry.client) * (tiles + entry.waiting) if entry else tiles)
+            )
+        return costs
 
     def _ready(self, now: float) -> dict[Request, _Entry]:
         """Find the requests that have waiting tiles, time left and no part in a running batch."""
+        running = {request for batch in self._running for request in batch.requests()}
         return {
             request: entry
             for request, entry in self._entries.items()
-            if entry.waiting and now < entry.deadline and request not in self._running
+            if entry.waiting and now < entry.deadline and request not in running
         }
 
     def _take_batch(self, ready: Mapping[Request, _Entry]) -> Batch[Request] | None:
@@ -308,7 +323,7 @@ class Scheduler(Generic[Request]):
         self._lane_shares.start_turn(lane)
         batch = Batch(lane, tuple(self._take_tiles(lane, ready)))
         if self._side_by_side:
-            self._running.update(batch.requests())
+            self._running.append(batch)
         return batch
 
     def _take_tiles(self, lane: Hashable, ready: Container[Request]) -> list[tuple[Request, int]]:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -56,7 +57,8 @@ class WorkQueue:
         batches: int = 1,
     ) -> None:
         """Start empty; the arguments are those of ``Scheduler``."""
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._ended = threading.Condition(lock), threading.Condition(lock)
         self._scheduler = Scheduler[Job](batch_size, cost, batches=batches)
         self._calls: deque[Call] = deque()
         self._unprepared: set[Job] = set()
@@ -190,6 +192,30 @@ class WorkQueue:
         """Note that a batch has run."""
         with self._changed:
             self._scheduler.end(batch)
+            self._ended.notify_all()
+
+    def wait_for_smaller(
+        self, running: Batch[Job], spare_s: float, pause: AbstractContextManager[None]
+    ) -> float:
+        """Wait while a batch runs beside one of requests that cost much less.
+
+        Args:
+            running: The batch.
+            spare_s: How long to wait at most.
+            pause: Entered in order to wait.
+
+        Returns:
+            How many seconds it waited.
+        """
+        with self._changed:
+            if spare_s <= 0 or not self._scheduler.is_beside_smaller(running):
+                return 0.0
+            start_s = now = time.monotonic()
+            with pause:
+                while self._scheduler.is_beside_smaller(running) and now < start_s + spare_s:
+                    self._ended.wait(start_s + spare_s - now)
+                    now = time.monotonic()
+            return now - start_s
 
     def close(self) -> None:
         """Make ``take`` return None, and refuse the calls that wait."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -306,3 +307,50 @@ def test_pass_that_hangs_leaves_room_to_others(model: LoadedModel, inner: nn.Mod
             await hanging
 
     asyncio.run(scenario())
+
+
+class Beside(nn.Module):
+    """A network whose large tile waits for the small one, and that for all cores."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.large_begun, self.small_begun = threading.Event(), threading.Event()
+        self.ended: list[str] = []
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        if not self.large_begun.is_set():
+            self.large_begun.set()
+            assert self.small_begun.wait(30)
+            output: Tensor = self.inner(tiles)
+            self.ended.append("large")
+            return output
+        self.small_begun.set()
+        end_s = time.monotonic() + 20
+        while True:
+            output = self.inner(tiles)
+            if torch.get_num_threads() == 2 or time.monotonic() > end_s:
+                self.ended.append("small")
+                return output
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_pass_over_a_large_scan_leaves_all_cores_to_a_small_one_beside_it(
+    model: LoadedModel, inner: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.device_worker.FIRST_TURN_S", 20.0)
+    network = Beside(inner)
+    beside = with_network(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1, device=SIDE_BY_SIDE) as loop, asyncio.timeout(60):
+            small = scan(2, SMALL)
+            detector = Detector(beside)
+            loop.sizes.observe(detector.lane(detector.prepare(small)), 1, 20.0)
+            large = asyncio.create_task(ask(loop, beside, scan(1, (40, 44, 90))))
+            await wait_for(network.large_begun)
+            await ask(loop, beside, small)
+            await large
+
+    asyncio.run(scenario())
+    assert network.ended[0] == "small"

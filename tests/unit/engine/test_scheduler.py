@@ -340,3 +340,22 @@ def test_batch_gives_way_to_no_request_that_runs_beside_it() -> None:
     assert interrupting(scheduler, running) == []
     scheduler.end(beside)
     assert interrupting(scheduler, running) == ["small"]
+
+
+def test_batch_of_much_smaller_requests_is_told_from_others_beside_it() -> None:
+    scheduler = Scheduler[str](lambda _: 1, lambda lane: 8.0 if lane == "big" else 1.0, batches=4)
+    add(scheduler, "huge", lane="big")
+    huge = next_of(scheduler)
+    assert not scheduler.is_beside_smaller(huge)
+    add(scheduler, "middle", lane="small", tiles=5)
+    middle = next_of(scheduler)
+    assert not scheduler.is_beside_smaller(huge)
+    add(scheduler, "small", lane="small", tiles=2)
+    small = next_of(scheduler)
+    assert [scheduler.is_beside_smaller(one) for one in (huge, middle, small)] == [
+        True,
+        True,
+        False,
+    ]
+    scheduler.end(small)
+    assert not scheduler.is_beside_smaller(huge)
