@@ -84,7 +84,10 @@ class Settings(BaseSettings):
         "which runs unreviewed code; ONNX needs no permission.",
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads per forward pass; 0 lets PyTorch choose."
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads that the forward passes of a device use; 0 lets PyTorch choose.",
     )
     batch_size: int = Field(
         0,

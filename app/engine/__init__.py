@@ -24,7 +24,8 @@ function that runs there, each arrow a hand-over by the function at its beginnin
 
 Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
 ``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
-on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. Outside of
+on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. On a CPU, the
+worker hands each batch to one of up to four threads for passes, and a call comes back. Outside of
 requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
 pool of 2 threads; and a daemon thread per device loads models, one folder at a time: of that, the
 device worker moves the weights and runs the self-check, in calls that batches come between.
@@ -33,7 +34,7 @@ engine         admission, decoding, models; ``Engine.detect``
 admission      bounds on requests in progress, and on their bodies as they arrive
 devices        all devices of the process, and which of them runs a request
 device_loop    the event loop's side of one device: jobs, deadlines, health
-device_worker  the thread of one device, which runs the networks
+device_worker  the thread of one device, which has its networks run
 work_queue     what waits for one device: calls, then batches of tiles
 jobs           single flight: one job per distinct (model, scan, frame), many waiters
 scheduler      which tiles form the next batch: the policy, without threads or clocks

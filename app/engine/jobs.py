@@ -1,7 +1,7 @@
 """Single flight: one Job per distinct (model, scan, frame), many waiters.
 
 The waiters of a job belong to the event loop. Everything else of it is changed by one thread at a
-time: a host thread that prepares or finishes it, else the device's thread.
+time: one that prepares, runs or finishes it, else the device's thread.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What a network's operations do on a CPU, where PyTorch's own way is slow or depends on the batch.
 
-Before each convolution, the device's thread may do something else: a pass over a large grid takes
+Before each convolution, the pass's thread may do something else: a pass over a large grid takes
 seconds, its convolutions tens of milliseconds each.
 
 * **Convolutions** go to oneDNN for a batch of one tile, too. PyTorch hands one to oneDNN if the

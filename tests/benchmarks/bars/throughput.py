@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,6 @@ class Work:
         model: The model folder.
         clients: That send them at the same time.
         device: That computes.
-        threads: Of each forward pass; 0: as PyTorch chooses.
     """
 
     contents: Sequence[bytes]
@@ -53,14 +52,12 @@ class Work:
     model: Path
     clients: int
     device: str
-    threads: int = 0
 
     @property
     def what(self) -> str:
         """Say it, as in the table."""
         count, name = len(self.contents), self.model.name
-        threads = f", {self.threads} thread each" if self.threads else ""
-        return f"{count} .nii.gz of {name} on {self.device}{threads}, {self.clients} clients"
+        return f"{count} .nii.gz of {name} on {self.device}, {self.clients} clients"
 
 
 def s1_throughput(run: Run) -> Iterator[Row]:
@@ -77,11 +74,6 @@ def s1_throughput(run: Run) -> Iterator[Row]:
         limit = Limit(1.5)
         yield Row(work.what, ours, "ms", "serial Python loop", theirs, limit, work.note, run.rounds)
         yield watch.row()
-        if device == "cpu":
-            shared = replace(work, device="cpu:0,cpu:1", threads=1)
-            ours_shared, theirs = _measure_ours(shared, detector, expected, watch, run)
-            what, rival = shared.what, "serial Python loop"
-            yield Row(what, ours_shared, "ms", rival, theirs, None, work.note, run.rounds)
     for kind in RIVALS:
         if not kind.installed:
             yield absent(kind, work.what)
@@ -119,8 +111,7 @@ def _measure_ours(
 ) -> tuple[float, float]:
     """Take turns with the serial loop; gives the medians of both in ms."""
     ours, theirs = [], []
-    settings = {"DEVICE": work.device, "THREADS": str(work.threads)}
-    with serving(OURS, work.model, **settings) as server:
+    with serving(OURS, work.model, DEVICE=work.device) as server:
         check_all(server, work, expected)
         for _ in range(run.rounds):
             watch.look = True
