@@ -36,31 +36,41 @@ class SharedCores:
         # Of the calling thread alone; torch.set_num_threads is also for all threads to come.
         self._openmp = ThreadpoolController().select(user_api="openmp")
         self._lock = threading.Lock()
-        self._passes = 0
+        self._passes = self._threads = 0
         self._used_s, self._since_s = 0.0, time.perf_counter()
 
     @contextmanager
     def share(self) -> Iterator[None]:
         """Run a forward pass in this thread, with its share of the cores."""
-        self._count(1)
+        self._count(1, 1)
         self.adopt_share()
         try:
             yield
         finally:
-            self._count(-1)
+            self._count(-1, -1)
+
+    @contextmanager
+    def share_beside(self) -> Iterator[None]:
+        """Do other work in this thread, with its share of the cores."""
+        self._count(0, 1)
+        self.adopt_share()
+        try:
+            yield
+        finally:
+            self._count(0, -1)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave this thread's share to the others meanwhile."""
-        self._count(-1)
+        self._count(-1, -1)
         try:
             yield
         finally:
-            self._count(1)
+            self._count(1, 1)
 
     def adopt_share(self) -> None:
         """Have operations in this thread use its share, once more or fewer passes run."""
-        threads = max(1, self.cores // max(1, self._passes))
+        threads = max(1, self.cores // max(1, self._threads))
         if threads != torch.get_num_threads():
             self._openmp.limit(limits=threads)
 
@@ -70,11 +80,12 @@ class SharedCores:
         with self._lock:
             return self._used_until(time.perf_counter())
 
-    def _count(self, passes: int) -> None:
+    def _count(self, passes: int, threads: int) -> None:
         with self._lock:
             now = time.perf_counter()
             self._used_s, self._since_s = self._used_until(now), now
             self._passes += passes
+            self._threads += threads
 
     def _used_until(self, now: float) -> float:
         return self._used_s + (now - self._since_s) / max(1, self._passes)

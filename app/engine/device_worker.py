@@ -105,7 +105,7 @@ class DeviceWorker:
         self._pending: tuple[Batch[Job], InFlightBatch] | None = None
         self._host_pool = HostPool(f"{device.name} host", HOST_THREADS, self._crash)
         self._copies = CopyStream(device.device)
-        self._cores: SharedCores
+        self._cores = SharedCores()
         self._pass_threads: list[DaemonThread] = []
         self._idle: list[DaemonThread] = []
         self._thread = threading.Thread(target=self._main, name=device.name, daemon=True)
@@ -154,7 +154,6 @@ class DeviceWorker:
 
     def _start_passes(self) -> None:
         if not self._device.asynchronous:
-            self._cores = SharedCores()
             passes = min(self._device.passes, self._cores.cores)
             names = [f"{self._device.name} pass {number}" for number in range(passes)]
             self._pass_threads = [DaemonThread(name) for name in names]
@@ -195,7 +194,7 @@ class DeviceWorker:
         if volume is None or not job.has_waiters:
             return None
         job.queue_s = time.perf_counter() - job.queued_s
-        with self._copies.use():
+        with self._copies.use(), self._cores.share_beside():
             state = job.detector.prepare(volume)
             state.grid_ready = record_event(self._device.device)
         return state
@@ -321,7 +320,7 @@ class DeviceWorker:
 
     def _finish(self, job: Job, state: ScanState) -> tuple[Landmark, ...] | ScanState:
         """Locate the landmarks of a scan, or prepare another pass."""
-        with self._copies.use():
+        with self._copies.use(), self._cores.share_beside():
             outcome = job.detector.finish(state)
             if isinstance(outcome, ScanState):
                 outcome.grid_ready = record_event(self._device.device)

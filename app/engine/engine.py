@@ -86,6 +86,8 @@ class Engine:
         Raises:
             StartupError: A device of the settings does not exist.
         """
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         self.devices = Devices(
             choose_devices(settings.device),
             settings.batch_size,
@@ -112,7 +114,7 @@ class Engine:
         self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
         self._loading = asyncio.Lock()
         self._reloads: dict[str, asyncio.Task[None]] = {}
-        slots = max(DECODE_SLOTS, settings.threads or torch.get_num_threads())
+        slots = max(DECODE_SLOTS, torch.get_num_threads())
         self._decode_slots = FairBudget(slots, CLIENT_SHARE)
         self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", slots // 2)
@@ -152,8 +154,6 @@ class Engine:
 
     async def start(self) -> None:
         """Load and check all models, then accept requests, unless it is stopped meanwhile."""
-        if self._settings.threads:
-            torch.set_num_threads(self._settings.threads)
         self.devices.start()
         try:
             async with self._loading:
