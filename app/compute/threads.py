@@ -24,7 +24,7 @@ def adopt_thread_limit() -> None:
 
 
 class SharedCores:
-    """The cores of a CPU, of which the forward passes that run side by side have equal shares.
+    """The cores of a CPU, of which passes and other work that run at once have equal shares.
 
     Attributes:
         cores: How many there are.
@@ -40,24 +40,14 @@ class SharedCores:
         self._used_s, self._since_s = 0.0, time.perf_counter()
 
     @contextmanager
-    def share(self) -> Iterator[None]:
-        """Run a forward pass in this thread, with its share of the cores."""
-        self._count(1, 1)
+    def share(self, *, passes: int = 1) -> Iterator[None]:
+        """Run a forward pass in this thread, or other work, with its share of the cores."""
+        self._count(passes, 1)
         self.adopt_share()
         try:
             yield
         finally:
-            self._count(-1, -1)
-
-    @contextmanager
-    def share_beside(self) -> Iterator[None]:
-        """Do other work in this thread, with its share of the cores."""
-        self._count(0, 1)
-        self.adopt_share()
-        try:
-            yield
-        finally:
-            self._count(0, -1)
+            self._count(-passes, -1)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -194,7 +194,7 @@ class DeviceWorker:
         if volume is None or not job.has_waiters:
             return None
         job.queue_s = time.perf_counter() - job.queued_s
-        with self._copies.use(), self._cores.share_beside():
+        with self._copies.use(), self._cores.share(passes=0):
             state = job.detector.prepare(volume)
             state.grid_ready = record_event(self._device.device)
         return state
@@ -320,7 +320,7 @@ class DeviceWorker:
 
     def _finish(self, job: Job, state: ScanState) -> tuple[Landmark, ...] | ScanState:
         """Locate the landmarks of a scan, or prepare another pass."""
-        with self._copies.use(), self._cores.share_beside():
+        with self._copies.use(), self._cores.share(passes=0):
             outcome = job.detector.finish(state)
             if isinstance(outcome, ScanState):
                 outcome.grid_ready = record_event(self._device.device)
