@@ -248,7 +248,11 @@ class DeviceWorker:
     def _run(self, batch: Batch[Job]) -> None:
         """Run a batch on this thread, and tell the device's thread."""
         start_s, start_used_s = time.perf_counter(), self._cores.used_s
-        report = collect_batch(self._launch(batch, self._interruption(batch)))
+        try:
+            report = collect_batch(self._launch(batch, self._interruption(batch)))
+        except BaseException:
+            self._queue.end(batch)
+            raise
         share = (self._cores.used_s - start_used_s) / (time.perf_counter() - start_s)
         report.busy_s *= share
         if report.seconds is not None:
