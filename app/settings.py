@@ -34,6 +34,13 @@ def _unset_if_empty(value: object) -> object:
     return value or None
 
 
+def _find_models() -> Path:
+    """Return the folder ``models`` here; if there is none, that of the checkout installed."""
+    here, checkout = Path("models"), Path(__file__).resolve().parents[1]
+    is_checkout = (checkout / "pyproject.toml").is_file()
+    return checkout / here if is_checkout and not here.is_dir() else here
+
+
 KeyHash = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True)
 ]
@@ -60,8 +67,9 @@ class Settings(BaseSettings):
         8000, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one."
     )
     models_dir: Path = Field(
-        Path("models"),
-        description="Folder of models: each subfolder that holds a `model.toml` is one.",
+        default_factory=_find_models,
+        description="Folder of models: each subfolder that holds a `model.toml` is one. Unset: "
+        "`models` in the current folder; where there is none, that of the checkout installed.",
     )
     default_model: str | None = Field(
         None,

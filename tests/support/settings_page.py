@@ -36,7 +36,7 @@ def settings_page() -> str:
     schema = Settings.model_json_schema()["properties"]
     for name, field in Settings.model_fields.items():
         rows.append(
-            f"| `{PREFIX}{name.upper()}` | {_default(field.default)} "
+            f"| `{PREFIX}{name.upper()}` | {_default(field.get_default(call_default_factory=True))} "
             f"| {_bounds(schema[name])} | {field.description} |"
         )
     return INTRODUCTION.format(prefix=PREFIX) + "\n".join(rows) + "\n"

@@ -2,6 +2,7 @@
 
 import hashlib
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -24,6 +25,15 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert settings.port == 9000
     assert settings.max_body_bytes == 10 << 20
     assert settings.api_keys == (HASH, HASH)
+
+
+def test_models_are_those_here_or_else_those_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (Settings().models_dir / "phantom" / "model.toml").is_file()
+    (tmp_path / "models").mkdir()
+    assert Settings().models_dir == Path("models")
 
 
 @pytest.mark.parametrize(
