@@ -33,7 +33,7 @@ test: .venv/dev.stamp
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports --no-logo
 	$(MAKE) --no-print-directory test COVERAGE='--cov --cov-report=term'
 

@@ -35,8 +35,9 @@ def settings_page() -> str:
     rows = ["| variable | default | bounds | meaning |", "|---|---|---|---|"]
     schema = Settings.model_json_schema()["properties"]
     for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
         rows.append(
-            f"| `{PREFIX}{name.upper()}` | {_default(field.get_default(call_default_factory=True))} "
+            f"| `{PREFIX}{name.upper()}` | {_default(default)} "
             f"| {_bounds(schema[name])} | {field.description} |"
         )
     return INTRODUCTION.format(prefix=PREFIX) + "\n".join(rows) + "\n"
