@@ -1,6 +1,7 @@
 # make run     set everything up, start the service, show that it works, keep serving
 # make test    run the tests (all but those marked slow, gpu or docker)
-# make check   what continuous integration runs: format, lint, types, layers, tests and their coverage
+# make lint    check format, style, types and layers
+# make check   what continuous integration runs: make lint, and the tests with their coverage
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
 # make chaos   a service under ten minutes of chaos; MINUTES=1 makes it shorter
 # make docker-test  build the image, start it by docker-compose.yml and test it; DOCKER= and
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint
 
 MINUTES ?= 10
 
-.PHONY: run test check bench chaos docker-engine docker-test format clean
+.PHONY: run test lint check bench chaos docker-engine docker-test format clean
 .DELETE_ON_ERROR:
 
 # Only errors are logged here: what a person wants to see is the table that --demo prints.
@@ -27,20 +28,24 @@ run: .venv/run.stamp
 	@LANDMARKD_LOG_FORMAT=$${LANDMARKD_LOG_FORMAT:-text} LANDMARKD_LOG_LEVEL=$${LANDMARKD_LOG_LEVEL:-error} \
 	  exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
 
-test: .venv/dev.stamp
+test: .venv/dev.stamp .venv/run.stamp
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(COVERAGE)
 
-check: .venv/dev.stamp
+lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports --no-logo
+
+# Loops are compiled by one core, while the other installs and runs the tools.
+check:
+	$(MAKE) --no-print-directory --jobs 2 .venv/run.stamp lint
 	$(MAKE) --no-print-directory test COVERAGE='--cov --cov-report=term'
 
-bench: .venv/bench.stamp
+bench: .venv/bench.stamp .venv/run.stamp
 	$(BIN)/python -m tests.benchmarks $(BARS)
 
-chaos: .venv/dev.stamp
+chaos: .venv/dev.stamp .venv/run.stamp
 	$(BIN)/python -m tests.benchmarks chaos --minutes $(MINUTES)
 
 docker-test: docker-engine .venv/dev.stamp
@@ -64,14 +69,17 @@ format: .venv/dev.stamp
 	$(PYTHON) -m venv .venv
 
 # torch goes first, by its exact version: a range may fetch another build, gigabytes larger.
-.venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
+.venv/app.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
 	$(PIP) torch setuptools
 	$(PIP) --no-build-isolation --editable '.[page]'
+	@touch $@
+
+.venv/run.stamp: .venv/app.stamp
 	@$(BIN)/python -c "from app.inference import compile_loops; compile_loops()"
 	@touch $@
 
-.venv/dev.stamp: .venv/run.stamp
+.venv/dev.stamp: .venv/app.stamp
 	@echo "Installing the tools for tests and checks into .venv"
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@

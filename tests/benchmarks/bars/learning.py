@@ -160,6 +160,8 @@ def _moved(folder: Path, count: int) -> Iterator[list[SpecimenFiles]]:
 def _curve(run: Run, cohort: Cohort) -> Iterator[Row]:
     counts = COUNTS[:1] if run.fast else COUNTS
     unseen = cohort.unseen[: 1 if run.fast else None]
+    if run.fast:
+        cohort = replace(cohort, known=cohort.known[:2], pool=cohort.pool[: counts[-1]])
     radius_mm = float(cohort.options["radius_mm"])
     everybody = [*cohort.known, *cohort.pool]
     longer = replace(cohort.schedule, steps=cohort.schedule.steps + cohort.tuning_steps)
