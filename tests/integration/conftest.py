@@ -16,6 +16,12 @@ PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
 WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["ball", "dumbbell"]\n'
 
 
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes without coverage, which slows down what is measured, and dies if killed."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
 @pytest.fixture(scope="module")
 def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """A service with the phantom's model, which measures, too, and says where to get a scan."""

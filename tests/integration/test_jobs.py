@@ -24,6 +24,8 @@ from tests.support.faulty_service import Faulty
 from tests.support.model_folders import TILE
 from tests.support.services import RAW, ended, until
 
+pytestmark = pytest.mark.usefixtures("untraced")
+
 URL = "/v1/jobs"
 ROUNDS = 3
 KILLS = 2
