@@ -306,8 +306,9 @@ def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
         assert np.abs(drawn(page) - alone).mean() < SAME_GREY
 
 
+@pytest.mark.parametrize("screen", [{"viewport": {"width": 1400, "height": 900}}, PHONE])
 def test_long_names_and_measurements_have_their_room(
-    browser: Browser, page_service: ServiceProcess
+    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]
 ) -> None:
     lengthen = """() => {
         const { queue } = landmarkd;
@@ -319,7 +320,7 @@ def test_long_names_and_measurements_have_their_room(
         queue.onShow(current);
     }"""
     size = "(id) => document.getElementById(id).%s"
-    with opened(browser, page_service.url, viewport={"width": 1400, "height": 900}) as page:
+    with opened(browser, page_service.url, **screen) as page:
         drop(page, ("head.nii.gz", SCAN))
         page.wait_for_selector("#rows tr")
         page.evaluate(lengthen)
@@ -327,3 +328,4 @@ def test_long_names_and_measurements_have_their_room(
         width = page.evaluate(size % "scrollWidth", "scroll")
         assert width <= page.evaluate(size % "clientWidth", "scroll")
         assert page.evaluate(size % "clientHeight", "measured") > 40
+        assert page.eval_on_selector("#rows td", "(cell) => cell.scrollWidth <= cell.clientWidth")
