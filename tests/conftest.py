@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from tests.support.array_types import check_shapes_only_of_arrays
+from tests.support.required import skip_unless_ci
 
 if TYPE_CHECKING:
     from app.compute.device import NamedDevice
@@ -46,10 +47,7 @@ def data_dir() -> Path:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("LANDMARKD_DATA", beside))
     if not folder.is_dir():
-        reason = f"expected real scans in {folder}; set LANDMARKD_DATA to their folder"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_unless_ci(f"expected real scans in {folder}; set LANDMARKD_DATA to their folder")
     return folder
 
 

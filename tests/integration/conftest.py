@@ -1,6 +1,5 @@
-"""A browser and a service for the page, for the test files that look at it."""
+"""Fixtures of several files: a browser and a service for the page, processes without coverage."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from app.api.dependencies import hash_key
 from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SAMPLE, SCAN, Browser
+from tests.support.required import skip_unless_ci
 from tests.support.services import RAW, ServiceProcess
 
 PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
@@ -48,10 +48,8 @@ def answer(page_service: ServiceProcess) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A Chromium of the system; without one tests skip, in continuous integration they fail."""
-    if CHROMIUM is None and os.environ.get("CI") == "true":
-        pytest.fail("expected a Chromium, such as Debian's package, got none")
     if CHROMIUM is None:
-        pytest.skip("expected a Chromium")
+        skip_unless_ci("expected a Chromium, such as Debian's package")
     from playwright import sync_api  # noqa: PLC0415 - other tests here do without
 
     with sync_api.sync_playwright() as playwright:
