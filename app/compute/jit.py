@@ -16,7 +16,7 @@ import numba
 import torch
 
 APP: Final = Path(__file__).parents[1]
-LOOPS: Final = ("compute", "model/cpu", "preprocessing", "voting/cpu")
+LOOPS: Final = ("compute", "model/cpu", "preprocessing/cpu", "voting/cpu")
 """Folders of ``app`` with compiled loops, also of those that loops elsewhere call."""
 
 

@@ -1,9 +1,10 @@
 """What a scan will take, from its header alone: tiles and memory.
 
-The bytes per voxel were measured on a CPU and rounded up: a volume is held as it is stored and once
-in float32 while it is resampled; a grid is held in float32, with the votes of its voxels; and a
-network that sees grids whole has 130 to 240 bytes of activations per voxel at once, and what it
-answers, which grows with the number of landmarks. So does the mean of tiles before a softmax.
+The bytes per voxel were measured on a CPU and rounded up: a volume is held as it is stored, and
+besides it what two of its axes are resampled to, or its smoothed copy in two bytes; a grid is held
+in float32, with the votes of its voxels; and a network that sees grids whole has 130 to 240 bytes
+of activations per voxel at once, and what it answers, which grows with the number of landmarks. So
+does the mean of tiles before a softmax.
 """
 
 import math
@@ -13,13 +14,18 @@ from typing import Final
 
 from app.errors import BadGeometry, TooLarge
 from app.geometry import spacing_of
-from app.io import ONLY, Content, Selection, VolumeLimits, check_header
+from app.io import ONLY, Content, Header, Selection, VolumeLimits, check_header
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import count_tiles, grid_shape
 from app.voting import DenseMean, mean_of
 
-VOLUME_BYTES: Final = 8
-"""Per voxel of a scan, besides what is stored: its copy in float32, half resampled."""
+FILTER_BYTES: Final = 5
+"""Per voxel of a scan, besides what is stored: the scan filtered along two axes, in float32, or a
+mask of what is not finite."""
+
+UPLOAD_BYTES: Final = 8
+"""Instead of FILTER_BYTES where a scan is filtered on another device, or as nnU-Net does it: its
+copy in float32, half resampled."""
 
 GRID_BYTES: Final = 16
 """Per voxel of a grid: its value, a part of its neighbours' while resampled, and votes."""
@@ -115,11 +121,19 @@ def forecast(
         per_grid_voxel += WHOLE_BYTES + _output_bytes(model)
     elif isinstance(mean_of(model.manifest, shape, tiles), DenseMean):
         per_grid_voxel += -(-VALUE_BYTES * (1 + sum(model.manifest.channels)) // stride**3)
-    per_voxel = max(header.dtype.itemsize, 4) + VOLUME_BYTES  # Scaled values are float32 at least.
-    memory = BASE_BYTES + voxels * per_voxel + grid * per_grid_voxel
+    memory = BASE_BYTES + voxels * _voxel_bytes(header, model) + grid * per_grid_voxel
     if heatmaps:
         memory += _heatmap_bytes(header.shape, grid, heatmaps)
     return Forecast((model.digest, tile_shape), tiles, memory)
+
+
+def _voxel_bytes(header: Header, model: LoadedModel) -> int:
+    """Return what a voxel of a scan takes while it becomes a grid."""
+    stored = header.dtype.itemsize
+    if (header.slope, header.intercept) != (1.0, 0.0):
+        stored += max(stored, 4)  # Scaled values are float32 at least.
+    in_slabs = model.network.device.type == "cpu" and model.manifest.input.tile_layout != "nnunet"
+    return stored + (FILTER_BYTES if in_slabs else UPLOAD_BYTES)
 
 
 def _heatmap_bytes(shape: tuple[int, ...], grid: int, count: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from app.model import Field, LandmarkSpec, norm_groups
-from app.preprocessing import index_grid, sample_at, smooth_for
+from app.preprocessing import index_grid, resample, sample_at, smooth_for
 from app.voting import (
     GridFrame,
     Readout,
@@ -29,17 +29,18 @@ SHAPE = (4, 5, 6)
 def compile_loops() -> None:
     """Norm a tile, and find landmarks in a small field, once for each type that scores can have.
 
-    A scan is sampled in each order in memory for which numba compiles by itself. Of votes there are
-    those of a field, and those of several together, in another memory order; of landmarks there are
-    one and several, as arrays of one count as contiguous in any order.
+    A scan is smoothed to its window, or as it is. Of votes there are those of a field, and those of
+    several together, in another memory order; of landmarks there are one and several, as arrays of
+    one count as contiguous in any order.
     """
     for dtype in (torch.float32, torch.bfloat16):
         tile = torch.zeros(1, 2, *SHAPE, dtype=dtype).to(memory_format=torch.channels_last_3d)
         norm_groups(tile, 1, None, None, 1e-5)
-    voxels = torch.zeros(SHAPE)
-    smooth_for(voxels, 2.0, np.eye(4))
-    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
-        sample_at(voxels.permute(order), index_grid(SHAPE, np.eye(4)))
+    voxels = np.zeros(SHAPE, np.float32)
+    resample(voxels, (2.0, 2.0, 2.0), torch.device("cpu"))
+    for window in (None, (0.0, 1.0)):
+        smooth = smooth_for(voxels, 2.0, np.eye(4), torch.device("cpu"), window)
+        sample_at(smooth, index_grid(SHAPE, np.eye(4)))
     frame = GridFrame(np.eye(4), np.eye(4))
     for landmarks in (1, 2):
         readout = Readout(landmarks, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)

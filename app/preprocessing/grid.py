@@ -10,7 +10,6 @@ only then resampled, by splines.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -58,12 +57,9 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     if as_nnunet:
         voxels, axes_from_box = crop(voxels)
         volume_from_axes = volume_from_axes @ axes_from_box
-    # Memory of its own, to be normalised in place. A scan that shrinks keeps its memory order, as
-    # reordering the grid is far cheaper. Otherwise one pass does both, and nothing is held twice.
-    order: Literal["K", "C"] = "K" if np.prod(step) > 1 else "C"
-    values = upload(voxels, device, order)
-    if not as_nnunet:
-        values, axes_from_grid = resample(values, step)
+        values = upload(voxels, device, "K" if np.prod(step) > 1 else "C")
+    else:
+        values, axes_from_grid = resample(voxels, step, device)
     window = find_window(values, spec.intensity)
     values = normalise_(values, spec.intensity, window)
     if as_nnunet:

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.compute import upload
 from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
@@ -81,9 +80,7 @@ def make_posed_grid(
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
     values, first = _crop(volume, to_volume, spec.tile_shape, float(step.max()))
-    # "K" keeps the scan's own memory order: smoothing and sampling accept any.
-    fine = upload(values, device, "K")
-    fine = smooth_for(fine, pose.scale * max(spec.spacing_mm), volume.affine, window)
+    fine = smooth_for(values, pose.scale * max(spec.spacing_mm), volume.affine, device, window)
     voxels = sample_at(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
     )

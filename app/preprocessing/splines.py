@@ -7,7 +7,6 @@ each old voxel counts for a new one; the scan is multiplied by that along each a
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from app.compute import Voxels
 from app.errors import ModelRefused
 from app.geometry import Affine, scaling, translation
-from app.preprocessing.resampling import apply_along, band_of, resampled_size
+from app.preprocessing.resampling import Taps, apply_along, resampled_size
 
 THICK: Final = 3.0
 """An axis whose voxels are more than so many times as long as along another."""
@@ -60,7 +59,7 @@ def resample_as_nnunet(
 
 
 def _apply(values: Voxels, axis: int, matrix: np.ndarray) -> Float[Tensor, "new_i new_j new_k"]:
-    return apply_along(values, axis, len(matrix), partial(band_of, matrix))
+    return apply_along(values, axis, Taps(np.zeros(len(matrix), np.int64), matrix))
 
 
 def find_thick_axis(*spacings: Sequence[float] | np.ndarray) -> int | None:

@@ -173,9 +173,10 @@ def load_specimen(
             f"expected all landmarks of {files.name} inside its volume, got {outside} outside: "
             "do the files share one frame (LPS or RAS)?"
         )
+    step = (window_spacing_mm or spacing_mm) / spacing_of(volume.affine)
+    coarse, _ = resample(volume.voxels, step, torch.device("cpu"))
     values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
-    coarse, _ = resample(values, (window_spacing_mm or spacing_mm) / spacing_of(volume.affine))
     values = normalise_(values, intensity, find_window(coarse, intensity))
-    values = smooth_for(values, spacing_mm, volume.affine)
+    values = smooth_for(values.numpy(), spacing_mm, volume.affine, torch.device("cpu"))
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))

@@ -1,5 +1,6 @@
 """What a scan will take is known from its header, and bounds what is computed afterwards."""
 
+import tracemalloc
 from pathlib import Path
 
 import nibabel as nib
@@ -13,6 +14,7 @@ from app.inference.forecast import BASE_BYTES, forecast
 from app.inference.load import load_checked
 from app.io import VolumeLimits, read_volume
 from app.model import LoadedModel
+from app.preprocessing import smooth_for
 from tests.support.model_folders import make_model_folder
 
 LIMITS = VolumeLimits()
@@ -52,6 +54,31 @@ def test_memory_grows_with_the_scan_and_with_the_grid(model: LoadedModel) -> Non
         for content in (file_of((20, 20, 20)), file_of((40, 40, 40), 0.5), file_of((40, 40, 40)))
     )
     assert small < fine < wide
+
+
+@pytest.mark.parametrize("spacing_mm", [0.4, 0.9, 1.9])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_scan_takes_no_more_memory_than_is_forecast(
+    model: LoadedModel, spacing_mm: float, dtype: type[np.generic]
+) -> None:
+    """Resampled and smoothed; of what is not an array there is little."""
+    voxels = np.random.default_rng(0).integers(0, 99, (150, 160, 170)).astype(dtype)
+    image = nib.Nifti1Image(voxels, np.diag([*[spacing_mm] * 3, 1.0]))
+    image.header.set_xyzt_units("mm")
+    content = image.to_bytes()
+    del image, voxels
+    needs = forecast(content, LIMITS, model)
+    tracemalloc.start()
+    try:
+        volume = read_volume(content)
+        Detector(model).prepare(volume)
+        smooth_for(volume.voxels, 2 * spacing_mm, volume.affine, CPU, (0.0, 99.0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < needs.memory
+    if spacing_mm == 0.4:
+        assert needs.memory - BASE_BYTES < (10 if dtype is np.float32 else 7) * volume.voxels.size
 
 
 def test_memory_grows_with_outputs_that_are_averaged(tmp_path: Path) -> None:

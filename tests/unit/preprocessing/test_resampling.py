@@ -1,0 +1,68 @@
+"""A scan at another spacing, against whole matrices in float64."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float64
+
+from app.preprocessing.resampling import resample
+
+CPU = torch.device("cpu")
+SHAPE = (17, 22, 13)
+STEP = (2.3, 0.7, 1.0)
+
+
+def matrix(size: int, step: float) -> Float64[np.ndarray, "new size"]:
+    """Sample a line linearly, smoothed as the spacing grows; its middle stays where it is."""
+    sigma = 0.5 * np.sqrt(max(step**2 - 1, 0.0))
+    distance = np.subtract.outer(np.arange(size), np.arange(size))
+    near = np.abs(distance) <= (4 * sigma + 1 if sigma else 0)
+    smooth = np.exp(-0.5 * (distance / max(sigma, 1e-6)) ** 2) * near
+    smooth /= smooth.sum(axis=1, keepdims=True)
+    new = max(1, round(size / step))
+    place = np.clip((size - 1) / 2 + step * (np.arange(new) - (new - 1) / 2), 0, size - 1)
+    low = np.minimum(np.floor(place).astype(int), max(size - 2, 0))
+    share = (place - low)[:, None]
+    rows = (1 - share) * smooth[low] + share * smooth[np.minimum(low + 1, size - 1)]
+    return np.asarray(rows)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", ">i2", "float32", "float64"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_axes_are_resampled_in_any_order_and_direction_in_memory(
+    dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three axes finer, coarser and as they are; slabs of two planes, and parts of one."""
+    monkeypatch.setattr("app.preprocessing.cpu.slabs.SLAB_VOXELS", 2 * 17 * 13)
+    monkeypatch.setattr("app.preprocessing.cpu.resampling.PLANES_PER_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    voxels = np.random.default_rng(1).integers(0, 200, SHAPE).astype(dtype)
+    each = [matrix(*pair) for pair in zip(SHAPE, STEP, strict=True)]
+    expected = np.einsum("ai,bj,ck,ijk->abc", *each, voxels.astype(np.float64))
+    for order, signs in product(permutations(range(3)), product((1, -1), repeat=3)):
+        flips = tuple(slice(None, None, sign) for sign in signs)
+        stored = np.ascontiguousarray(voxels[flips].transpose(order))
+        back = stored.transpose(np.argsort(order))[flips]
+        found, _ = resample(back, STEP, CPU)
+        assert found.is_contiguous()
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 2), (3, 1, 400)])
+@pytest.mark.parametrize("step", [0.3, 1.0, 5.0])
+def test_thin_scans_are_resampled(shape: tuple[int, int, int], step: float) -> None:
+    voxels = np.random.default_rng(2).random(shape)
+    each = [matrix(size, step) for size in shape]
+    expected = np.einsum("ai,bj,ck,ijk->abc", *each, voxels)
+    found, _ = resample(voxels, [step] * 3, CPU)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+
+
+def test_a_scan_is_not_changed_and_shares_no_memory() -> None:
+    voxels = np.ones((4, 5, 6), np.float32)
+    for step in (1.0, 2.0):
+        found, _ = resample(voxels, [step] * 3, CPU)
+        found.zero_()
+    assert voxels.all()
