@@ -28,7 +28,11 @@ ROWS_PER_SUM: Final = 64
 """Rows that are summed in float32, before float64."""
 
 NUMBERS_PER_PART: Final = 1 << 18
-"""Numbers that are summed at once: enough that a thread pays for them."""
+"""Numbers that are summed at once."""
+
+PARTS_PER_THREAD: Final = 4
+"""Parts that are worth a thread of their own: a quarter of a millisecond. For about as long,
+those of a convolution wait for the next one, and leave others less of the cores."""
 
 
 def can_norm(tiles: Tensor) -> bool:
@@ -88,7 +92,7 @@ def _moments(rows: np.ndarray, groups: int, channels: int) -> tuple[np.ndarray, 
     height = -(-NUMBERS_PER_PART // rows.shape[1])
     parts = -(-len(rows) // height)
     sums = np.zeros((parts, 2, rows.shape[1]))
-    bounds = split_range(parts, 1)
+    bounds = split_range(parts, PARTS_PER_THREAD)
     run_parts(
         lambda part: _sum_up(rows, height, sums, bounds[part], bounds[part + 1]), len(bounds) - 1
     )
@@ -103,7 +107,8 @@ def _scale_tile(tile: np.ndarray, factor: np.ndarray, shift: np.ndarray, out: np
     rows, normed = _as_rows(tile), _as_rows(out)
     terms = np.stack([factor, shift]).astype(np.float32)
     factors, shifts = np.tile(terms, rows.shape[1] // len(factor))
-    bounds = split_range(len(rows), -(-NUMBERS_PER_PART // rows.shape[1]))
+    per_thread = PARTS_PER_THREAD * NUMBERS_PER_PART
+    bounds = split_range(len(rows), -(-per_thread // rows.shape[1]))
     run_parts(
         lambda part: _scale(rows, factors, shifts, normed, bounds[part], bounds[part + 1]),
         len(bounds) - 1,

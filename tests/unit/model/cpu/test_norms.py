@@ -52,8 +52,11 @@ def test_norms_are_as_exact_as_their_type(
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 12), nn.InstanceNorm3d(12, affine=True)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_neither_threads_nor_the_batch_change_a_bit(norm: nn.Module, dtype: torch.dtype) -> None:
+def test_neither_threads_nor_the_batch_change_a_bit(
+    norm: nn.Module, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parts of this tile are of several sizes."""
+    monkeypatch.setattr("app.model.cpu.norms.PARTS_PER_THREAD", 1)
     norm, tiles = norm.to(dtype), tiles_of(dtype, (40, 33, 31), count=6)
     with torch.inference_mode(), CpuKernels(go_on):
         torch.set_num_threads(1)
