@@ -7,7 +7,10 @@ import pytest
 import torch
 from jaxtyping import Float64
 
+from app.compute import upload
+from app.preprocessing.cpu.sampling import UINT16_MAX
 from app.preprocessing.resampling import resample
+from app.preprocessing.smoothing import smooth_for
 
 CPU = torch.device("cpu")
 SHAPE = (17, 22, 13)
@@ -48,6 +51,26 @@ def test_all_axes_are_resampled_in_any_order_and_direction_in_memory(
         found, _ = resample(back, STEP, CPU)
         assert found.is_contiguous()
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+
+
+def test_other_devices_resample_and_smooth_as_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on them is torch's, so it runs here as well."""
+    voxels = np.random.default_rng(3).integers(0, 200, SHAPE).astype(np.int16)[:, ::-1]
+    affine = np.diag([0.5, 1.0, 3.0, 1.0])
+
+    def filtered(device: torch.device) -> list[torch.Tensor]:
+        smooth = [smooth_for(voxels, 2.0, affine, device, window) for window in (None, (20, 150))]
+        return [resample(voxels, STEP, device)[0], smooth[0], smooth[1].double()]
+
+    expected = filtered(CPU)
+    expected[2] /= UINT16_MAX
+    for module in ("resampling", "smoothing"):
+        monkeypatch.setattr(
+            f"app.preprocessing.{module}.upload",
+            lambda array, _device, order: upload(array, CPU, order),
+        )
+    for found, same in zip(filtered(torch.device("cuda")), expected, strict=True):
+        torch.testing.assert_close(found, same, atol=1e-4, rtol=0, check_dtype=False)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 2), (3, 1, 400)])
