@@ -7,7 +7,7 @@ from torch import Tensor
 
 from app.compute import upload
 from app.geometry import Affine, spacing_of
-from app.preprocessing.cpu.sampling import UINT16_MAX
+from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.cpu.slabs import memory_order
 from app.preprocessing.cpu.smoothing import Levels, gaussian_filter, smooth_planes
 from app.preprocessing.resampling import apply_along, gaussian_radius, gaussian_taps
@@ -63,8 +63,8 @@ def _smooth_on_cpu(
     ]
     levels = Levels()
     if window is not None:
-        scale = UINT16_MAX / _width(window)
-        levels = Levels(window[0], scale, least=0.0, most=UINT16_MAX, rounding=0.5)
+        scale = UINT16_ONE / _width(window)
+        levels = Levels(window[0], scale, least=0.0, most=UINT16_ONE, rounding=0.5)
     smooth = np.empty(dense.shape, np.float32 if window is None else np.uint16)
     smooth_planes(dense, filters, levels, smooth)
     return torch.from_numpy(smooth).permute([order.index(axis) for axis in range(3)])

@@ -11,8 +11,8 @@ from app.compute import numba_jit, run_parts, split_range
 PLANES_PER_THREAD: Final = 8
 """Planes of a grid that are worth a thread of their own."""
 
-UINT16_MAX: Final = 65535
-"""What stands for 1 where voxels from 0 to 1 are stored in two bytes."""
+UINT16_ONE: Final = 65_000
+"""What stands for 1 where voxels from 0 to 1 are stored in two bytes; rounding may exceed it."""
 
 
 def sample_planes(
@@ -24,12 +24,12 @@ def sample_planes(
     """Interpolate voxels linearly; 0 outside of them.
 
     Args:
-        voxels: float32; or uint16, of which UINT16_MAX counts as 1. Contiguous.
+        voxels: float32; or uint16, of which UINT16_ONE counts as 1. Contiguous.
         axes: Which of an index's numbers counts along each of their axes.
         index: Where to sample.
         sampled: Is filled.
     """
-    unit = np.float32(1 / UINT16_MAX if voxels.dtype == np.uint16 else 1)
+    unit = np.float32(1 / UINT16_ONE if voxels.dtype == np.uint16 else 1)
     bounds = split_range(len(sampled), PLANES_PER_THREAD)
     run_parts(
         lambda part: _sample(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 
 from app.compute import upload
-from app.preprocessing.cpu.sampling import UINT16_MAX
+from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.resampling import resample
 from app.preprocessing.smoothing import smooth_for
 
@@ -63,7 +63,7 @@ def test_other_devices_resample_and_smooth_as_the_cpu_does(monkeypatch: pytest.M
         return [resample(voxels, STEP, device)[0], smooth[0], smooth[1].double()]
 
     expected = filtered(CPU)
-    expected[2] /= UINT16_MAX
+    expected[2] /= UINT16_ONE
     for module in ("resampling", "smoothing"):
         monkeypatch.setattr(
             f"app.preprocessing.{module}.upload",

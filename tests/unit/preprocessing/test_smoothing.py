@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.preprocessing.cpu.sampling import UINT16_MAX
+from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.resampling import apply_along, gaussian_taps, resample
 from app.preprocessing.smoothing import smooth_for
 
@@ -32,7 +32,7 @@ def test_each_axis_is_smoothed_by_as_much_as_the_grid_is_coarser(
         size = voxels.shape[axis]
         matrix = gaussian_taps(np.arange(size), size, SIGMA_AT_2_MM[axis])
         expected = apply_along(expected, axis, matrix)
-    for window, unit in ((None, 1), ((0.0, 1.0), UINT16_MAX)):
+    for window, unit in ((None, 1), ((0.0, 1.0), UINT16_ONE)):
         smooth = smooth_for(voxels, 2.0, np.diag([*SPACING_MM, 1.0]), CPU, window)
         torch.testing.assert_close(smooth.float() / unit, expected, atol=1e-5, rtol=0)
     assert np.array_equal(voxels, kept)
@@ -45,13 +45,19 @@ def test_a_window_is_applied_before_values_are_smoothed() -> None:
     bounded = smooth_for(voxels, 2.0, np.eye(4), CPU, (10.0, 20.0))
     voxels[4, 4, 4] = 20.0
     assert torch.equal(bounded, smooth_for(voxels, 2.0, np.eye(4), CPU, (10.0, 20.0)))
-    assert 0.0 < float(bounded.float().max()) < 0.5 * UINT16_MAX
+    assert 0.0 < float(bounded.float().max()) < 0.5 * UINT16_ONE
 
 
 def test_a_scan_that_is_coarser_already_is_only_brought_to_the_window() -> None:
     voxels = np.array([[[-1.0, 2.0, 3.0, 9.0]]])
     smooth = smooth_for(voxels, 0.5, np.eye(4), CPU, (1.0, 5.0))
-    assert smooth.flatten().tolist() == [0, 16384, 32768, UINT16_MAX]
+    assert smooth.flatten().tolist() == [0, 16250, 32500, UINT16_ONE]
+
+
+def test_a_scan_of_ones_stays_ones_however_wide_the_filter() -> None:
+    """In two bytes, a little more would be a little more than nothing."""
+    smooth = smooth_for(np.ones((80, 70, 60)), 40.0, np.eye(4), CPU, (0.0, 1.0)).float()
+    assert (smooth / UINT16_ONE - 1).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("filtered", ["resample", "smooth"])
