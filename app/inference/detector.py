@@ -14,7 +14,7 @@ the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -159,25 +159,42 @@ class Detector:
         outcome = self._locate_or_continue(state)
         if isinstance(outcome, ScanState) or not any_detected(outcome):
             return outcome
-        return self._doubt_without_surroundings(outcome, state)
+        return self._doubt_look_alikes(outcome, state)
 
-    def _doubt_without_surroundings(
+    def _doubt_look_alikes(
         self, landmarks: tuple[Landmark, ...], state: ScanState
     ) -> tuple[Landmark, ...]:
-        """Doubt all landmarks if the scan shows nothing that tells look-alikes apart."""
-        spec, shape = self.model.manifest.shape, self._shape
-        if spec is None or shape is None or not spec.surroundings:
+        """Doubt all landmarks if the scan does not tell them from look-alikes."""
+        shape = self._shape
+        if shape is None:
             return landmarks
-        if shows_any(self._surroundings, landmarks, shape, state.volume):
+        doubts = [*self._missing_surroundings(landmarks, shape, state.volume)]
+        # What the second network sees is all in the pose of what the first one has chosen.
+        if rival := (state.coarse or landmarks)[0].rival:
+            doubts.append(
+                f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
+                f"{100 * rival.share:.0f} % as many votes"
+            )
+        if not doubts:
             return landmarks
-        places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
-        state.remarks = (
-            "Which landmark is which is doubtful: they look alike and are told apart by what "
-            f"surrounds them, and the scan shows neither what lies {places}.",
-        )
+        state.remarks = (f"Which landmark is which is doubtful: {'; and '.join(doubts)}.",)
         return tuple(
             with_low_confidence(one) if one.ras_mm is not None else one for one in landmarks
         )
+
+    def _missing_surroundings(
+        self, landmarks: tuple[Landmark, ...], shape: Shape, volume: Volume
+    ) -> Iterator[str]:
+        """Say what a scan should show of the model's surroundings, if it shows none."""
+        spec = self.model.manifest.shape
+        if spec is None or not spec.surroundings:
+            return
+        if not shows_any(self._surroundings, landmarks, shape, volume):
+            places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
+            yield (
+                "they look alike and are told apart by what surrounds them, and the scan shows "
+                f"neither what lies {places}"
+            )
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()

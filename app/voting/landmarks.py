@@ -36,6 +36,9 @@ threshold, and never more than the share of votes that agree. c is 1 for an answ
 the shape. Confidence is halved for an answer of the shape that does not agree with it, and halved
 again if the fit is implausible: so detected means at least 0.5, and low_confidence with a shape
 means less.
+
+Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
+changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
 """
 
 from collections.abc import Sequence
@@ -48,7 +51,7 @@ from jaxtyping import Bool, Float64
 from app.geometry import Points, transform
 from app.model import LandmarkSpec
 from app.shapes import MIN_LANDMARKS
-from app.voting.constellation import Constellation, Shape, fit_constellation
+from app.voting.constellation import Constellation, Rival, Shape, find_rival, fit_constellation
 from app.voting.modes import Modes, drop_padding, find_modes
 from app.voting.readout import GridFrame, Readout
 from app.voting.votes import Votes
@@ -108,6 +111,7 @@ class Landmark:
             than the tolerance or no mode agrees; None otherwise.
         candidates: Modes inside the volume that are candidates by their mass, the answer first,
             then by mass; empty where there is no answer.
+        rival: Another arrangement of all landmarks that has nearly as many votes; None: none.
     """
 
     name: str
@@ -123,6 +127,7 @@ class Landmark:
     disagreement_mm: float | None
     expected_ras_mm: Point | None
     candidates: tuple[Candidate, ...]
+    rival: Rival | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +190,14 @@ def locate(
     votes = drop_padding(votes.cpu(), readout)
     modes = find_modes(votes, readout, shape.modes if shape else DEFAULT_MODES)
     positions = _position(modes, readout, frame)
-    choices = _choose_modes(modes, positions, specs, shape)
+    choices, rival = _choose_modes(modes, positions, specs, shape)
     if not _is_plausible(choices, readout, frame):
         choices = [replace(choice, plausible=False) for choice in choices]
-    return tuple(
+    landmarks = (
         _describe(spec, modes, positions, index, choice)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
     )
+    return tuple(replace(landmark, rival=rival) for landmark in landmarks)
 
 
 def positions_of(landmarks: Sequence[Landmark]) -> Points:
@@ -228,18 +234,23 @@ def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
 
 def _choose_modes(
     modes: Modes, positions: _Positions, specs: Sequence[LandmarkSpec], shape: Shape | None
-) -> list[_Choice]:
-    """Choose the mode of every landmark: the one that fits the shape, else the heaviest."""
+) -> tuple[list[_Choice], Rival | None]:
+    """Choose the mode of every landmark: the one that fits the shape, else the heaviest.
+
+    Returns:
+        The choices, and what rivals them.
+    """
     heaviest = np.where(modes.weight[:, 0] > 0, 0, -1)
     if shape is None or shape.known.sum() < MIN_LANDMARKS:
-        return [_Choice(int(mode)) for mode in heaviest]
+        return [_Choice(int(mode)) for mode in heaviest], None
     thresholds = np.array([spec.presence_threshold for spec in specs])
     strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
     fit = fit_constellation(positions.ras_mm, strength, shape)
-    return [
+    choices = [
         _choose_mode(int(mode), bool(in_shape), fit, index)
         for index, (mode, in_shape) in enumerate(zip(heaviest, shape.known, strict=True))
     ]
+    return choices, find_rival(fit, positions.ras_mm, modes.mass, shape) if fit else None
 
 
 def _choose_mode(heaviest: int, in_shape: bool, fit: Constellation | None, index: int) -> _Choice:

@@ -212,6 +212,44 @@ def test_nothing_is_detected_if_the_shape_cannot_be_fitted() -> None:
         assert landmark.confidence < 0.5
 
 
+CHAIN = np.array(
+    [(20 + 14 * np.cos(angle), 4 + 14 * np.sin(angle), 22.0) for angle in np.arange(0.2, 3.1, 0.5)]
+)
+"""Links of an arc, each as far from the next: the first five may be taken for the last five."""
+
+
+def find_chain(shares: Sequence[float]) -> tuple[Landmark, ...]:
+    """Find five links of the chain, of which each has some share of its votes, and some one on."""
+    votes = [
+        thinned(ball_votes(CHAIN[link + on], SCAN_SHAPE, SCAN_RADIUS, landmark=link), share)
+        for link in range(5)
+        for on, share in enumerate(shares)
+    ]
+    return find(concat_votes(votes), truth=CHAIN[:5], landmarks=5)
+
+
+@pytest.mark.parametrize(("here", "further"), [(1.0, 0.5), (0.7, 0.7), (0.45, 1.0)])
+def test_an_arrangement_one_link_further_with_as_many_votes_is_named(
+    here: float, further: float
+) -> None:
+    found = find_chain([here, further])
+    rivals = {landmark.rival for landmark in found}
+    assert len(rivals) == 1
+    (rival,) = rivals
+    assert rival is not None
+    assert min(rival.share, 1 / rival.share) == pytest.approx(
+        min(here, further) / max(here, further), abs=0.12
+    )
+    assert rival.distance_mm == pytest.approx(2 * 14 * np.sin(0.25), abs=0.3)
+
+
+def test_one_with_few_votes_or_of_few_landmarks_is_no_rival() -> None:
+    found = find_chain([1.0, 0.25])
+    assert {landmark.rival for landmark in found} == {None}
+    places = np.array([landmark.ras_mm for landmark in found])
+    assert np.linalg.norm(places - CHAIN[:5], axis=1).max() < 1.0
+
+
 def test_a_shape_of_too_few_landmarks_is_ignored() -> None:
     """Three known rows cannot be checked, so the votes alone decide."""
     truth = make_constellation()
