@@ -20,8 +20,8 @@ from app.preprocessing import count_tiles, grid_shape
 from app.voting import DenseMean, mean_of
 
 FILTER_BYTES: Final = 5
-"""Per voxel of a scan, besides what is stored: the scan filtered along two axes, in float32, or a
-mask of what is not finite."""
+"""Per voxel of a scan, besides its values: the scan filtered along two axes, in float32, rounded
+up."""
 
 UPLOAD_BYTES: Final = 8
 """Instead of FILTER_BYTES where a scan is filtered on another device, or as nnU-Net does it: its
@@ -128,12 +128,14 @@ def forecast(
 
 
 def _voxel_bytes(header: Header, model: LoadedModel) -> int:
-    """Return what a voxel of a scan takes while it becomes a grid."""
-    stored = header.dtype.itemsize
-    if (header.slope, header.intercept) != (1.0, 0.0):
-        stored += max(stored, 4)  # Scaled values are float32 at least.
+    """Return what a voxel of a scan takes while it is decoded, and then becomes a grid."""
+    values = header.value_dtype
+    # Floats that are not finite are found by their sizes, and a mask.
+    masking = values.itemsize + 1 if values.kind == "f" else 0
+    is_copied = header.is_scaled or values.itemsize != header.dtype.itemsize
+    decoding = values.itemsize + masking + (header.dtype.itemsize if is_copied else 0)
     in_slabs = model.network.device.type == "cpu" and model.manifest.input.tile_layout != "nnunet"
-    return stored + (FILTER_BYTES if in_slabs else UPLOAD_BYTES)
+    return max(decoding, values.itemsize + (FILTER_BYTES if in_slabs else UPLOAD_BYTES))
 
 
 def _heatmap_bytes(shape: tuple[int, ...], grid: int, count: int) -> int:

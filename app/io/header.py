@@ -61,6 +61,20 @@ class Header:
         return math.prod(self.frame_shape)
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether there is a slope or intercept to apply."""
+        return (self.slope, self.intercept) != (1.0, 0.0)
+
+    @property
+    def value_dtype(self) -> np.dtype[np.generic]:
+        """Type of the values: as stored, or float64 instead of a longer type.
+
+        Scaled values are float32, or float64 if float32 does not represent the type exactly.
+        """
+        dtype = self.dtype if self.dtype.itemsize <= 8 else np.dtype(np.float64)
+        return np.result_type(dtype, np.float32) if self.is_scaled else dtype
+
+    @property
     def frame_bytes(self) -> int:
         """Bytes of one stored 3D volume."""
         return math.prod(self.shape) * self.dtype.itemsize

@@ -276,19 +276,16 @@ def _pick_frame(stream: FileStream, header: Header, frame: int) -> np.ndarray:
 
 
 def _scale(stored: np.ndarray, header: Header) -> np.ndarray:
-    """Convert stored bytes to values, in place unless there is a slope or intercept to apply.
-
-    Scaled values are float32, or float64 if float32 does not represent the stored type exactly.
-    """
+    """Convert stored bytes to values, in place unless there is a slope or intercept to apply."""
     voxels = stored.view(header.dtype).reshape(header.shape, order="F")
     if not header.dtype.isnative:
         voxels = voxels.byteswap(inplace=True).view(header.dtype.newbyteorder("="))
     if header.dtype.itemsize > 8:
         voxels = voxels.astype(np.float64)
-    if (header.slope, header.intercept) == (1.0, 0.0):
+    if not header.is_scaled:
         return voxels
     with np.errstate(all="ignore"):  # Overflows are masked afterwards.
-        scaled = np.multiply(voxels, header.slope, dtype=np.result_type(voxels, np.float32))
+        scaled = np.multiply(voxels, header.slope, dtype=header.value_dtype)
         scaled += header.intercept
     return np.asarray(scaled)
 

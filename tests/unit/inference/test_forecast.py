@@ -10,7 +10,7 @@ import torch
 
 from app.errors import BadGeometry, TooLarge
 from app.inference.detector import Detector
-from app.inference.forecast import BASE_BYTES, forecast
+from app.inference.forecast import BASE_BYTES, GRID_BYTES, forecast
 from app.inference.load import load_checked
 from app.io import VolumeLimits, read_volume
 from app.model import LoadedModel
@@ -79,6 +79,32 @@ def test_a_scan_takes_no_more_memory_than_is_forecast(
     assert peak < needs.memory
     if spacing_mm == 0.4:
         assert needs.memory - BASE_BYTES < (10 if dtype is np.float32 else 7) * volume.voxels.size
+
+
+@pytest.mark.parametrize(("dtype", "slope"), [(np.int32, 0.5), (np.int16, 0.5), (np.float64, 1.0)])
+def test_a_scan_takes_no_more_memory_while_it_is_decoded(
+    model: LoadedModel, dtype: type[np.generic], slope: float
+) -> None:
+    """Scaled, or with a voxel that is not finite: of either there are copies for a while."""
+    voxels = np.random.default_rng(0).integers(0, 99, (250, 240, 230)).astype(dtype)
+    if dtype is np.float64:
+        voxels[3, 4, 5] = np.nan
+    image = nib.Nifti1Image(voxels, np.eye(4))
+    image.header.set_xyzt_units("mm")
+    image.header.set_slope_inter(slope, 0.0)
+    content = image.to_bytes()
+    size = voxels.size
+    del image, voxels
+    needs = forecast(content, LIMITS, model)
+    grid = np.prod(Detector(model).prepare(read_volume(content)).grid.voxels.shape)
+    tracemalloc.start()
+    try:
+        volume = read_volume(content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert volume.voxels.size == size
+    assert peak < needs.memory - grid * GRID_BYTES
 
 
 def test_memory_grows_with_outputs_that_are_averaged(tmp_path: Path) -> None:
