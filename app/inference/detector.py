@@ -14,7 +14,7 @@ the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,7 +168,7 @@ class Detector:
         shape = self._shape
         if shape is None:
             return landmarks
-        doubts = [*self._missing_surroundings(landmarks, shape, state.volume)]
+        doubts = self._missing_surroundings(landmarks, shape, state.volume)
         # What the second network sees is all in the pose of what the first one has chosen.
         if rival := (state.coarse or landmarks)[0].rival:
             doubts.append(
@@ -184,17 +184,18 @@ class Detector:
 
     def _missing_surroundings(
         self, landmarks: tuple[Landmark, ...], shape: Shape, volume: Volume
-    ) -> Iterator[str]:
+    ) -> list[str]:
         """Say what a scan should show of the model's surroundings, if it shows none."""
         spec = self.model.manifest.shape
         if spec is None or not spec.surroundings:
-            return
-        if not shows_any(self._surroundings, landmarks, shape, volume):
-            places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
-            yield (
-                "they look alike and are told apart by what surrounds them, and the scan shows "
-                f"neither what lies {places}"
-            )
+            return []
+        if shows_any(self._surroundings, landmarks, shape, volume):
+            return []
+        places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
+        return [
+            "they look alike and are told apart by what surrounds them, and the scan shows "
+            f"neither what lies {places}"
+        ]
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()

@@ -29,7 +29,7 @@ SHAPE = (4, 5, 6)
 def compile_loops() -> None:
     """Norm a tile, and find landmarks in a small field, once for each type that scores can have.
 
-    A scan is smoothed to its window, or as it is. Of votes there are those of a field, and those of
+    Smoothed scans are sampled, and heatmaps. Of votes there are those of a field, and those of
     several together, in another memory order; of landmarks there are one and several, as arrays of
     one count as contiguous in any order.
     """
@@ -38,9 +38,9 @@ def compile_loops() -> None:
         norm_groups(tile, 1, None, None, 1e-5)
     voxels = np.zeros(SHAPE, np.float32)
     resample(voxels, (2.0, 2.0, 2.0), torch.device("cpu"))
-    for window in (None, (0.0, 1.0)):
-        smooth = smooth_for(voxels, 2.0, np.eye(4), torch.device("cpu"), window)
-        sample_at(smooth, index_grid(SHAPE, np.eye(4)))
+    smooth = smooth_for(voxels, 2.0, np.eye(4), torch.device("cpu"), (0.0, 1.0))
+    for sampled in (smooth, torch.from_numpy(voxels)):
+        sample_at(sampled, index_grid(SHAPE, np.eye(4)))
     frame = GridFrame(np.eye(4), np.eye(4))
     for landmarks in (1, 2):
         readout = Readout(landmarks, SHAPE, (1.0, 1.0, 1.0), radius_mm=3.0)

@@ -119,7 +119,7 @@ def resampling_taps(size: int, positions: Float64[np.ndarray, " new"], shrink: f
     clamped = np.clip(positions, 0, size - 1)
     low = np.minimum(np.floor(clamped).astype(np.int64), max(size - 2, 0))
     fraction = (clamped - low)[:, None]
-    sigma = 0.5 * math.sqrt(max(shrink**2 - 1, 0.0))
+    sigma = smoothing_sigma(shrink)
     below = gaussian_taps(low, size, sigma)
     above = gaussian_taps(np.minimum(low + 1, size - 1), size, sigma)
     weights = np.zeros((len(low), below.weights.shape[1] + 1))
@@ -136,16 +136,22 @@ def gaussian_taps(centres: Int64[np.ndarray, " rows"], size: int, sigma: float) 
         size: Length of the line in voxels.
         sigma: In voxels; 0 leaves the voxel itself.
     """
-    radius = gaussian_radius(sigma)
-    distance = np.arange(-radius, radius + 1)
-    column = centres[:, None] + distance
-    weights = np.exp(-0.5 * (distance / max(sigma, 1e-6)) ** 2) * ((column >= 0) & (column < size))
-    return Taps(centres - radius, weights / weights.sum(axis=1, keepdims=True))
+    kernel = gaussian(sigma)
+    first = centres - len(kernel) // 2
+    column = first[:, None] + np.arange(len(kernel))
+    weights = kernel * ((column >= 0) & (column < size))
+    return Taps(first, weights / weights.sum(axis=1, keepdims=True))
 
 
-def gaussian_radius(sigma: float) -> int:
-    """Return how far a Gaussian reaches, in voxels."""
-    return int(KERNEL_RADIUS_SIGMAS * sigma + 1) if sigma > 0 else 0
+def gaussian(sigma: float) -> Float64[np.ndarray, " taps"]:
+    """Build a Gaussian of height 1, in voxels; a sigma of 0 leaves the voxel itself."""
+    radius = int(KERNEL_RADIUS_SIGMAS * sigma + 1) if sigma > 0 else 0
+    return np.exp(-0.5 * (np.arange(-radius, radius + 1) / max(sigma, 1e-6)) ** 2)
+
+
+def smoothing_sigma(shrink: float) -> float:
+    """Return the sigma that makes voxels of one spacing as blurred as those of another, larger."""
+    return 0.5 * math.sqrt(max(shrink**2 - 1, 0.0))
 
 
 def apply_along(values: Voxels, axis: int, matrix: Taps) -> Float[Tensor, "new_i new_j new_k"]:

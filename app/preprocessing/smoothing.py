@@ -9,8 +9,8 @@ from app.compute import upload
 from app.geometry import Affine, spacing_of
 from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.cpu.slabs import memory_order
-from app.preprocessing.cpu.smoothing import Levels, gaussian_filter, smooth_planes
-from app.preprocessing.resampling import apply_along, gaussian_radius, gaussian_taps
+from app.preprocessing.cpu.smoothing import Levels, make_filter, smooth_planes
+from app.preprocessing.resampling import apply_along, gaussian, gaussian_taps, smoothing_sigma
 
 
 def smooth_for(
@@ -35,8 +35,7 @@ def smooth_for(
         in its order in memory: float32, or with a window on the CPU uint16, of which half as much
         is written and read.
     """
-    steps = [float(spacing_mm / spacing) for spacing in spacing_of(affine)]
-    sigmas = [0.5 * float(np.sqrt(max(step**2 - 1, 0.0))) for step in steps]
+    sigmas = [smoothing_sigma(float(spacing_mm / spacing)) for spacing in spacing_of(affine)]
     if device.type == "cpu":
         return _smooth_on_cpu(voxels, sigmas, window)
     values = upload(voxels, device, "K")
@@ -57,10 +56,7 @@ def _smooth_on_cpu(
 ) -> Shaped[Tensor, "i j k"]:
     order = memory_order(voxels)
     dense = voxels.transpose(order)
-    filters = [
-        gaussian_filter(voxels.shape[axis], sigmas[axis], gaussian_radius(sigmas[axis]))
-        for axis in order
-    ]
+    filters = [make_filter(voxels.shape[axis], gaussian(sigmas[axis])) for axis in order]
     levels = Levels()
     if window is not None:
         scale = UINT16_ONE / _width(window)

@@ -36,7 +36,7 @@ MIN_RIVAL_MASS: Final = 0.4
 had seen, three were taken for one vertebra further up or down: their rivals had 0.46 to 1.1."""
 
 MIN_RIVAL_COUNT: Final = 0.5
-"""Nor is one of a smaller share of its landmarks."""
+"""A rival of fewer landmarks, over those of what it rivals, is none either."""
 
 MIN_AGREEMENT: Final = 0.5
 """Least share of all strength that must lie in modes near the fit for it to count as one."""

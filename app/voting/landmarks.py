@@ -193,11 +193,10 @@ def locate(
     choices, rival = _choose_modes(modes, positions, specs, shape)
     if not _is_plausible(choices, readout, frame):
         choices = [replace(choice, plausible=False) for choice in choices]
-    landmarks = (
-        _describe(spec, modes, positions, index, choice)
+    return tuple(
+        _describe(spec, modes, positions, index, choice, rival)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
     )
-    return tuple(replace(landmark, rival=rival) for landmark in landmarks)
 
 
 def positions_of(landmarks: Sequence[Landmark]) -> Points:
@@ -272,7 +271,12 @@ def _is_plausible(choices: Sequence[_Choice], readout: Readout, frame: GridFrame
 
 
 def _describe(
-    spec: LandmarkSpec, modes: Modes, positions: _Positions, index: int, choice: _Choice
+    spec: LandmarkSpec,
+    modes: Modes,
+    positions: _Positions,
+    index: int,
+    choice: _Choice,
+    rival: Rival | None,
 ) -> Landmark:
     """Derive everything known about one landmark."""
     answer = (index, choice.mode)
@@ -299,6 +303,7 @@ def _describe(
         disagreement_mm=_known(positions.disagreement_mm[answer]) if found else None,
         expected_ras_mm=None if found and choice.agrees else choice.expected_mm,
         candidates=_candidates(spec, modes, positions, answer) if found else (),
+        rival=rival,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32, Float64, Shaped
 
 from app.compute import numba_jit, run_parts, split_range
 from app.preprocessing.cpu.slabs import float_slabs
@@ -36,17 +36,11 @@ class Levels:
     rounding: float = 0.0
 
 
-def gaussian_filter(size: int, sigma: float, radius: int) -> Filter:
-    """Build the Gaussian for lines of so many voxels; past their ends nothing counts.
-
-    Args:
-        size: Length of a line.
-        sigma: In voxels.
-        radius: Where it is cut, in voxels; 0 leaves a line as it is.
-    """
-    taps = np.exp(-0.5 * (np.arange(-radius, radius + 1) / max(sigma, 1e-6)) ** 2)
-    total = np.convolve(np.ones(size), taps)[radius : radius + size]
-    return taps[: radius + 1].astype(np.float32), (1 / total).astype(np.float32)
+def make_filter(size: int, kernel: Float64[np.ndarray, " taps"]) -> Filter:
+    """Prepare a symmetric kernel for lines of so many voxels; past their ends nothing counts."""
+    radius = len(kernel) // 2
+    total = np.convolve(np.ones(size), kernel)[radius : radius + size]
+    return kernel[: radius + 1].astype(np.float32), (1 / total).astype(np.float32)
 
 
 def smooth_planes(
