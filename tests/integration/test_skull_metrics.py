@@ -29,7 +29,7 @@ def test_regions_are_those_of_skulls_other_than_the_ones_held_out(
     landmarks = read_manifest(MODEL / "refine").landmarks
     assert len(landmarks) == len(mine) == 45
     for landmark in landmarks:
-        region = conformal_region(np.array(mine[landmark.name]), own=True)
+        region = conformal_region(np.array(mine[landmark.name]), "landmark")
         assert region is not None
         assert region.coverage >= 0.95
         # The errors are rounded here, and regions there, upwards.

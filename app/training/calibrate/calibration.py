@@ -1,7 +1,8 @@
 """Calibration runs -> 95 % regions and presence thresholds, written into the ``model.toml``."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from app.inference import load_checked
 from app.model import LoadedModel, read_manifest
 from app.training.calibrate.calibration_runs import (
     KINDS,
-    CalibrationRun,
+    CalibrationRuns,
     choose_thresholds,
     networks_of,
 )
@@ -28,10 +29,12 @@ from app.training.calibrate.regions import (
     leave_one_out,
     max_coverage,
     proven_coverage,
+    shares_within,
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
 from app.training.data.folds import Folds, check_same_data, content_digests, read_folds
+from app.training.data.issues import shorten
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
@@ -46,44 +49,61 @@ class Calibration:
     Attributes:
         regions: By landmark.
         thresholds: Of each network; None where masses are too few.
-        folds: The folds whose models the runs are of; None: they are of the model itself.
-        scales: By measurement: what its propagated interval must be multiplied by.
+        interval_scale: What propagated intervals of measurements must be multiplied by.
+        coverage: What is known of the regions' coverage.
+        folded: Whether the regions are based on the models of folds.
     """
 
     regions: Mapping[str, Region]
     thresholds: Sequence[Thresholds | None]
-    folds: Folds | None
-    scales: Mapping[str, float]
+    interval_scale: float
+    coverage: str
+    folded: bool
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
-        return f"{describe_regions(self.regions)}; {describe_coverage(self.regions, self.folds)}"
+        return f"{describe_regions(self.regions)}; {self.coverage}"
 
 
-def finished_folds(folder: Path, model: LoadedModel, scans: Path, landmarks: Path) -> Folds:
+def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
     """Read the folds of a model, and check that they are finished and of these data.
 
     Raises:
         BadParameter: The model has no folds, or they lack a network.
+        ModelRefused: The folder is no model.
         StartupError: The data have changed since the folds were made.
     """
     folds = read_folds(folder)
     if folds is None:
         raise BadParameter(
-            f"--folds: expected a model that was trained with --folds, found none in "
-            f"{folder / FOLDS}"
+            f"expected a model that was trained with --folds, found none in {folder / FOLDS}"
         )
     check_same_data(folder, folds, content_digests(check_data(scans, landmarks).specimens))
-    refine = model.manifest.refine
+    refine = read_manifest(folder).refine
     inner = "" if refine is None else refine.folder
     for number in range(1, len(folds.members) + 1):
         path = folds.folder(folder, number) / inner
         if not (path / OUTCOMES).exists():
             command = "train" if refine is None else "refine"
-            raise BadParameter(
-                f"--folds: expected {path} to be done; landmarkd {command} --folds does it"
-            )
+            raise BadParameter(f"expected {path} to be done; landmarkd {command} --folds does it")
     return folds
+
+
+def check_same_landmarks(model: LoadedModel, folder: Path) -> None:
+    """Check that another model has the same landmarks, as its errors are to count for them.
+
+    Raises:
+        BadParameter: It has not.
+    """
+    mine, others = (
+        {landmark.name for landmark in manifest.landmarks}
+        for manifest in (model.manifest, read_manifest(folder))
+    )
+    if mine != others:
+        raise BadParameter(
+            f"--regions-from: expected a model of the same landmarks, {folder} differs by "
+            f"{shorten(sorted(mine ^ others))}"
+        )
 
 
 def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[str, LoadedModel]:
@@ -105,48 +125,57 @@ def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[s
 def calibrate_model(
     folder: Path,
     model: LoadedModel,
-    before: Sequence[CalibrationRun],
-    after: Sequence[CalibrationRun],
+    runs: CalibrationRuns,
     console: Console,
     folds: Folds | None = None,
+    elsewhere: CalibrationRuns | None = None,
 ) -> None:
     """Choose regions and thresholds, print what they are based on, and write them.
 
     Args:
         folder: The model folder.
         model: The model as it is.
-        before: Runs of all scans with the model as it is, for the thresholds.
-        after: Runs of each scan with the thresholds that follow from the others, for the regions.
+        runs: Of the scans that thresholds follow from, and regions unless ``elsewhere`` is given.
         console: Where to print.
-        folds: The folds whose models the runs are of, each with scans that its model was not
-            trained on; None: they are of the model itself.
+        folds: The folds whose models the regions' runs are of; None: they are of the model itself.
+        elsewhere: Of the scans that regions follow from; those of ``runs`` then show how well these
+            hold, as none of their errors is in them.
 
     Raises:
         BadParameter: There are too few errors for a region; nothing is written.
     """
-    names = [landmark.name for landmark in model.manifest.landmarks]
-    whole = [outcome for run in after if run.kind == "whole" for outcome in run.answer]
-    console.print(summarise_errors(whole))
-    regions = calibrate_regions(whole, names)
+    specs, measured = model.manifest.landmarks, runs.whole()
+    console.print(summarise_errors(measured))
+    errors = measured if elsewhere is None else elsewhere.whole()
+    regions = calibrate_regions(errors, specs)
     if regions is None:
-        raise BadParameter(describe_too_few(whole))
-    scales = calibrate_intervals(model.manifest.measurements, whole, regions)
-    calibration = Calibration(regions, choose_thresholds(model, before), folds, scales)
+        raise BadParameter(describe_too_few(errors))
+    calibration = Calibration(
+        regions,
+        choose_thresholds(model, runs.before),
+        calibrate_intervals(model.manifest.measurements, errors, regions),
+        describe_coverage(regions, folds, {outcome.scan for outcome in errors}),
+        folded=folds is not None,
+    )
     titles = ("thresholds", "thresholds of the second network")
     networks = zip(titles, calibration.thresholds, networks_of(model), strict=False)
     for title, chosen, network in networks:
         old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
         console.print(f"{title}: {describe_thresholds(chosen, old)}")
-    print_presence(before, after, console)
-    if len({run.scan for run in before}) == 1:
+    print_presence(runs, console)
+    if len({run.scan for run in runs.before}) == 1:
         console.print("[yellow]One scan: its thresholds were measured on itself.[/yellow]")
     console.print(calibration.summary())
-    if scales:
-        low, high = min(scales.values()), max(scales.values())
-        console.print(f"intervals of measurements: {low:.2f} to {high:.2f} times what propagates")
-    shares = leave_one_out(whole, names)
+    if model.manifest.measurements:
+        console.print(
+            f"intervals of measurements: {calibration.interval_scale:.3f} times what propagates"
+        )
+    if elsewhere is None:
+        shares, whose = leave_one_out(measured, specs), "the regions of the other scans"
+    else:
+        shares, whose = shares_within(measured, regions), "these regions"
     covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
+    console.print(f"errors within {whose}: {covered or 'too few scans'}")
     write_calibration(folder, calibration)
 
 
@@ -176,48 +205,54 @@ def describe_thresholds(chosen: Thresholds | None, old: Sequence[float]) -> str:
 
 def describe_regions(regions: Mapping[str, Region]) -> str:
     """Describe the regions, and what they are based on."""
-    own = [region for region in regions.values() if region.own]
-    shared = [region for region in regions.values() if not region.own]
     parts = []
+    own = [region for region in regions.values() if region.of == "landmark"]
     if own:
         radii = [region.radius_mm for region in own]
         parts.append(
             f"{len(own)} landmarks have a region of their own, {min(radii):.3f} to "
             f"{max(radii):.3f} mm, of at least {min(region.errors for region in own)} errors"
         )
-    if shared:
+    shared = Counter(region for region in regions.values() if region.of != "landmark")
+    for region, count in shared.items():
+        whose = "their group" if region.of == "group" else "all landmarks"
         parts.append(
-            f"{len(shared)} landmarks share one of {shared[0].radius_mm:.3f} mm, of "
-            f"{shared[0].errors} errors of all landmarks: it holds on average over them"
+            f"{count} landmarks share one of {region.radius_mm:.3f} mm, of {region.errors} errors "
+            f"of {whose}: it holds on average over them"
         )
     return f"regions: {'; '.join(parts)}"
 
 
-def describe_coverage(regions: Mapping[str, Region], folds: Folds | None) -> str:
-    """Describe the probability that a further error stays within its region."""
+def describe_coverage(
+    regions: Mapping[str, Region], folds: Folds | None, scans: Collection[str]
+) -> str:
+    """Describe the probability that a further error stays within its region.
+
+    Args:
+        regions: The regions.
+        folds: The folds whose models the errors are of.
+        scans: The scans that the errors are of.
+    """
     coverage = min(region.coverage for region in regions.values())
     if folds is None:
         return f"a further error stays within with {100 * coverage:.1f} %"
-    specimens, count = len(set(folds.held_out_subjects().values())), len(folds.members)
+    specimens, count = len({folds.subjects[scan] for scan in scans}), len(folds.members)
     proven = proven_coverage(specimens, count)
     return (
         f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
         f"errors of {count} models on {specimens} specimens that they were not trained on "
         f"(cross-conformal); at least {100 * proven:.0f} % is proven for regions around the "
-        "answers of these models, and for those of one model trained on all specimens only as far "
-        "as it answers as they do"
+        "answers of these models, and for those of another one only as far as it answers as they do"
     )
 
 
-def print_presence(
-    before: Sequence[CalibrationRun], after: Sequence[CalibrationRun], console: Console
-) -> None:
+def print_presence(runs: CalibrationRuns, console: Console) -> None:
     """Print what is missed and what is invented, before and after."""
     table = Table("scans", "present", "missed", "after", "absent", "invented", "after", box=None)
     for kind in KINDS:
         was, now = (
-            measure_presence([one for run in runs if run.kind == kind for one in run.answer])
-            for runs in (before, after)
+            measure_presence([one for run in some if run.kind == kind for one in run.answer])
+            for some in (runs.before, runs.after)
         )
         table.add_row(
             kind,
@@ -248,20 +283,17 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             if thresholds is not None:
                 landmark["presence_threshold"] = round(thresholds.values[index], 3)
             if inner == folders[-1]:
-                # Rounded up, as the coverage of the radius holds for no smaller one.
-                radius = calibration.regions[landmark["name"]].radius_mm
-                landmark["region95_mm"] = math.ceil(1000 * radius) / 1000
-        _write_scales(document, calibration.scales)
+                landmark["region95_mm"] = _round_up(calibration.regions[landmark["name"]].radius_mm)
+        for measurement in document.get("measurements", []):
+            measurement["interval_scale"] = _round_up(calibration.interval_scale)
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
     if refine is not None:
         attach_refine(folders[-1])
-    if calibration.folds is not None:
-        text = f"By `landmarkd calibrate --folds`: {calibration.summary()}."
+    if calibration.folded:
+        text = f"By `landmarkd calibrate`: {calibration.summary()}."
         write_section(folder, "calibration", f"## 95 % regions\n\n{text}")
 
 
-def _write_scales(document: tomlkit.TOMLDocument, scales: Mapping[str, float]) -> None:
-    """Set the factor of each measurement's interval, rounded up."""
-    for measurement in document.get("measurements", []):
-        if measurement["name"] in scales:
-            measurement["interval_scale"] = math.ceil(1000 * scales[measurement["name"]]) / 1000
+def _round_up(value: float) -> float:
+    """Round to three decimals; up, as the coverage of a radius holds for no smaller one."""
+    return math.ceil(1000 * value) / 1000

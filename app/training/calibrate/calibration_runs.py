@@ -38,27 +38,45 @@ class CalibrationRun:
     answer: tuple[Outcome, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CalibrationRuns:
+    """Runs of scans with models that were not trained on them.
+
+    Attributes:
+        before: With the models as they are, for the thresholds.
+        after: With the thresholds that follow from all other scans, for the regions.
+    """
+
+    before: Sequence[CalibrationRun]
+    after: Sequence[CalibrationRun]
+
+    def whole(self) -> list[Outcome]:
+        """List what would be answered to the whole scans."""
+        return [outcome for run in self.after if run.kind == "whole" for outcome in run.answer]
+
+
 def run_all(
     models: Mapping[str, LoadedModel],
     specimens: Sequence[SpecimenFiles],
     console: Console,
     missing: Missing = "unknown",
-) -> tuple[list[CalibrationRun], list[CalibrationRun]]:
+) -> CalibrationRuns:
     """Run models over scans, as they are and with the thresholds that follow from the others.
 
     Args:
         models: The model of each scan, by name; not trained on it.
-        specimens: The specimens.
+        specimens: The specimens; those without a model are left out.
         console: Shows the progress.
         missing: How a landmark counts that the landmark file does not have.
     """
+    specimens = [files for files in specimens if files.name in models]
     before: list[CalibrationRun] = []
     for files in track(specimens, "As it is", console=console):
         before += run_scan(models[files.name], files, missing)
     after: list[CalibrationRun] = []
     for files in track(specimens, "Calibrated by the others", console=console):
         after += run_scan_calibrated(models[files.name], files, before, missing)
-    return before, after
+    return CalibrationRuns(before, after)
 
 
 def run_scan(

@@ -2,10 +2,11 @@
 
 The radius is that of split-conformal prediction (Vovk, Gammerman, Shafer: Algorithmic Learning in a
 Random World, 2005): of n errors, the k-th smallest with k = ceil(0.95 (n + 1)). A further error
-stays within it with a probability of at least k / (n + 1). That takes 19 errors. A landmark that
-has them gets a radius of its own. The others share one, from the errors of all landmarks together:
-it holds on average over landmarks, not for each, and treats errors of one scan as if they were
-independent.
+stays within it with a probability of at least k / (n + 1). That takes 19 errors. Landmarks that
+name a group share a radius, as they are alike and the largest of their own few errors would say
+little. Any other landmark that has 19 errors gets a radius of its own. The rest share one, from the
+errors of all landmarks together. A shared radius holds on average over its landmarks, not for each,
+and treats errors of one scan as if they were independent.
 
 Errors of cross-validation come from K models, each on scans that it was not trained on. A radius
 from them is cross-conformal (Vovk: Cross-conformal predictors, Annals of Mathematics and Artificial
@@ -21,11 +22,12 @@ others do. As it was trained on more, its errors are likely to be smaller.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from app.measurements import MeasurementSpec
+from app.model import LandmarkSpec
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
@@ -41,64 +43,65 @@ class Region:
         radius_mm: In mm.
         errors: Number of errors that it is based on.
         coverage: Probability that a further error stays within.
-        own: Whether the errors are the landmark's own.
+        of: Whose errors they are: the landmark's own, its group's, or those of all landmarks.
     """
 
     radius_mm: float
     errors: int
     coverage: float
-    own: bool
+    of: Literal["landmark", "group", "all"]
 
 
-def conformal_region(errors: np.ndarray, *, own: bool) -> Region | None:
+def conformal_region(errors: np.ndarray, of: Literal["landmark", "group", "all"]) -> Region | None:
     """Compute the radius that 95 % of further errors stay within; None if errors are too few."""
     rank = math.ceil(COVERAGE * (len(errors) + 1))
     if rank > len(errors):
         return None
     radius = float(np.sort(errors)[rank - 1])
-    return Region(radius, len(errors), rank / (len(errors) + 1), own)
+    return Region(radius, len(errors), rank / (len(errors) + 1), of)
 
 
 def calibrate_regions(
-    outcomes: Sequence[Outcome], names: Sequence[str]
+    outcomes: Sequence[Outcome], specs: Sequence[LandmarkSpec]
 ) -> dict[str, Region] | None:
     """Compute the region of each landmark.
 
     Returns:
-        Each landmark's own region, or the shared one; None if all errors together are too few.
+        By name; None if the errors of all landmarks together are too few.
     """
-    shared = conformal_region(detected_errors(outcomes), own=False)
-    if shared is None:
+    everywhere = conformal_region(detected_errors(outcomes), "all")
+    if everywhere is None:
         return None
-    members = group(outcomes, lambda outcome: outcome.landmark)
-    own = {
-        name: conformal_region(detected_errors(members.get(name, ())), own=True) for name in names
-    }
-    return {name: region or shared for name, region in own.items()}
+    groups = {spec.name: spec.group for spec in specs}
+    by_group = group(outcomes, lambda outcome: groups[outcome.landmark])
+    by_name = group(outcomes, lambda outcome: outcome.landmark)
+    regions = {}
+    for name, label in groups.items():
+        if label:
+            region = conformal_region(detected_errors(by_group.get(label, ())), "group")
+        else:
+            region = conformal_region(detected_errors(by_name.get(name, ())), "landmark")
+        regions[name] = region or everywhere
+    return regions
 
 
 def calibrate_intervals(
     specs: Sequence[MeasurementSpec], outcomes: Sequence[Outcome], regions: Mapping[str, Region]
-) -> dict[str, float]:
+) -> float:
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 
     Errors of landmarks are not independent, and not alike in all directions.
 
     Returns:
-        The factor of each measurement, from its own scans if they are enough, else from those of
-        all measurements; empty if even these are too few.
+        One factor for all measurements, whatever their units: it holds on average over them. 1 if
+        they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
     radii = {name: region.radius_mm for name, region in regions.items()}
-    ratios: dict[str, list[float]] = {spec.name: [] for spec in plain}
-    for one in compare_measurements(plain, outcomes, radii):
-        if one.half_width:
-            ratios[one.spec.name].append(one.error / one.half_width)
-    shared = conformal_region(np.array([r for some in ratios.values() for r in some]), own=False)
-    if shared is None:
-        return {}
-    own = {name: conformal_region(np.array(some), own=True) for name, some in ratios.items()}
-    return {name: (factor or shared).radius_mm for name, factor in own.items()}
+    compared = compare_measurements(plain, outcomes, radii)
+    ratios = [one.error / one.half_width for one in compared if one.half_width]
+    factor = conformal_region(np.array(ratios), "all")
+    return 1.0 if factor is None else factor.radius_mm
 
 
 def detected_errors(outcomes: Sequence[Outcome]) -> np.ndarray:
@@ -120,22 +123,34 @@ def proven_coverage(specimens: int, folds: int) -> float:
     return 1 - 2 * (1 - COVERAGE) - loss
 
 
-def leave_one_out(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, float]:
+def leave_one_out(outcomes: Sequence[Outcome], specs: Sequence[LandmarkSpec]) -> dict[str, float]:
     """Measure which share of each scan's errors lies within the regions of the other scans.
 
     Returns:
         The share by scan; without scans whose others have too few errors.
     """
-    shares = {}
+    shares: dict[str, float] = {}
     for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
         others = [outcome for outcome in outcomes if outcome.scan != scan]
-        regions = calibrate_regions(others, names)
-        detected = [outcome for outcome in mine if len(detected_errors([outcome]))]
-        if regions is not None and detected:
-            shares[scan] = _share_within(detected, regions)
+        regions = calibrate_regions(others, specs)
+        if regions is not None:
+            shares |= shares_within(mine, regions)
     return shares
 
 
-def _share_within(outcomes: Sequence[Outcome], regions: Mapping[str, Region]) -> float:
-    inside = [outcome.error_mm <= regions[outcome.landmark].radius_mm for outcome in outcomes]
-    return float(np.mean(inside))
+def shares_within(outcomes: Sequence[Outcome], regions: Mapping[str, Region]) -> dict[str, float]:
+    """Measure which share of each scan's errors lies within given regions.
+
+    Returns:
+        The share by scan; without scans of which nothing is detected.
+    """
+    shares = {}
+    for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
+        inside = [
+            outcome.error_mm <= regions[outcome.landmark].radius_mm
+            for outcome in mine
+            if len(detected_errors([outcome]))
+        ]
+        if inside:
+            shares[scan] = float(np.mean(inside))
+    return shares

@@ -15,7 +15,7 @@ from app.errors import BadParameter
 from app.inference.load import load_checked
 from app.model.manifest import read_manifest
 from app.training.calibrate.calibration import Calibration, calibrate_model, write_calibration
-from app.training.calibrate.calibration_runs import CalibrationRun, run_scan
+from app.training.calibrate.calibration_runs import CalibrationRun, CalibrationRuns, run_scan
 from app.training.calibrate.regions import calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
 from app.training.data.specimens import pair_files
@@ -50,7 +50,7 @@ def calibrate(folder: Path, runs: Sequence[CalibrationRun]) -> str:
     """Calibrate a model with runs; returns the output."""
     text = io.StringIO()
     model = load_checked(folder, torch.device("cpu"))
-    calibrate_model(folder, model, runs, runs, Console(file=text, width=400))
+    calibrate_model(folder, model, CalibrationRuns(runs, runs), Console(file=text, width=400))
     return text.getvalue()
 
 
@@ -146,11 +146,14 @@ def test_the_command_names_scans_that_are_not_there(trained: Path) -> None:
 
 def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     """To the second network, whose hash is updated; thresholds to both."""
-    regions = calibrate_regions([outcome(0.4321, scan=str(i)) for i in range(30)], BLOBS)
+    specs = read_manifest(trained / "mine").landmarks
+    regions = calibrate_regions([outcome(0.4321, scan=str(i)) for i in range(30)], specs)
     assert regions is not None
     masses = Masses(np.ones(3), np.zeros(3))
     first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
-    write_calibration(trained / "mine", Calibration(regions, [first, second], None, {}))
+    write_calibration(
+        trained / "mine", Calibration(regions, [first, second], 1.0, "", folded=False)
+    )
     outer = read_manifest(trained / "mine").landmarks
     inner = read_manifest(trained / "mine" / "refine").landmarks
     assert {landmark.presence_threshold for landmark in outer} == {0.11}

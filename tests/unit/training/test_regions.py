@@ -1,29 +1,41 @@
 """Conformal 95 % regions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from app.measurements import MeasurementSpec
+from app.model import LandmarkSpec
 from app.training.calibrate.regions import (
+    calibrate_intervals,
     calibrate_regions,
     conformal_region,
     detected_errors,
     leave_one_out,
     max_coverage,
     proven_coverage,
+    shares_within,
 )
+from app.training.evaluate.measured import compare_measurements
 from tests.support.outcomes import outcome
+
+
+def specs(*names: str) -> list[LandmarkSpec]:
+    """Name landmarks of no group."""
+    return [LandmarkSpec(name=name) for name in names]
 
 
 def test_the_region_is_the_split_conformal_one() -> None:
     """Of 99 errors the 95th; of 19 the largest; of fewer nothing can be said."""
     errors = np.random.default_rng(1).permutation(np.arange(1.0, 100.0))
-    region = conformal_region(errors, own=True)
+    region = conformal_region(errors, "landmark")
     assert region is not None
     assert (region.radius_mm, region.errors, region.coverage) == (95.0, 99, 0.95)
-    largest = conformal_region(errors[:19], own=True)
+    largest = conformal_region(errors[:19], "landmark")
     assert largest is not None
     assert (largest.radius_mm, largest.coverage) == (errors[:19].max(), 0.95)
-    assert conformal_region(errors[:18], own=True) is None
+    assert conformal_region(errors[:18], "landmark") is None
     assert max_coverage(18) == pytest.approx(18 / 19)
 
 
@@ -32,7 +44,7 @@ def test_further_errors_stay_within_as_often_as_the_coverage() -> None:
     random = np.random.default_rng(2)
     covered = []
     for draw in random.gamma(2.0, 0.2, (1000, 61)):
-        region = conformal_region(draw[:60], own=True)
+        region = conformal_region(draw[:60], "landmark")
         covered.append(region is not None and draw[60] <= region.radius_mm)
     assert 0.93 <= np.mean(covered) <= 0.98
 
@@ -40,26 +52,71 @@ def test_further_errors_stay_within_as_often_as_the_coverage() -> None:
 def test_a_landmark_with_enough_errors_has_a_region_of_its_own() -> None:
     easy = [outcome(0.01 * i, landmark="easy", scan=f"s{i}") for i in range(1, 20)]
     hard = [outcome(3.0, landmark="hard"), outcome(9.0, landmark="hard", status="low_confidence")]
-    regions = calibrate_regions([*easy, *hard], ["easy", "hard", "unseen"])
+    regions = calibrate_regions([*easy, *hard], specs("easy", "hard", "unseen"))
     assert regions is not None
-    assert (regions["easy"].radius_mm, regions["easy"].own) == (0.19, True)
+    assert (regions["easy"].radius_mm, regions["easy"].of) == (0.19, "landmark")
     assert (regions["hard"].radius_mm, regions["hard"].errors) == (3.0, 20)
-    assert not regions["hard"].own
+    assert regions["hard"].of == "all"
     assert regions["unseen"] == regions["hard"]
+
+
+def test_landmarks_of_a_group_share_their_region_however_many_errors_each_has() -> None:
+    errors = [
+        outcome((1 + offset) * 0.01 * i, landmark=name, scan=f"s{i}")
+        for offset, name in enumerate(("L1", "L2", "rib"))
+        for i in range(1, 21)
+    ]
+    alike = (LandmarkSpec(name="L1", group="centre"), LandmarkSpec(name="L2", group="centre"))
+    few = LandmarkSpec(name="L3", group="corner")
+    regions = calibrate_regions(errors, [*alike, LandmarkSpec(name="rib"), few])
+    assert regions is not None
+    centre = regions["L1"]
+    assert (centre.of, centre.errors) == ("group", 40)
+    assert regions["L2"] == centre
+    assert centre.radius_mm == pytest.approx(0.38)  # the 39th of both landmarks' errors
+    assert regions["rib"].of == "landmark"
+    assert regions["rib"].radius_mm == pytest.approx(0.6)
+    assert (regions["L3"].of, regions["L3"].errors) == ("all", 60)
+    assert shares_within(errors, regions)["s20"] == pytest.approx(2 / 3)
+
+
+def test_intervals_of_all_measurements_share_a_factor() -> None:
+    """By which those that follow from the regions hold 95 % of the errors."""
+    measurements = [
+        MeasurementSpec(name="a-b", kind="distance", points=("a", "b")),
+        MeasurementSpec(name="a-c", kind="distance", points=("a", "c"), interval_scale=7.0),
+    ]
+    errors = []
+    for i in range(1, 21):
+        errors.append(outcome(0.1 * i, scan=f"s{i}"))
+        for name, true in (("b", 21.0), ("c", 31.0)):
+            far = np.array([true, 2.0, 3.0])
+            exact = outcome(0.0, landmark=name, scan=f"s{i}")
+            errors.append(replace(exact, true_mm=far, found_mm=far))
+    regions = calibrate_regions(errors, specs("a", "b", "c"))
+    assert regions is not None
+    radii = {name: region.radius_mm for name, region in regions.items()}
+    factor = calibrate_intervals(measurements, errors, regions)
+    scaled = [spec.model_copy(update={"interval_scale": factor}) for spec in measurements]
+    beyond = [
+        one.error / (one.half_width or 0) for one in compare_measurements(scaled, errors, radii)
+    ]
+    assert np.sort(beyond)[-2] == pytest.approx(1.0)  # the 39th of 40, by definition
+    assert calibrate_intervals(measurements, errors[:27], regions) == 1.0  # of nine scans
 
 
 def test_only_detected_landmarks_with_a_known_truth_count() -> None:
     """What is not sure has no region."""
     some = [outcome(0.1), outcome(9.0, status="low_confidence"), outcome(), outcome(0.4, scan="b")]
     assert detected_errors(some).tolist() == [0.1, 0.4]
-    assert calibrate_regions(some, ["a"]) is None
-    assert leave_one_out(some, ["a"]) == {}
+    assert calibrate_regions(some, specs("a")) is None
+    assert leave_one_out(some, specs("a")) == {}
 
 
 def test_each_scan_is_compared_with_the_regions_of_the_others() -> None:
     errors = [outcome(0.1 * i, scan="near", landmark=str(i)) for i in range(20)]
     errors += [outcome(0.15 * i, scan="far", landmark=str(i)) for i in range(20)]
-    shares = leave_one_out(errors, [str(i) for i in range(20)])
+    shares = leave_one_out(errors, specs(*map(str, range(20))))
     assert shares == {"near": 1.0, "far": pytest.approx(13 / 20)}
 
 
