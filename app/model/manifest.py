@@ -79,7 +79,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _check_refine(self) -> "Manifest":
-        if self.refine is not None and self.input.intensity.method not in ("percentile", "window"):
+        if self.refine is not None and not self.input.intensity.has_window:
             raise ValueError(
                 "refine: expected input.intensity.method percentile or window, whose bounds both "
                 f"networks share, got {self.input.intensity.method!r}"

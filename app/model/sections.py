@@ -71,6 +71,11 @@ class IntensitySpec(Section):
             raise ValueError("expected mean and deviation with 'clip'")
         return self
 
+    @property
+    def has_window(self) -> bool:
+        """Whether two voxel values tell it all, so that a second network can share them."""
+        return self.method in ("percentile", "window")
+
 
 class InputSpec(Section):
     """The grid that the network was trained on, and how it slides over one.

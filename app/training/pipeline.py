@@ -124,6 +124,11 @@ def run_first(options: Options, plan: Plan, console: Console) -> bool:
 def plan_refine(options: Options, checked: CheckedData) -> Plan:
     """Make all choices for the second network; see ``train_network``."""
     first = read_manifest(options.folder)
+    if not first.input.intensity.has_window:
+        raise BadParameter(
+            f"expected a first network trained with --intensity percentile or window, whose bounds "
+            f"both networks share, got {first.input.intensity.method}"
+        )
     names = tuple(landmark.name for landmark in first.landmarks)
     folder = options.folder / REFINE
     unknown = set(checked.names) - set(names)

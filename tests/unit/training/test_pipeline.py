@@ -176,6 +176,17 @@ def test_a_single_landmark_is_enough(tmp_path: Path, tile: str) -> None:
         landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
 
 
+def test_a_second_network_that_could_not_be_served_is_refused_before_it_is_trained(
+    tmp_path: Path,
+) -> None:
+    """It shares the first one's window of voxel values, which not every rule has."""
+    data = write_data(tmp_path / "data", count=3)
+    run(data, tmp_path / "mine", "--tile", "whole", "--intensity", "zscore")
+    with pytest.raises(BadParameter, match=r"--intensity percentile or window.*, got zscore"):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
+    assert not (tmp_path / "mine" / "refine").exists()
+
+
 def test_open_options_are_chosen_from_the_data(tmp_path: Path) -> None:
     """Small constellations in large scans are looked for in tiles, others in the whole scan."""
     data = write_data(tmp_path / "data")
