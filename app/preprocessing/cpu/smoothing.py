@@ -40,7 +40,9 @@ def make_filter(size: int, kernel: Float64[np.ndarray, " taps"]) -> Filter:
     """Prepare a symmetric kernel for lines of so many voxels; past their ends nothing counts."""
     radius = len(kernel) // 2
     total = np.convolve(np.ones(size), kernel)[radius : radius + size]
-    return kernel[: radius + 1].astype(np.float32), (1 / total).astype(np.float32)
+    # No voxel of a thin scan has neighbours that its outer taps would reach.
+    reach = min(radius, size - 1)
+    return kernel[radius - reach : radius + 1].astype(np.float32), (1 / total).astype(np.float32)
 
 
 def smooth_planes(
