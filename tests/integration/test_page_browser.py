@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -55,6 +55,25 @@ def drawn(page: Page) -> np.ndarray:
     return np.asarray(
         Image.open(io.BytesIO(page.locator("#canvas").screenshot())).convert("L"), float
     )
+
+
+class Pane(NamedTuple):
+    """Where a plane or the view in 3D is drawn, in pixels."""
+
+    width: float
+    height: float
+
+    @property
+    def area(self) -> float:
+        """Of the screen."""
+        return self.width * self.height
+
+
+def panes(page: Page) -> list[Pane]:
+    """List what the viewer draws."""
+    script = "all => all.map(each => [each.getAttribute('width'), each.getAttribute('height')])"
+    sizes = page.eval_on_selector_all("#labels svg svg", script)
+    return [Pane(float(width), float(height)) for width, height in sizes]
 
 
 def compare_rows(page: Page, answer: list[dict[str, Any]]) -> None:
@@ -225,6 +244,33 @@ def test_frame_is_remembered(browser: Browser, page_service: ServiceProcess) -> 
         page.reload()
         page.wait_for_selector("body[data-ready]")
         assert page.get_attribute('[data-frame="LPS"]', "aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("viewport", [(1300, 700), (390, 844)])
+def test_the_widest_plane_of_a_flat_scan_has_most_of_the_room(
+    browser: Browser, page_service: ServiceProcess, viewport: tuple[int, int]
+) -> None:
+    """As of a spine, whose sagittal plane shows all and the others a strip each."""
+    flat = as_nifti(np.full((20, 60, 60), 7, np.int16), np.diag([2.0, 2.0, 2.0, 1.0]))
+    size = dict(zip(("width", "height"), viewport, strict=True))
+    with opened(browser, page_service.url, viewport=size) as page:
+        drop(page, ("flat.nii", flat))
+        page.wait_for_selector("#results", state="visible")
+        room = page.locator("#canvas").bounding_box()
+        assert room is not None
+        main, *others = panes(page)
+        assert main.width == pytest.approx(main.height)
+        assert main.width > 0.55 * min(room["width"], 2 * room["height"])
+        assert len(others) == 3
+        assert all(main.area > 3 * pane.area for pane in others[:2])
+        page.click('[data-view="axial"]')
+        assert len(panes(page)) == 1
+        page.click('[data-view="all"]')
+        assert panes(page) == [main, *others]
+        drop(page, ("cube.nii", SCAN))
+        page.wait_for_selector("#rows tr")
+        areas = [pane.area for pane in panes(page)[:3]]
+        assert max(areas) < 1.5 * min(areas)
 
 
 def test_broken_file_is_explained(browser: Browser, page_service: ServiceProcess) -> None:

@@ -29,6 +29,8 @@ const OPTIONS = {
 const RENDER_TILE = 4;
 // Axes to the right, upwards and through the slice, of an axial, a coronal and a sagittal plane.
 const PLANES = [[0, 1, 2], [0, 2, 1], [1, 2, 0]];
+const FLAT = 2; // a scan is flat if one plane shows so many times as much of it as any other
+const MAIN_PART = 0.6; // of the width or height, for that plane
 const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
@@ -69,6 +71,7 @@ class Viewer {
     Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, markers: new Markers(labels) });
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
+      nv.customLayout = nv.opts.sliceType === VIEWS.all ? this.#layout() : [];
       const result = draw();
       this.#mark();
       return result;
@@ -233,6 +236,21 @@ class Viewer {
   get #side() {
     const [volume] = this.nv.volumes;
     return volume ? Math.max(...[1, 2, 3].map((axis) => volume.hdr.dims[axis] * volume.hdr.pixDims[axis])) : 1;
+  }
+
+  /** Most of the room for the plane of a flat scan, beside or above all others; empty: as NiiVue chooses. */
+  #layout() {
+    if (!this.nv.volumes.length) return [];
+    const [from, to] = [[0, 0, 0], [1, 1, 1]].map((corner) => this.nv.frac2mm(corner));
+    const area = PLANES.map(([across, up]) => Math.abs((to[across] - from[across]) * (to[up] - from[up])));
+    const [main, second, third] = [0, 1, 2].sort((one, other) => area[other] - area[one]);
+    if (area[main] < FLAT * area[second]) return [];
+    const position = (start, size, from, part) =>
+      this.canvas.clientWidth > this.canvas.clientHeight ? [start, from, size, part] : [from, start, part, size];
+    const others = [second, third, RENDER_TILE].map((sliceType, index) => (
+      { sliceType, position: position(MAIN_PART, 1 - MAIN_PART, index / 3, 1 / 3) }
+    ));
+    return [{ sliceType: main, position: position(0, MAIN_PART, 0, 1) }, ...others];
   }
 
   #mark() {
