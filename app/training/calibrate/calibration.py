@@ -157,11 +157,7 @@ def calibrate_model(
         describe_coverage(regions, folds, {outcome.scan for outcome in errors}),
         folded=folds is not None,
     )
-    titles = ("thresholds", "thresholds of the second network")
-    networks = zip(titles, calibration.thresholds, networks_of(model), strict=False)
-    for title, chosen, network in networks:
-        old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
-        console.print(f"{title}: {describe_thresholds(chosen, old)}")
+    print_thresholds(model, calibration.thresholds, console)
     print_presence(runs, console)
     if len({run.scan for run in runs.before}) == 1:
         console.print("[yellow]One scan: its thresholds were measured on itself.[/yellow]")
@@ -171,12 +167,26 @@ def calibrate_model(
             f"intervals of measurements: {calibration.interval_scale:.3f} times what propagates"
         )
     if elsewhere is None:
-        shares, whose = leave_one_out(measured, specs), "the regions of the other scans"
+        print_shares("the regions of the other scans", leave_one_out(measured, specs), console)
     else:
-        shares, whose = shares_within(measured, regions), "these regions"
-    covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    console.print(f"errors within {whose}: {covered or 'too few scans'}")
+        print_shares("these regions", shares_within(measured, regions), console)
     write_calibration(folder, calibration)
+
+
+def print_thresholds(
+    model: LoadedModel, thresholds: Sequence[Thresholds | None], console: Console
+) -> None:
+    """Print the new thresholds of each network beside those that it has."""
+    titles = ("thresholds", "thresholds of the second network")
+    for title, chosen, network in zip(titles, thresholds, networks_of(model), strict=False):
+        old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
+        console.print(f"{title}: {describe_thresholds(chosen, old)}")
+
+
+def print_shares(regions: str, shares: Mapping[str, float], console: Console) -> None:
+    """Print which share of each scan's errors some regions hold."""
+    covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    console.print(f"errors within {regions}: {covered or 'too few scans'}")
 
 
 def describe_too_few(outcomes: Sequence[Outcome]) -> str:
