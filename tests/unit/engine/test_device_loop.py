@@ -57,7 +57,7 @@ def test_tiles_of_several_requests_share_a_batch(
             first = asyncio.create_task(ask(loop, gated, scan(1, (20, 20, 20))))
             await wait_for(faulty.entered)
             others = [asyncio.create_task(ask(loop, gated, scan(n))) for n in (2, 3)]
-            await until(lambda: loop.depth >= 2)
+            await until(lambda: loop.load[1] == 3)
             faulty.gate.set()
             await asyncio.gather(first, *others)
 
@@ -96,7 +96,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(
             stays = asyncio.create_task(ask(loop, gated, scan(1)))
             await wait_for(faulty.entered)
             leaves = asyncio.create_task(ask(loop, gated, scan(2)))
-            await until(lambda: loop.depth > 0)
+            await until(lambda: loop.load[1] == 2)
             leaves.cancel()
             faulty.gate.set()
             with pytest.raises(asyncio.CancelledError):
