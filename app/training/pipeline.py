@@ -126,7 +126,7 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
     first = read_manifest(options.folder)
     if not first.input.intensity.has_window:
         raise BadParameter(
-            f"expected a first network trained with --intensity percentile or window, whose bounds "
+            "expected a first network trained with --intensity percentile or window, whose bounds "
             f"both networks share, got {first.input.intensity.method}"
         )
     names = tuple(landmark.name for landmark in first.landmarks)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,15 @@ class Calibration:
     Attributes:
         regions: By landmark.
         thresholds: Of each network; None where masses are too few.
-        interval_scale: What propagated intervals of measurements must be multiplied by.
+        interval_scale: What propagated intervals of measurements must be multiplied by; None where
+            measurements are too few.
         coverage: What is known of the regions' coverage.
         folded: Whether the regions are based on the models of folds.
     """
 
     regions: Mapping[str, Region]
     thresholds: Sequence[Thresholds | None]
-    interval_scale: float
+    interval_scale: float | None
     coverage: str
     folded: bool
 
@@ -163,9 +164,7 @@ def calibrate_model(
         console.print("[yellow]One scan: its thresholds were measured on itself.[/yellow]")
     console.print(calibration.summary())
     if model.manifest.measurements:
-        console.print(
-            f"intervals of measurements: {calibration.interval_scale:.3f} times what propagates"
-        )
+        console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")
     if elsewhere is None:
         print_shares("the regions of the other scans", leave_one_out(measured, specs), console)
     else:
@@ -233,6 +232,11 @@ def describe_regions(regions: Mapping[str, Region]) -> str:
     return f"regions: {'; '.join(parts)}"
 
 
+def describe_scale(scale: float | None) -> str:
+    """Describe by how much intervals of measurements are wider than what propagates."""
+    return "too few, so left as they are" if scale is None else f"{scale:.3f} times what propagates"
+
+
 def describe_coverage(
     regions: Mapping[str, Region], folds: Folds | None, scans: Collection[str]
 ) -> str:
@@ -289,19 +293,30 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     for inner, thresholds in zip(folders, calibration.thresholds, strict=True):
         path = inner / "model.toml"
         document = tomlkit.parse(path.read_text(encoding="utf-8"))
-        for index, landmark in enumerate(document["landmarks"]):
-            if thresholds is not None:
-                landmark["presence_threshold"] = round(thresholds.values[index], 3)
-            if inner == folders[-1]:
-                landmark["region95_mm"] = _round_up(calibration.regions[landmark["name"]].radius_mm)
-        for measurement in document.get("measurements", []):
-            measurement["interval_scale"] = _round_up(calibration.interval_scale)
+        regions = calibration.regions if inner == folders[-1] else {}
+        write_landmarks(document["landmarks"], regions, thresholds)
+        if (scale := calibration.interval_scale) is not None:
+            for measurement in document.get("measurements", []):
+                measurement["interval_scale"] = _round_up(scale)
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
     if refine is not None:
         attach_refine(folders[-1])
     if calibration.folded:
         text = f"By `landmarkd calibrate`: {calibration.summary()}."
         write_section(folder, "calibration", f"## 95 % regions\n\n{text}")
+
+
+def write_landmarks(
+    landmarks: Iterable[dict[str, object]],
+    regions: Mapping[str, Region],
+    thresholds: Thresholds | None,
+) -> None:
+    """Write regions, of those that have one, and thresholds into the landmarks of a manifest."""
+    for index, landmark in enumerate(landmarks):
+        if thresholds is not None:
+            landmark["presence_threshold"] = round(thresholds.values[index], 3)
+        if region := regions.get(str(landmark["name"])):
+            landmark["region95_mm"] = _round_up(region.radius_mm)
 
 
 def _round_up(value: float) -> float:

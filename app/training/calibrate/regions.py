@@ -34,6 +34,9 @@ from app.training.evaluate.outcomes import Outcome
 
 COVERAGE: Final = 0.95
 
+ErrorsOf = Literal["landmark", "group", "all"]
+"""Whose errors a region is based on: the landmark's own, its group's, or those of all landmarks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -43,16 +46,16 @@ class Region:
         radius_mm: In mm.
         errors: Number of errors that it is based on.
         coverage: Probability that a further error stays within.
-        of: Whose errors they are: the landmark's own, its group's, or those of all landmarks.
+        of: Whose errors they are.
     """
 
     radius_mm: float
     errors: int
     coverage: float
-    of: Literal["landmark", "group", "all"]
+    of: ErrorsOf
 
 
-def conformal_region(errors: np.ndarray, of: Literal["landmark", "group", "all"]) -> Region | None:
+def conformal_region(errors: np.ndarray, of: ErrorsOf) -> Region | None:
     """Compute the radius that 95 % of further errors stay within; None if errors are too few."""
     rank = math.ceil(COVERAGE * (len(errors) + 1))
     if rank > len(errors):
@@ -87,21 +90,21 @@ def calibrate_regions(
 
 def calibrate_intervals(
     specs: Sequence[MeasurementSpec], outcomes: Sequence[Outcome], regions: Mapping[str, Region]
-) -> float:
+) -> float | None:
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 
     Errors of landmarks are not independent, and not alike in all directions.
 
     Returns:
-        One factor for all measurements, whatever their units: it holds on average over them. 1 if
-        they are too few.
+        One factor for all measurements, whatever their units: it holds on average over them. None
+        if they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
     radii = {name: region.radius_mm for name, region in regions.items()}
     compared = compare_measurements(plain, outcomes, radii)
     ratios = [one.error / one.half_width for one in compared if one.half_width]
     factor = conformal_region(np.array(ratios), "all")
-    return 1.0 if factor is None else factor.radius_mm
+    return None if factor is None else factor.radius_mm
 
 
 def detected_errors(outcomes: Sequence[Outcome]) -> np.ndarray:

@@ -81,6 +81,19 @@ def test_too_few_masses_leave_the_thresholds_as_they_are(tmp_path: Path) -> None
     assert {landmark.presence_threshold for landmark in landmarks} == {0.25}
 
 
+def test_too_few_measurements_leave_their_intervals_as_they_are(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path)
+    manifest = folder / "model.toml"
+    names = [landmark.name for landmark in read_manifest(folder).landmarks]
+    manifest.write_text(
+        manifest.read_text()
+        + f'\n[[measurements]]\nname = "length"\nkind = "distance"\npoints = {names[:2]}\n'
+        + "interval_scale = 0.7\n"
+    )
+    assert "intervals of measurements: too few" in calibrate(folder, make_runs(10))
+    assert [one.interval_scale for one in read_manifest(folder).measurements] == [0.7]
+
+
 def test_too_few_errors_are_refused_with_the_coverage_that_they_allow(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     text = (folder / "model.toml").read_text()

@@ -102,7 +102,7 @@ def test_intervals_of_all_measurements_share_a_factor() -> None:
         one.error / (one.half_width or 0) for one in compare_measurements(scaled, errors, radii)
     ]
     assert np.sort(beyond)[-2] == pytest.approx(1.0)  # the 39th of 40, by definition
-    assert calibrate_intervals(measurements, errors[:27], regions) == 1.0  # of nine scans
+    assert calibrate_intervals(measurements, errors[:27], regions) is None  # of nine scans
 
 
 def test_only_detected_landmarks_with_a_known_truth_count() -> None:
