@@ -16,8 +16,12 @@ from app.model import hash_file, write_selfcheck
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
 
-SHAPE_TOLERANCE_RADII: Final = 0.6
+TOLERANCE_RADII: Final = 0.6
 """Largest distance of a mode from where the constellation expects it, in voting radii."""
+
+POSED_TOLERANCE_RADII: Final = 1.2
+"""The same for a second network: its image shows few look-alikes, and subjects differ by more than
+0.6 of its small radius. Landmarks of unusual ones would be doubted though they are right."""
 
 MODES: Final = 4
 """Candidates per landmark; look-alikes come in twos and threes."""
@@ -108,11 +112,12 @@ def _update(
         },
     }
     if (folder / "shape.safetensors").exists():
+        radii = POSED_TOLERANCE_RADII if recipe.sees == "posed" else TOLERANCE_RADII
         sections["shape"] = {
             "mean": "shape.safetensors",
             "sha256": hash_file(folder / "shape.safetensors"),
             "modes": MODES,
-            "tolerance_mm": SHAPE_TOLERANCE_RADII * recipe.radius_mm,
+            "tolerance_mm": radii * recipe.radius_mm,
         }
     for name, keys in sections.items():
         document.setdefault(name, tomlkit.table()).update(keys)
