@@ -1,4 +1,8 @@
-"""The shipped mouse-skull model on skulls it never saw: turned, cut in halves, and not there."""
+"""The shipped mouse-skull model on skulls: turned, cut in halves, and not there.
+
+It has learned from them, so that errors here only show that it works as it did; its card has those
+on skulls that models of its cross-validation never saw.
+"""
 
 import re
 from dataclasses import replace
@@ -19,7 +23,7 @@ from app.training.calibrate.synthetic_crops import blanks, halves
 from tests.support.skulls import (
     BRAINS,
     MODEL,
-    UNSEEN,
+    SKULLS,
     find,
     landmarks_path,
     read_brain,
@@ -27,8 +31,8 @@ from tests.support.skulls import (
     turn,
 )
 
-MEAN_ERROR_MM = 0.25
-P95_ERROR_MM = 0.55
+MEAN_ERROR_MM = 0.19
+P95_ERROR_MM = 0.45
 TURNED_MM = 0.15
 """Mean distance between the landmarks of a scan and of the same scan turned."""
 
@@ -57,9 +61,9 @@ def truth_of(skulls: Path, detector: Detector, name: str) -> Points:
     return np.stack([truth[landmark.name] for landmark in detector.model.manifest.landmarks])
 
 
-def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path) -> None:
+def test_errors_on_skulls_stay_small(detector: Detector, skulls: Path) -> None:
     errors = []
-    for name in UNSEEN:
+    for name in SKULLS:
         found, _ = find(detector, read_skull(skulls, name))
         errors.append(np.linalg.norm(found - truth_of(skulls, detector, name), axis=1))
     assert np.isfinite(errors).all()
@@ -67,7 +71,7 @@ def test_errors_on_unseen_skulls_hold_their_bar(detector: Detector, skulls: Path
     assert np.percentile(errors, 95) <= P95_ERROR_MM
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", SKULLS)
 def test_descriptions_say_where_landmarks_are_in_real_skulls(skulls: Path, name: str) -> None:
     """Landmark 1 is at the nose, 13 on the roof of the braincase, 50 below it."""
     at = read_landmarks(landmarks_path(skulls, name))
@@ -85,9 +89,9 @@ def test_descriptions_say_where_landmarks_are_in_real_skulls(skulls: Path, name:
 
 
 def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls: Path) -> None:
-    """The regions come from other skulls, and from other weights that had not seen those."""
+    """The regions come from other weights, which had not seen the skulls."""
     inside = []
-    for name in UNSEEN:
+    for name in SKULLS:
         truth = truth_of(skulls, detector, name)
         for landmark, place in zip(
             detector.detect(read_skull(skulls, name)).landmarks, truth, strict=True
@@ -95,14 +99,14 @@ def test_a_region_is_told_and_holds_nearly_all_errors(detector: Detector, skulls
             if landmark.status == "detected" and landmark.ras_mm is not None:
                 assert landmark.region95_mm is not None
                 inside.append(np.linalg.norm(landmark.ras_mm - place) <= landmark.region95_mm)
-    assert 0.9 <= np.mean(inside) <= 0.99
+    assert np.mean(inside) >= 0.93
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_turned_skull_has_its_landmarks_where_they_turn(
     detector: Detector, skulls: Path, seed: int
 ) -> None:
-    volume = read_skull(skulls, UNSEEN[seed])
+    volume = read_skull(skulls, SKULLS[seed])
     turned, motion = turn(volume, seed)
     expected, _ = find(detector, volume)
     found, _ = find(detector, turned)
@@ -117,7 +121,7 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
 ) -> None:
     """Half skulls, and scans of nothing and of noise."""
     invented, absent, lost, present = 0, 0, 0, 0
-    for name in UNSEEN:
+    for name in SKULLS:
         volume = read_skull(skulls, name)
         truth = truth_of(skulls, detector, name)
         for half in halves(volume):
@@ -149,7 +153,7 @@ def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
     detector: Detector, skulls: Path
 ) -> None:
     """The mean shapes of both networks are told to expect one landmark 3 mm away."""
-    volume = read_skull(skulls, UNSEEN[2])
+    volume = read_skull(skulls, SKULLS[2])
     expected, _ = find(detector, volume)
     odd = 20
     model = detector.model
@@ -178,7 +182,7 @@ def _with(points: Points, row: int, off: np.ndarray) -> Points:
 
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
     """Both have a say in the answer, which is that of the service."""
-    volume = read_skull(skulls, UNSEEN[2])
+    volume = read_skull(skulls, SKULLS[2])
     outputs = StageRunner(detector.model).run(volume)
     answer = detector.detect(volume).landmarks
     assert [landmark.status for landmark in outputs.answer] == [
@@ -196,7 +200,7 @@ def test_thresholds_of_both_networks_can_be_changed_in_memory(
     """A mass that no landmark has is asked of the second network alone."""
     count = len(detector.model.manifest.landmarks)
     strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
-    outputs = StageRunner(strict).run(read_skull(skulls, UNSEEN[2]))
+    outputs = StageRunner(strict).run(read_skull(skulls, SKULLS[2]))
     assert "detected" in {landmark.status for landmark in outputs.first}
     assert outputs.second is not None
     assert {landmark.status for landmark in outputs.second} == {"not_found"}

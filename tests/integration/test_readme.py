@@ -232,9 +232,7 @@ def test_page_on_morphometrics_finds_components(folder: Path) -> None:
     assert variables["space"].specimens == ("a", "b", "c")
 
 
-def test_readme_shows_the_answer_for_a_scan_that_no_weight_was_trained_on(
-    service: ServiceProcess, data_dir: Path
-) -> None:
+def test_readme_shows_the_answer_for_a_skull(service: ServiceProcess, data_dir: Path) -> None:
     (shown,) = [json.loads(block) for block in code_blocks(read(README), "json")]
     scan = data_dir / "mouse-skull" / "scans" / "NU_J.nii.gz"
     url = f"{service.url}/v1/landmarks?model=mouse-skull"

@@ -22,7 +22,7 @@ from app.io.volume import read_volume
 from tests.support.dicom_files import PATIENT, SERIES, as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
-from tests.support.skulls import UNSEEN, stored_in_all_orders
+from tests.support.skulls import SKULLS, stored_in_all_orders
 from tests.support.structured_reports import read_report, references
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -66,9 +66,9 @@ def without_identity(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key not in ("request_id", "timing_ms")}
 
 
-def test_unseen_skulls_are_found_within_the_stated_error(service: TestClient, skulls: Path) -> None:
+def test_skulls_are_found_within_the_stated_error(service: TestClient, skulls: Path) -> None:
     errors = []
-    for name in UNSEEN:
+    for name in SKULLS:
         answer = post(service, (skulls / "scans" / f"{name}.nii.gz").read_bytes())
         truth = read_landmarks(skulls / "landmarks" / f"{name}.mrk.json")
         found = {mark["name"]: mark["ras_mm"] for mark in answer["landmarks"] if mark["ras_mm"]}
@@ -80,7 +80,7 @@ def test_unseen_skulls_are_found_within_the_stated_error(service: TestClient, sk
 def test_raw_multipart_gzipped_and_plain_uploads_give_the_same_answer(
     service: TestClient, skulls: Path
 ) -> None:
-    zipped = (skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes()
+    zipped = (skulls / "scans" / f"{SKULLS[0]}.nii.gz").read_bytes()
     plain = gzip.decompress(zipped)
     expected = without_identity(post(service, zipped))
     assert without_identity(post(service, plain)) == expected
@@ -94,7 +94,7 @@ def test_raw_multipart_gzipped_and_plain_uploads_give_the_same_answer(
 def test_frames_of_an_answer_agree_through_the_echoed_affine(
     service: TestClient, skulls: Path
 ) -> None:
-    answer = post(service, (skulls / "scans" / f"{UNSEEN[1]}.nii.gz").read_bytes())
+    answer = post(service, (skulls / "scans" / f"{SKULLS[1]}.nii.gz").read_bytes())
     affine = np.array(answer["volume"]["affine"])
     for mark in answer["landmarks"]:
         if mark["ijk"] is not None:
@@ -106,7 +106,7 @@ def test_frames_of_an_answer_agree_through_the_echoed_affine(
 def test_all_48_axis_orders_of_a_scan_give_the_same_millimetres(
     detector: Detector, skulls: Path
 ) -> None:
-    volume = read_volume((skulls / "scans" / f"{UNSEEN[2]}.nii.gz").read_bytes())
+    volume = read_volume((skulls / "scans" / f"{SKULLS[2]}.nii.gz").read_bytes())
     expected = points_of(detector.detect(volume))
     orders = list(stored_in_all_orders(volume))
     assert len(orders) == 48
@@ -157,7 +157,7 @@ def test_no_odd_file_is_taken_for_a_skull(odd_answers: dict[tuple[str, str], Res
 def test_service_stays_alive_while_a_300_cubed_scan_is_answered(
     service: TestClient, skulls: Path
 ) -> None:
-    small = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    small = read_volume((skulls / "scans" / f"{SKULLS[0]}.nii.gz").read_bytes())
     voxels = np.zeros((300, 310, 290), dtype=np.int16)
     a, b, c = small.voxels.shape
     voxels[:a, :b, :c] = small.voxels
@@ -176,7 +176,7 @@ def test_service_stays_alive_while_a_300_cubed_scan_is_answered(
 
 
 def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skulls: Path) -> None:
-    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    volume = read_volume((skulls / "scans" / f"{SKULLS[0]}.nii.gz").read_bytes())
     # DICOM stores integers only.
     voxels = np.rint(volume.voxels).astype(np.int16)
     expected = points_of(detector.detect(read_volume(as_nifti(voxels, volume.affine))))
@@ -195,7 +195,7 @@ def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skul
 def test_a_skull_as_a_series_is_answered_by_a_report_on_its_images(
     service: TestClient, skulls: Path
 ) -> None:
-    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    volume = read_volume((skulls / "scans" / f"{SKULLS[0]}.nii.gz").read_bytes())
     voxels = np.rint(volume.voxels).astype(np.int16)
     content = zipped(as_dicom(voxels, volume.affine)[::-1])
     query = {"model": "mouse-skull", "format": "dcm"}
@@ -216,7 +216,7 @@ def test_a_skull_as_a_series_is_answered_by_a_report_on_its_images(
 def test_a_skull_as_series_with_a_gap_a_tilt_and_a_second_one_is_refused_or_answered_rightly(
     service: TestClient, skulls: Path
 ) -> None:
-    volume = read_volume((skulls / "scans" / f"{UNSEEN[0]}.nii.gz").read_bytes())
+    volume = read_volume((skulls / "scans" / f"{SKULLS[0]}.nii.gz").read_bytes())
     voxels = np.rint(volume.voxels).astype(np.int16)
     images = as_dicom(voxels, volume.affine)
     url, query = "/v1/landmarks", {"model": "mouse-skull"}

@@ -13,7 +13,7 @@ from tests.benchmarks.scans import real_scans
 from tests.support.browser import CHROMIUM, FLAGS, choose, drop
 from tests.support.documents import DOCS
 from tests.support.services import ServiceProcess, ended
-from tests.support.skulls import MODEL, UNSEEN, scan_path
+from tests.support.skulls import MODEL, SKULLS, scan_path
 
 WINDOW: Final[Any] = {"width": 1400, "height": 900}
 ACCEPTED: Final = "41"
@@ -24,7 +24,7 @@ def main() -> None:
     data = real_scans()
     if data is None:
         raise SystemExit("expected real scans in LANDMARKD_DATA, found none")
-    scan = scan_path(data, UNSEEN[-1])
+    scan = scan_path(data, SKULLS[-1])
     with ended(ServiceProcess(MODEL.parent)) as service, sync_playwright() as playwright:
         # The first scan takes longer, as its batch size is being measured.
         httpx.post(f"{service.url}/v1/landmarks", content=scan.read_bytes(), timeout=300)

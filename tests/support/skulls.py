@@ -1,4 +1,4 @@
-"""Real skulls that the mouse-skull model was not trained on, and transformations of scans."""
+"""Real skulls, and transformations of scans."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,8 @@ from app.preprocessing import index_grid, sample_at
 from app.voting import positions_of
 
 MODEL: Final = Path(__file__).resolve().parents[2] / "models" / "mouse-skull"
-UNSEEN: Final = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
+SKULLS: Final = ("BTBR_T_Itpr3tf_j", "NOD_SHILTJ", "NU_J")
+"""Of strains without a near relative among the others; ``mouse-skull`` has learned from all."""
 
 BRAINS: Final = (
     "avg152T1_LR_nifti2.nii.gz",

@@ -117,9 +117,9 @@ def learning_skulls(run: Run) -> Iterator[Row]:
         return
     folder = data / "mouse-skull"
     posed = pair_files(folder / "scans", folder / "landmarks")
-    others = _shuffled([files for files in posed if files.name not in skulls.UNSEEN])
-    split_at = UNSEEN_SKULLS - len(skulls.UNSEEN)
-    unseen = [files for files in posed if files.name in skulls.UNSEEN] + others[:split_at]
+    others = _shuffled([files for files in posed if files.name not in skulls.SKULLS])
+    split_at = UNSEEN_SKULLS - len(skulls.SKULLS)
+    unseen = [files for files in posed if files.name in skulls.SKULLS] + others[:split_at]
     known, rest = others[split_at:][:KNOWN], others[split_at:][KNOWN:]
     with _moved(folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
         schedule = Schedule(_steps(run), None, RATE, 1, "bfloat16")
