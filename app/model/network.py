@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
-from app.model.cpu import CpuKernels
+from app.model.cpu import CpuKernels, Head
 from app.model.manifest import Manifest
-from app.model.outputs import Field, make_output
+from app.model.outputs import Field, VotesOutput, make_output
 
 
 def go_on() -> None:
@@ -45,6 +45,9 @@ class Network:
         module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
         self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
         self.passes = len(self._mirrors) * len(self._members)
+        self._head = None
+        if device.type == "cpu" and self.passes == 1 and isinstance(self._output, VotesOutput):
+            self._head = self._output.find_head(self._members[0])
 
     @property
     def precision(self) -> str:
@@ -56,12 +59,14 @@ class Network:
     ) -> list[Field]:
         """Stack tiles and run ``predict``, with errors that say what went wrong.
 
+        On a CPU, the last layer is left to compute offsets where voxels vote, if that is possible.
+
         Raises:
             NetworkFailed: The network raised, or gave something else than it should.
             InsufficientMemory: The batch needs more memory than the device has.
         """
         try:
-            return self.predict(torch.stack(list(tiles)), give_way)
+            return self.predict(torch.stack(list(tiles)), give_way, self._head)
         except LandmarkdError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -73,7 +78,10 @@ class Network:
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
     def predict(
-        self, tiles: Float[Tensor, "n 1 i j k"], give_way: Callable[[], None] = go_on
+        self,
+        tiles: Float[Tensor, "n 1 i j k"],
+        give_way: Callable[[], None] = go_on,
+        head: Head | None = None,
     ) -> list[Field]:
         """Run the network on a batch of tiles.
 
@@ -81,6 +89,7 @@ class Network:
             tiles: Normalised voxels, one shape for all; moved to the network's device if need be.
             give_way: Called on this thread before each convolution of a network in Python; it may
                 run another network meanwhile, or this one.
+            head: The last layer, whose scores alone are to be computed; None: all of the output.
 
         Returns:
             One Field per tile: where they can be, views of the network's one output; of several,
@@ -90,9 +99,16 @@ class Network:
             NetworkFailed: The output is not what the manifest promises.
         """
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
-        with torch.inference_mode(), CpuKernels(give_way):
+        with torch.inference_mode(), CpuKernels(give_way, head) as kernels:
             answers = self._answers(tiles)
             output = next(answers) if self.passes == 1 else self._output.mean(answers)
+            deferred = kernels.deferred
+        if head is not None and deferred is not None and isinstance(self._output, VotesOutput):
+            if output is deferred.stand_in:
+                parts = zip(deferred.scores, deferred.features, strict=True)
+                return [self._output.deferred_field(*part, head) for part in parts]
+            self._head = None  # Something follows the layer.
+            return self.predict(tiles, give_way)
         return [self._output.field(one, tiles.shape[2:]) for one in output]
 
     def _answers(self, tiles: Tensor) -> Iterator[Float[Tensor, "n ..."]]:

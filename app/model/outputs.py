@@ -15,13 +15,14 @@ mean of several answers, which members and mirror images give. Axes are those of
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
 
+from app.model.cpu import Head, find_head
 from app.model.manifest import Manifest
 
 MAX_SIGMA: Final = 1e6
@@ -30,6 +31,21 @@ MAX_SIGMA: Final = 1e6
 
 TINY: Final = 1e-30
 """A weight that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLayer:
+    """The last layer of a network, which computes offsets of the voxels that vote alone.
+
+    Attributes:
+        features: What it reads, any float type, any strides.
+        weight: Of each feature in an offset.
+        bias: Of each offset.
+    """
+
+    features: Float[Tensor, "features i j k"]
+    weight: Float32[Tensor, "3 landmarks features"]
+    bias: Float32[Tensor, "3 landmarks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,8 @@ class Field:
         offset_scale: Grid voxels per unit of ``offsets``, along each axis.
         peak: Value that stands for a probability of 1, where scores are the values of heatmaps,
             which may exceed it a little; None: scores are what ``activation`` says.
+        layer: What is still to compute the offsets, which then have a shape and no values; None:
+            they are there.
     """
 
     scores: Float[Tensor, "channels i j k"]
@@ -54,6 +72,7 @@ class Field:
     background: bool
     offset_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     peak: float | None = None
+    layer: OffsetLayer | None = None
 
     def __post_init__(self) -> None:
         """Refuse a softmax that leaves nothing for voxels which vote for no landmark."""
@@ -116,6 +135,10 @@ class VotesOutput:
         """Return the shape of the output for a tile of these edges."""
         return [sum(self._channels), *(edge // self._stride for edge in edges)]
 
+    def find_head(self, module: nn.Module) -> Head | None:
+        """Return a network's last layer, if scores can be computed without offsets."""
+        return find_head(module, sum(self._channels), self._channels[0])
+
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
         scores, offsets = self._channels
@@ -128,7 +151,27 @@ class VotesOutput:
         """View one tile's output as scores and offsets."""
         del edges  # The output has the same axes.
         scores, offsets = self._parts(output[None])
-        scores, offsets = scores[0], offsets[0]
+        return self._field(scores[0], offsets[0])
+
+    def deferred_field(
+        self,
+        scores: Float[Tensor, "scores i j k"],
+        features: Float[Tensor, "features i j k"],
+        head: Head,
+    ) -> Field:
+        """Make a field of one tile's scores, and of the layer that is to compute its offsets."""
+        weight, bias = head.weight.flatten(1), head.bias
+        if bias is None:
+            bias = weight.new_zeros(len(weight))
+        # Laid out as an output of which each voxel holds one feature's weights, and one the biases.
+        table = torch.cat([weight, bias[:, None]], dim=1).detach().float()
+        _, numbers = self._parts(table[None, :, :, None, None])
+        numbers = numbers[0, ..., 0, 0]
+        layer = OffsetLayer(features, numbers[..., :-1].contiguous(), numbers[..., -1].contiguous())
+        offsets = scores.new_full((1,), torch.nan).expand(*layer.bias.shape, *scores.shape[1:])
+        return replace(self._field(scores, offsets), layer=layer)
+
+    def _field(self, scores: Tensor, offsets: Tensor) -> Field:
         return Field(
             scores=scores,
             offsets=offsets,

@@ -62,14 +62,24 @@ def filter_columns(field: Field, threshold: float, placement: Placement) -> Colu
     voxel, landmark, probability = _find_hits(field, threshold)
     columns = torch.empty(8, len(landmark), device=landmark.device)
     columns[6] = columns[7] = probability
+    offsets = _read_offsets(field, landmark, voxel)
     for axis, (index, first) in enumerate(zip(voxel, placement.first_centre, strict=True)):
-        offset = field.offsets[axis, landmark, *voxel].float()
         columns[axis] = index.float() * placement.stride + first
-        columns[3 + axis] = columns[axis] + offset * field.offset_scale[axis]
+        columns[3 + axis] = columns[axis] + offsets[axis] * field.offset_scale[axis]
         if placement.importance is not None:
             columns[7] *= placement.importance[axis][index]
     finite = columns[3:6].isfinite().all(0)
     return landmark[finite], columns[:, finite]
+
+
+def _read_offsets(
+    field: Field, landmark: Int64[Tensor, " n"], voxel: Int64[Tensor, "3 n"]
+) -> Float32[Tensor, "3 n"]:
+    """Read the offsets of some voxels, or compute them."""
+    if field.layer is None:
+        return field.offsets[:, landmark, *voxel].float()
+    weight, features = field.layer.weight[:, landmark], field.layer.features[:, *voxel].float()
+    return torch.einsum("anf,fn->an", weight, features) + field.layer.bias[:, landmark]
 
 
 def _find_hits(

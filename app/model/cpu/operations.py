@@ -11,6 +11,7 @@ seconds, its convolutions tens of milliseconds each.
 * **Group and instance norms** of channels-last tiles are computed by ``app.model.cpu.norms``, and
   others tile by tile: a tile's output must depend neither on its batch nor on the threads. The
   convolutions sum alike in batches of any size.
+* **The last layer** of a network of votes computes the scores alone; see ``app.model.cpu.heads``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import group_norm, instance_norm
 from torch.overrides import TorchFunctionMode
 
+from app.model.cpu.heads import DeferredOutput, Head
 from app.model.cpu.norms import can_norm, norm_groups
 
 
@@ -28,12 +30,16 @@ class CpuKernels(TorchFunctionMode):
     """Context in which operations on a CPU are computed as the module says.
 
     Code that does not call Python's functions, such as TorchScript or ONNX, is not affected.
+
+    Attributes:
+        deferred: What was computed of the layer that may be the last one; None: nothing.
     """
 
-    def __init__(self, give_way: Callable[[], None]) -> None:
-        """Have a function called before each convolution."""
+    def __init__(self, give_way: Callable[[], None], head: Head | None = None) -> None:
+        """Have a function called before each convolution, and of a layer the scores computed."""
         super().__init__()
-        self._give_way = give_way
+        self._give_way, self._head = give_way, head
+        self.deferred: DeferredOutput | None = None
 
     def __torch_function__(
         self,
@@ -46,12 +52,21 @@ class CpuKernels(TorchFunctionMode):
         del types
         if func is torch.conv3d:
             self._give_way()
+            if self._head is not None and len(args) > 1 and args[1] is self._head.weight:
+                self.deferred = _defer(args[0], self._head)
+                return self.deferred.stand_in
             func = _conv3d
         elif func is group_norm:
             func = _group_norm
         elif func is instance_norm:
             func = _instance_norm
         return func(*args, **(kwargs or {}))
+
+
+def _defer(features: Tensor, head: Head) -> DeferredOutput:
+    scores = _conv3d(features, head.score_weight, head.score_bias)
+    shape = (len(features), len(head.weight), *features.shape[2:])
+    return DeferredOutput(features.new_empty(1).expand(shape), scores, features)
 
 
 def _conv3d(

@@ -23,6 +23,8 @@ ROW_NUMBERS: Final = 1 << 10
 MIN_PROBABILITY: Final = 1e-30
 """Least probability of any vote: a score's limit for less would not hold in float32."""
 
+NO_LAYER: Final = np.zeros((3, 0, 0), np.float32), np.zeros((3, 0), np.float32)
+
 Profile = Float32[np.ndarray, " voxels"]
 
 
@@ -69,7 +71,10 @@ class Plan(NamedTuple):
 
     Attributes:
         scores: The field's scores.
-        offsets: The field's offsets.
+        offsets: The field's offsets; or the features that ``layer`` computes them from, as if
+            these were landmarks of one axis.
+        layer: Weights, for each axis, landmark and feature, and biases; none of either where
+            offsets are there.
         sizes: Channels, voxels along j and k, first channel of a landmark, activation.
         rows: How the scores are divided into rows.
         runs: Where the numbers to compare begin, from the first number of a row on: one run per
@@ -87,6 +92,7 @@ class Plan(NamedTuple):
 
     scores: Flat
     offsets: Flat
+    layer: tuple[Float32[np.ndarray, "3 landmarks features"], Float32[np.ndarray, "3 landmarks"]]
     sizes: tuple[int, int, int, int, int]
     rows: RowLayout
     runs: Int64[np.ndarray, " runs"]
@@ -116,12 +122,13 @@ def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
     limits = np.full((rows.width, per_voxel), limit, dtype=np.float32)
     if per_voxel > 1:
         limits[:, :first] = np.inf
-    scores = flatten(field.scores)
+    scores, layer = flatten(field.scores), field.layer
     centre = np.array(placement.first_centre, dtype=np.float32)
     importance = placement.importance
     return Plan(
         scores=scores,
-        offsets=flatten(field.offsets),
+        offsets=flatten(field.offsets if layer is None else layer.features[None]),
+        layer=NO_LAYER if layer is None else (layer.weight.numpy(), layer.bias.numpy()),
         sizes=(channels, shape[1], shape[2], first, ACTIVATIONS[field.activation]),
         rows=rows,
         runs=runs,

@@ -1,8 +1,8 @@
 """Field -> votes, or rows of votes, on the CPU, compiled: scores are read once, votes alone kept.
 
 ``app.voting.reference`` defines in torch what is computed. Here probabilities are computed and
-offsets read for the few candidates alone, a batch at a time. Rows of voxels are divided among
-torch's threads.
+offsets read, or computed by a network's last layer, for the few candidates alone, a batch at a
+time. Rows of voxels are divided among torch's threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -235,15 +235,41 @@ def _write(plan, passed, votes, index):
     end = index + len(probability)
     landmarks[index:end], columns[6, index:end] = landmark, probability
     targets, finite = np.empty(len(probability), np.int64), np.int32(1)
-    _index_offsets(starts, voxel, landmark, strides[1], targets)
+    is_deferred = plan.layer[1].size > 0
+    if is_deferred:
+        _take(starts, voxel, targets)
+        _apply_layer(plan, targets, landmark, columns[3:6, index:end])
+    else:
+        _index_offsets(starts, voxel, landmark, strides[1], targets)
     for axis in range(3):
         source, position = columns[axis, index:end], columns[3 + axis, index:end]
         _take(centres[axis], voxel, source)
-        _add_offsets(numbers, targets, axis * strides[0], plan.geometry[2][axis], source, position)
+        scale = plan.geometry[2][axis]
+        if is_deferred:
+            _move(source, scale, position)
+        else:
+            _add_offsets(numbers, targets, axis * strides[0], scale, source, position)
         finite &= _all_finite(position)
     _take(centres[3], voxel, columns[7, index:end])
     _multiply(columns[7, index:end], probability)
     return end if finite else _drop_infinite(landmarks, columns, index, end)
+
+
+@numba_jit
+@no_type_check
+def _apply_layer(plan, starts, landmark, offsets):
+    """Compute the offsets of votes from the features of their voxels, which begin at ``starts``."""
+    numbers, strides = plan.offsets
+    weight, bias = plan.layer
+    for x in range(len(starts)):
+        c = landmark[x]
+        i, j, k = bias[0, c], bias[1, c], bias[2, c]
+        for f in range(weight.shape[2]):
+            feature = value(numbers, starts[x] + f * strides[1])
+            i += feature * weight[0, c, f]
+            j += feature * weight[1, c, f]
+            k += feature * weight[2, c, f]
+        offsets[0, x], offsets[1, x], offsets[2, x] = i, j, k
 
 
 # Each of these is one loop over arrays in a function of its own: only such loops are vectorised.
@@ -292,6 +318,13 @@ def _take(values, which, column):
 def _add_offsets(numbers, targets, shift, scale, source, position):
     for x in range(len(position)):
         position[x] = source[x] + value(numbers, targets[x] + shift) * scale
+
+
+@numba_jit
+@no_type_check
+def _move(source, scale, position):
+    for x in range(len(position)):
+        position[x] = source[x] + position[x] * scale
 
 
 @numba_jit

@@ -1,5 +1,7 @@
 """Field -> Votes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import NetworkFailed
-from app.model.outputs import Field
+from app.model.outputs import Field, OffsetLayer
 from app.model.sections import InputSpec
 from app.preprocessing.tiling import load_profiles, plan_tiles, tile_weights
+from app.voting import reference
 from app.voting.reference import Placement
 from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes
 from tests.support import oracle
@@ -100,6 +103,31 @@ def test_half_precision_fields_lose_nothing_but_their_own_rounding(
         assert torch.equal(votes.position, expected.position)
         assert torch.equal(votes.probability, expected.probability)
         assert votes.position.dtype == votes.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_offsets_that_are_still_to_be_computed_are_those_of_the_layer(
+    activation: Activation, dtype: torch.dtype
+) -> None:
+    """Features may lie in any order in memory."""
+    random = torch.Generator().manual_seed(3)
+    whole = random_field(SHAPE, 4, activation)
+    features = torch.randn(*SHAPE, 7, generator=random).to(dtype).permute(3, 0, 1, 2)
+    weight = torch.randn(3, 4, 7, generator=random)
+    bias = torch.randn(3, 4, generator=random)
+    offsets = torch.einsum("alf,fijk->alijk", weight, features.float())
+    whole = replace(whole, offsets=offsets + bias[..., None, None, None], offset_scale=(1, 0.5, 2))
+    expected = filter_votes(whole, 0.3)
+    empty = torch.full((1,), torch.nan).expand_as(whole.offsets)
+    for laid_out in (features, features.contiguous()):
+        layer = OffsetLayer(laid_out, weight, bias)
+        votes = filter_votes(replace(whole, offsets=empty, layer=layer), 0.3)
+        assert len(votes) > 100
+        assert torch.equal(votes.landmark, expected.landmark)
+        torch.testing.assert_close(votes.columns, expected.columns, rtol=0, atol=2e-5)
+        plain = Votes(*reference.filter_columns(replace(whole, layer=layer), 0.3, Placement()))
+        torch.testing.assert_close(votes.columns, plain.columns, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
