@@ -269,6 +269,7 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
         "elastic_mm": random.get("elastic_mm"),
         "contrast": random.get("contrast", 0.0),
         "reflect": random.get("reflect", 0.0),
+        "field": random.get("field", 1.0),
         "missing": recipe.get("missing", "unknown"),
         "cuts": recipe.get("cuts", 0.0),
     }

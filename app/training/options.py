@@ -63,6 +63,7 @@ class Options:
         elastic_mm: Size of random elastic deformations; None: what suits the network.
         contrast: Share of the images whose contrast is changed at random.
         reflect: Share of the images that continue beyond the scan's border as its reflection.
+        field: Longest edges of images that show more around the subject, in those of usual ones.
         missing: How a landmark without a position counts.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
         cuts: Share of the steps whose scans are truncated among the landmarks.
@@ -91,6 +92,7 @@ class Options:
     elastic_mm: float | None = None
     contrast: float = 0.0
     reflect: float = 0.0
+    field: float = 1.0
     missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0

@@ -1,5 +1,6 @@
 """Every number that shapes a model; field names are the keys of ``recipe.json``."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -31,6 +32,8 @@ class Augmentation:
         elastic_knots: Its control points along each axis.
         crop: Probability that a slab of the image is blanked, as if it lay outside the scan.
         reflect: Probability that the image continues beyond the scan's border, as its reflection.
+        field: Longest edges of an image, in those of the usual ones, for networks that see scans
+            whole: some scans show more around the subject.
         contrast: Probability that values go through a random curve and a random bias field, as if
             another scanner or sequence had taken the scan.
     """
@@ -44,6 +47,7 @@ class Augmentation:
     elastic_knots: int = 5
     crop: float = 0.05
     reflect: float = 0.0
+    field: float = 1.0
     contrast: float = 0.0
 
 
@@ -98,6 +102,13 @@ class Recipe:
     def is_upright(self) -> bool:
         """Whether scans are hardly turned, so that subjects lie as their affine says."""
         return self.augmentation.rotation_deg <= UPRIGHT_DEG
+
+    @property
+    def largest_shape(self) -> tuple[int, int, int]:
+        """About the largest shape of training images, for the memory that they take."""
+        edges = (math.ceil(edge * self.augmentation.field) for edge in self.tile_shape)
+        i, j, k = (-(-edge // self.divisor) * self.divisor for edge in edges)
+        return (i, j, k)
 
     def image_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """List the shapes of training images.

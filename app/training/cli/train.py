@@ -130,6 +130,15 @@ Reflect = Annotated[
         "the model works on scans that show more.",
     ),
 ]
+Field = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        max=3,
+        help="Let some images be up to this many times as long along each axis, for a model that "
+        "sees scans whole and shall work on those that show more around the subject.",
+    ),
+]
 Start = Annotated[
     Path | None,
     typer.Option(metavar="MODEL", help="Model folder whose weights to start from.", **FOLDER),
@@ -195,6 +204,7 @@ def train(
     elastic: Elastic = None,
     contrast: Contrast = 0.0,
     reflect: Reflect = 0.0,
+    field: Field = 1.0,
     missing: MissingIs = "unknown",
     intensity: Intensity = None,
     mirror: Mirror = False,
@@ -215,14 +225,13 @@ def train(
     from app.training import options
 
     _train(options.Options(
-        scans, landmarks, _folder(output, check), device=device, strict=strict,
-        hold_out=options.read_names(validate), folds=folds, fold=fold, subject=subject,
-        train_only=options.read_names(train_only) or (), spacing_mm=spacing, radius_mm=radius,
-        stride=2 if stride == 2 else 1, tile=options.read_tile(tile), missing=missing, scale=scale,
-        filters=options.read_filters(filters), mirror=mirror, cuts=cuts, start=start,
-        schedule=options.Schedule(steps, batch, rate, seed, precision), rotation_deg=rotation,
-        elastic_mm=elastic, contrast=contrast, reflect=reflect,
-        intensity=options.read_intensity(intensity),
+        scans, landmarks, _folder(output, check), device=device, strict=strict, missing=missing,
+        hold_out=options.read_names(validate), train_only=options.read_names(train_only) or (),
+        folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
+        tile=options.read_tile(tile), filters=options.read_filters(filters), rotation_deg=rotation,
+        stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
+        schedule=options.Schedule(steps, batch, rate, seed, precision), scale=scale, mirror=mirror,
+        elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field,
     ), check, second=False)  # fmt: skip
 
 

@@ -40,6 +40,9 @@ OFFSET_WEIGHT: Final = 15.0
 At 2, scores dominate the gradients: offsets stay at 0.24 radii, errors on training scans at 0.8 mm.
 """
 
+LARGER_FIELDS: Final = 0.3
+"""Share of the steps whose images may be larger, if any are: they take several times as long."""
+
 LOADER_THREADS: Final = 2
 
 
@@ -154,8 +157,7 @@ def draw_batches(
 
     def draw(step: int) -> list[Sample]:
         rng = np.random.default_rng([recipe.seed, step])
-        shapes = recipe.image_shapes()
-        shape = shapes[int(rng.integers(len(shapes)))]
+        shape = draw_shape(recipe, rng)
         samples = [
             draw_sample(
                 specimens[int(rng.integers(len(specimens)))],
@@ -174,6 +176,17 @@ def draw_batches(
             while len(ahead) < LOADER_THREADS and step + len(ahead) < recipe.steps:
                 ahead.append(pool.submit(draw, step + len(ahead)))
             yield step, ahead.popleft().result()
+
+
+def draw_shape(recipe: Recipe, rng: np.random.Generator) -> tuple[int, int, int]:
+    """Draw the shape of a batch's images: one of the usual ones, or at times a larger one."""
+    shapes = recipe.image_shapes()
+    i, j, k = shapes[int(rng.integers(len(shapes)))]
+    field, divisor = recipe.augmentation.field, recipe.divisor
+    if field > 1.0 and rng.random() < LARGER_FIELDS:
+        edges = rng.uniform(1.0, field, 3) * (i, j, k)
+        i, j, k = ((edges / divisor).round().astype(int) * divisor).tolist()
+    return i, j, k
 
 
 def truncate_batch(

@@ -87,7 +87,7 @@ def training_bytes(recipe: Recipe, landmarks: int) -> float:
     sizes: list[int] = []
     with torch.device("meta"):
         network = build_network(recipe, landmarks)
-        images = torch.empty(recipe.batch, 1, *recipe.tile_shape)
+        images = torch.empty(recipe.batch, 1, *recipe.largest_shape)
     for module in network.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda _, __, output: sizes.append(output.numel()))

@@ -95,6 +95,7 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
                 shift_mm=SHIFT_VOXELS * spacing,
                 elastic_mm=ELASTIC_VOXELS * spacing,
                 place="middle" if whole else "anywhere",
+                field=options.field,
             ),
             options,
         ),
@@ -103,6 +104,8 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
         recipe = replace(recipe, tile_shape=_whole_shape(recipe, checked.specimens))
     else:
         edge = int(tile)
+        if options.field > 1.0:
+            raise BadParameter("--field: expected a network that sees scans whole, got tiles")
         if edge % recipe.divisor:
             raise BadParameter(
                 f"--tile: expected a multiple of {recipe.divisor} voxels, got {edge}"

@@ -131,6 +131,7 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--filters", "4,x"), "expected numbers such as"),
         (("--tile", "some"), "expected whole or a number of voxels, got some"),
         (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
+        (("--tile", "16", "--field", "1.5"), "expected a network that sees scans whole"),
         (("--validate", "one,two,three"), "expected scans to be left to learn from"),
         (
             ("--validate", "one", "--train-only", "two,one"),

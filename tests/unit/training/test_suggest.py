@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from app.training.fit.loop import LARGER_FIELDS, draw_shape
 from app.training.fit.suggest import suggest_spacing
-from app.training.recipe import Recipe
+from app.training.recipe import Augmentation, Recipe
 
 
 def test_landmarks_fit_the_image_at_the_suggested_spacing() -> None:
@@ -18,3 +19,22 @@ def test_whole_grid_network_is_trained_on_shapes_that_its_divisor_divides() -> N
     for shape in recipe.image_shapes():
         assert all(edge % recipe.divisor == 0 for edge in shape)
         assert abs(np.prod(shape) / 64**3 - 1) < 0.2
+
+
+def test_images_of_a_larger_field_are_as_long_and_as_frequent_as_asked() -> None:
+    recipe = Recipe(spacing_mm=1.0, radius_mm=5.0, augmentation=Augmentation(field=1.5))
+    usual = set(recipe.image_shapes())
+    shapes = np.array([draw_shape(recipe, np.random.default_rng(seed)) for seed in range(400)])
+    assert not (shapes % recipe.divisor).any()
+    longest = np.max(recipe.image_shapes()) * 1.5
+    assert (shapes.max(axis=0) > 80).all()
+    assert shapes.max() <= longest + recipe.divisor / 2
+    share = np.mean([tuple(shape) not in usual for shape in shapes.tolist()])
+    assert LARGER_FIELDS / 2 < share < LARGER_FIELDS * 1.5
+
+
+def test_images_are_no_larger_unless_asked() -> None:
+    recipe = Recipe(spacing_mm=1.0, radius_mm=5.0)
+    shapes = {draw_shape(recipe, np.random.default_rng(seed)) for seed in range(100)}
+    assert shapes == set(recipe.image_shapes())
+    assert recipe.largest_shape == recipe.tile_shape
