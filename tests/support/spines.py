@@ -57,6 +57,19 @@ def _padded(volume: Volume) -> Volume:
     return replace(volume, voxels=voxels, affine=volume.affine @ translation([-78.0, -78.0, 0.0]))
 
 
+def _mirrored(volume: Volume) -> Volume:
+    """Show 78 mm more on all sides but left and right: the scan's own mirror image."""
+    voxels = np.pad(volume.voxels, ((78, 78), (78, 78), (0, 0)), mode="symmetric")
+    return replace(volume, voxels=voxels, affine=volume.affine @ translation([-78.0, -78.0, 0.0]))
+
+
+def _more_above(volume: Volume) -> Volume:
+    """Show 144 mm more above, with four more vertebrae: the upper 72 mm twice again."""
+    top = volume.voxels[:72]
+    voxels = np.concatenate([top, top, volume.voxels])
+    return replace(volume, voxels=voxels, affine=volume.affine @ translation([-144.0, 0.0, 0.0]))
+
+
 def _noisy(volume: Volume) -> Volume:
     noise = np.random.default_rng(0).normal(0.0, 15.0, volume.voxels.shape)
     return replace(volume, voxels=(volume.voxels + noise).clip(0, 255).astype(np.float32))
@@ -92,6 +105,8 @@ CONTRASTS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
 FIELDS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "slices of 4 mm": _thick,
     "a larger field": _padded,
+    "a larger field, mirrored": _mirrored,
+    "more vertebrae above": _more_above,
     "noise": _noisy,
     "without the upper quarter": _without_the_top,
     "without the lower fifth": _without_the_bottom,

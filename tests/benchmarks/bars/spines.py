@@ -83,7 +83,9 @@ def a7_other_scans(run: Run) -> Iterator[Row]:
         missed = 100.0 - _identified(outcomes)
         limit = Limit(None, "figure") if kind in AMBIGUOUS else OTHER_UNIDENTIFIED_PERCENT
         yield Row(f"levels not identified: {kind}", missed, "%", limit=limit)
-        detected = [one for one in _centres(outcomes) if one.status == "detected" and one.present]
+        present = [one for one in _centres(outcomes) if one.present]
+        detected = [one for one in present if one.status == "detected"]
+        yield Row(f"levels detected: {kind}", 100 * len(detected) / len(present), "%")
         wrong = 100 * float(np.mean([not one.identified for one in detected] or [False]))
         yield Row(f"of those detected, a wrong level: {kind}", wrong, "%", limit=WRONG_PERCENT)
 
