@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
-from app.model.cpu import CpuKernels, Head
+from app.model.cpu import CpuKernels
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
 
@@ -66,7 +66,8 @@ class Network:
             InsufficientMemory: The batch needs more memory than the device has.
         """
         try:
-            return self.predict(torch.stack(list(tiles)), give_way, self._head)
+            stacked = torch.stack(list(tiles))
+            return self._predict_scores(stacked, give_way) or self.predict(stacked, give_way)
         except LandmarkdError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -78,10 +79,7 @@ class Network:
             raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
     def predict(
-        self,
-        tiles: Float[Tensor, "n 1 i j k"],
-        give_way: Callable[[], None] = go_on,
-        head: Head | None = None,
+        self, tiles: Float[Tensor, "n 1 i j k"], give_way: Callable[[], None] = go_on
     ) -> list[Field]:
         """Run the network on a batch of tiles.
 
@@ -89,7 +87,6 @@ class Network:
             tiles: Normalised voxels, one shape for all; moved to the network's device if need be.
             give_way: Called on this thread before each convolution of a network in Python; it may
                 run another network meanwhile, or this one.
-            head: The last layer, whose scores alone are to be computed; None: all of the output.
 
         Returns:
             One Field per tile: where they can be, views of the network's one output; of several,
@@ -99,17 +96,38 @@ class Network:
             NetworkFailed: The output is not what the manifest promises.
         """
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
-        with torch.inference_mode(), CpuKernels(give_way, head) as kernels:
+        with torch.inference_mode(), CpuKernels(give_way):
             answers = self._answers(tiles)
             output = next(answers) if self.passes == 1 else self._output.mean(answers)
-            deferred = kernels.deferred
-        if head is not None and deferred is not None and isinstance(self._output, VotesOutput):
-            if output is deferred.stand_in:
-                parts = zip(deferred.scores, deferred.features, strict=True)
-                return [self._output.deferred_field(*part, head) for part in parts]
-            self._head = None  # Something follows the layer.
-            return self.predict(tiles, give_way)
         return [self._output.field(one, tiles.shape[2:]) for one in output]
+
+    def _predict_scores(
+        self, tiles: Float[Tensor, "n 1 i j k"], give_way: Callable[[], None]
+    ) -> list[Field] | None:
+        """Do as ``predict``, but leave it to the last layer to compute offsets where voxels vote.
+
+        Returns:
+            One Field per tile; None if that cannot be, which is found out once.
+        """
+        head, output = self._head, self._output
+        if head is None or not isinstance(output, VotesOutput):
+            return None
+        tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
+        answer = None
+        with torch.inference_mode(), CpuKernels(give_way, head) as kernels:
+            try:
+                answer = next(self._answers(tiles))
+            except (
+                RuntimeError
+            ):  # What stands in for an output cannot be written to, for one thing.
+                if kernels.deferred is None:
+                    raise
+        deferred = kernels.deferred
+        if deferred is None or answer is not deferred.stand_in:
+            self._head = None  # Something follows the layer.
+            return None
+        parts = zip(deferred.scores, deferred.features, strict=True)
+        return [output.deferred_field(scores, features, head) for scores, features in parts]
 
     def _answers(self, tiles: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
         """Yield what each member answers for each mirror image, one at a time to save memory."""

@@ -95,7 +95,14 @@ class Listed(nn.Module):
         return [output]
 
 
-@pytest.mark.parametrize("after", [Double, nn.Tanh])
+class InPlace(nn.LeakyReLU):
+    """Overwrites what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(inplace=True)
+
+
+@pytest.mark.parametrize("after", [Double, nn.Tanh, InPlace])
 def test_what_follows_the_layer_is_computed(after: Callable[[], nn.Module]) -> None:
     network = network_of(last_layer(), after())
     expected = network.predict(torch.stack(tiles()))
