@@ -97,15 +97,11 @@ class Refiner:
         return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
 
     def locate(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
-        """Locate the landmarks by the votes of the second-stage network alone.
-
-        It sees the scan in the pose of one arrangement, so that it says nothing of a rival.
-        """
+        """Locate the landmarks by the votes of the second-stage network alone."""
         manifest = self.model.manifest
         readout = make_readout(grid, manifest)
         frame = GridFrame(grid.to_volume, grid.to_world)
-        specs = manifest.landmarks
-        return locate(votes, readout, frame, specs, self._shape, seek_rival=False)
+        return locate(votes, readout, frame, manifest.landmarks, self._shape)
 
     def merge(
         self, coarse: Sequence[Landmark], refined: Sequence[Landmark]

@@ -174,8 +174,6 @@ def locate(
     frame: GridFrame,
     specs: Sequence[LandmarkSpec],
     shape: Shape | None = None,
-    *,
-    seek_rival: bool = True,
 ) -> tuple[Landmark, ...]:
     """Find the landmarks of a scan in its votes.
 
@@ -185,7 +183,6 @@ def locate(
         frame: Where that grid lies.
         specs: Name and presence threshold of every landmark.
         shape: The landmarks' mean constellation, in the order of ``specs``; None if unknown.
-        seek_rival: Whether to look for another arrangement of them.
 
     Returns:
         One landmark per spec, in their order.
@@ -193,11 +190,7 @@ def locate(
     votes = drop_padding(votes.cpu(), readout)
     modes = find_modes(votes, readout, shape.modes if shape else DEFAULT_MODES)
     positions = _position(modes, readout, frame)
-    fit = _fit_shape(modes, positions, specs, shape)
-    choices = _choose_modes(modes, shape, fit)
-    rival = None
-    if seek_rival and fit is not None and shape is not None:
-        rival = find_rival(fit, positions.ras_mm, modes.mass, shape)
+    choices, rival = _choose_modes(modes, positions, specs, shape)
     if not _is_plausible(choices, readout, frame):
         choices = [replace(choice, plausible=False) for choice in choices]
     return tuple(
@@ -238,26 +231,25 @@ def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
     )
 
 
-def _fit_shape(
+def _choose_modes(
     modes: Modes, positions: _Positions, specs: Sequence[LandmarkSpec], shape: Shape | None
-) -> Constellation | None:
-    """Fit the shape to all modes, each of which counts by its mass up to the threshold."""
-    if shape is None or shape.known.sum() < MIN_LANDMARKS:
-        return None
-    thresholds = np.array([spec.presence_threshold for spec in specs])
-    strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
-    return fit_constellation(positions.ras_mm, strength, shape)
+) -> tuple[list[_Choice], Rival | None]:
+    """Choose the mode of every landmark: the one that fits the shape, else the heaviest.
 
-
-def _choose_modes(modes: Modes, shape: Shape | None, fit: Constellation | None) -> list[_Choice]:
-    """Choose the mode of every landmark: the one that fits the shape, else the heaviest."""
+    Returns:
+        The choices, and what rivals them.
+    """
     heaviest = np.where(modes.weight[:, 0] > 0, 0, -1)
     if shape is None or shape.known.sum() < MIN_LANDMARKS:
-        return [_Choice(int(mode)) for mode in heaviest]
-    return [
+        return [_Choice(int(mode)) for mode in heaviest], None
+    thresholds = np.array([spec.presence_threshold for spec in specs])
+    strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
+    fit = fit_constellation(positions.ras_mm, strength, shape)
+    choices = [
         _choose_mode(int(mode), bool(in_shape), fit, index)
         for index, (mode, in_shape) in enumerate(zip(heaviest, shape.known, strict=True))
     ]
+    return choices, find_rival(fit, positions.ras_mm, modes.mass, shape) if fit else None
 
 
 def _choose_mode(heaviest: int, in_shape: bool, fit: Constellation | None, index: int) -> _Choice:
