@@ -117,11 +117,9 @@ class Network:
         with torch.inference_mode(), CpuKernels(give_way, head) as kernels:
             try:
                 answer = next(self._answers(tiles))
-            except (
-                RuntimeError
-            ):  # What stands in for an output cannot be written to, for one thing.
+            except RuntimeError:
                 if kernels.deferred is None:
-                    raise
+                    raise  # Else it may be that the stand-in cannot be written to.
         deferred = kernels.deferred
         if deferred is None or answer is not deferred.stand_in:
             self._head = None  # Something follows the layer.
