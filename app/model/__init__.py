@@ -17,7 +17,7 @@ registry      the models that serve, why others do not, and hot reload
 ============  ======================================================================================
 """
 
-from app.model.cpu import norm_groups
+from app.model.cpu import find_last_convolution, norm_groups
 from app.model.files import hash_file
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
@@ -41,7 +41,7 @@ __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
-    "hash_file", "load_model", "load_module", "load_shape", "make_output", "norm_groups",
-    "place_surroundings", "read_manifest", "scan_models", "split_name", "write_precisions",
-    "write_selfcheck",
+    "find_last_convolution", "hash_file", "load_model", "load_module", "load_shape",
+    "make_output", "norm_groups", "place_surroundings", "read_manifest", "scan_models",
+    "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -51,16 +51,15 @@ def _thick(volume: Volume) -> Volume:
     return replace(volume, voxels=voxels.astype(np.float32), affine=affine)
 
 
-def _padded(volume: Volume) -> Volume:
-    """Show 78 mm more on all sides but left and right, with nothing in it."""
-    voxels = np.pad(volume.voxels, ((78, 78), (78, 78), (0, 0)))
-    return replace(volume, voxels=voxels, affine=volume.affine @ translation([-78.0, -78.0, 0.0]))
+def _wider(mode: Literal["constant", "edge", "symmetric"]) -> Callable[[Volume], Volume]:
+    """Show 78 mm more on all sides but left and right: nothing, or what ``np.pad`` makes of it."""
 
+    def change(volume: Volume) -> Volume:
+        voxels = np.pad(volume.voxels, ((78, 78), (78, 78), (0, 0)), mode=mode)
+        affine = volume.affine @ translation([-78.0, -78.0, 0.0])
+        return replace(volume, voxels=voxels, affine=affine)
 
-def _mirrored(volume: Volume) -> Volume:
-    """Show 78 mm more on all sides but left and right: the scan's own mirror image."""
-    voxels = np.pad(volume.voxels, ((78, 78), (78, 78), (0, 0)), mode="symmetric")
-    return replace(volume, voxels=voxels, affine=volume.affine @ translation([-78.0, -78.0, 0.0]))
+    return change
 
 
 def _more_above(volume: Volume) -> Volume:
@@ -104,8 +103,9 @@ CONTRASTS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
 
 FIELDS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "slices of 4 mm": _thick,
-    "a larger field": _padded,
-    "a larger field, mirrored": _mirrored,
+    "a larger field": _wider("constant"),
+    "a larger field, mirrored": _wider("symmetric"),
+    "a larger field, drawn out": _wider("edge"),
     "more vertebrae above": _more_above,
     "noise": _noisy,
     "without the upper quarter": _without_the_top,

@@ -57,11 +57,16 @@ def find_head(module: nn.Module, channels: int, scores: int) -> Head | None:
         channels: Of its output.
         scores: How many of them, the first ones, are scores.
     """
-    layers = [layer for layer in module.modules() if type(layer) is nn.Conv3d]
-    if not layers:
+    last = find_last_convolution(module)
+    if type(last) is not nn.Conv3d:  # A subclass may do anything else besides.
         return None
-    last = layers[-1]
     sees_one_voxel = {*last.kernel_size, *last.stride} == {1} and last.groups == 1
     if not sees_one_voxel or last.padding not in (0, (0, 0, 0)) or last.out_channels != channels:
         return None
     return Head(last, scores)
+
+
+def find_last_convolution(module: nn.Module) -> nn.Conv3d | None:
+    """Return the last convolution of a network, in the order of its modules; None: it has none."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv3d)]
+    return convolutions[-1] if convolutions else None

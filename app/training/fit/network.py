@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from app.model import find_architecture
+from app.model import find_architecture, find_last_convolution
 from app.training.recipe import Recipe
 
 ARCHITECTURE: Final = "monai.networks.nets:DynUNet"
@@ -45,7 +45,7 @@ def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
     """Build the network with fresh weights and low scores, as most voxels are no landmark."""
     architecture = find_architecture("training", ARCHITECTURE)
     network = architecture(**network_arguments(recipe, landmarks))
-    head = find_head(network)
+    head = find_last_convolution(network)
     if head is not None and head.bias is not None:
         with torch.no_grad():
             head.bias[:landmarks] = INITIAL_SCORE
@@ -70,12 +70,6 @@ def normalise_channels_first(network: nn.Module) -> None:
         if isinstance(module, nn.GroupNorm):
             module.register_forward_pre_hook(channels_first)
             module.register_forward_hook(channels_last)
-
-
-def find_head(network: nn.Module) -> nn.Conv3d | None:
-    """Return the layer that computes the output: the last convolution; None if there is none."""
-    convolutions = [module for module in network.modules() if isinstance(module, nn.Conv3d)]
-    return convolutions[-1] if convolutions else None
 
 
 def training_bytes(recipe: Recipe, landmarks: int) -> float:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import BadParameter, ModelRefused
-from app.model import Manifest, load_module, read_manifest
+from app.model import Manifest, find_last_convolution, load_module, read_manifest
 from app.training.data.issues import LINE_NAMES, shorten
-from app.training.fit.network import find_head
 
 
 def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
@@ -72,7 +71,7 @@ def _rearrange_head(
 
     Rows of landmarks that only the new network has are its own, fresh ones.
     """
-    head, other_head = find_head(network), find_head(other)
+    head, other_head = find_last_convolution(network), find_last_convolution(other)
     expected = sum(manifest.channels)
     got = "none" if other_head is None else f"one of {other_head.out_channels} channels"
     if head is None or other_head is None or other_head.out_channels != expected:

@@ -14,11 +14,12 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
+from app.model import find_last_convolution
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.network import Network
 from app.phantom import make_phantom, scan_bytes
-from app.training.fit.network import build_network, find_head
+from app.training.fit.network import build_network
 from app.training.fit.warm_start import by_landmark, load_weights
 from app.training.recipe import Recipe
 from app.training.tools.make_phantoms import make_phantoms
@@ -99,7 +100,7 @@ def test_weights_of_the_same_names_are_the_same_to_the_last_bit(names: Sequence[
 def test_new_landmarks_start_fresh_and_others_are_taken_over(tmp_path: Path) -> None:
     names = ("chin", KNOWN[4], KNOWN[1])
     network = build_network(LIKE_PHANTOM, len(names))
-    head = find_head(network)
+    head = find_last_convolution(network)
     assert head is not None
     fresh = head.weight.detach().clone().unflatten(0, (4, -1))[:, 0]
     output = load_weights(network, names, PHANTOM)

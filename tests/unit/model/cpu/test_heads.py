@@ -81,6 +81,18 @@ def test_votes_of_a_tile_do_not_depend_on_its_batch() -> None:
         assert torch.equal(votes_of(alone).columns, votes_of(field).columns)
 
 
+def test_a_pass_that_gives_way_to_another_is_not_changed_by_it() -> None:
+    network, between = network_of(last_layer()), list[Field]()
+    first, second = tiles()
+    expected = [votes_of(network.predict_tiles([tile])[0]).columns for tile in (first, second)]
+    (field,) = network.predict_tiles(
+        [first], lambda: between.extend(network.predict_tiles([second]))
+    )
+    assert len(between) == 2, "once before each convolution"
+    for each, columns in ((field, expected[0]), *((one, expected[1]) for one in between)):
+        assert torch.equal(votes_of(each).columns, columns)
+
+
 class Double(nn.Module):
     """Answers twice what it is given."""
 
