@@ -15,10 +15,12 @@ from app.preprocessing import index_grid, resample, sample_at, smooth_for
 from app.voting import (
     GridFrame,
     Readout,
+    Shape,
     aggregate,
     concat_votes,
     filter_rows,
     filter_votes,
+    fit_constellation,
     locate,
 )
 
@@ -55,3 +57,6 @@ def compile_loops() -> None:
             for each in (votes, concat_votes([votes, votes])):
                 locate(each, readout, frame, specs)
                 locate(each, replace(readout, heatmap_threshold=0.5), frame, specs)
+    # Nothing agrees with this shape, so that all ways to fit it are tried.
+    modes = np.arange(24.0).reshape(4, 2, 3)
+    fit_constellation(modes, np.ones((4, 2)), Shape(np.eye(4, 3), tolerance_mm=0.1))

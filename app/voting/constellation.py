@@ -16,7 +16,9 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS, Similarity, fit_similarity
+from app.geometry import Affine, spacing_of, transform
+from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS
+from app.voting.cpu import constellation as cpu_constellation
 
 SAMPLES: Final = 1024
 """Triples drawn. With a third of the modes right, 1 in 27 triples is: some 20 of the kept half."""
@@ -125,11 +127,11 @@ def fit_constellation(
     tolerance_mm = shape.tolerance_mm
     cloud = np.where(usable[..., None], positions_mm, _ABSENT_MM)
     weight = np.where(usable, strength, 0.0)
-    some = (cloud[present], weight[present], shape.mean[present], tolerance_mm)
-    fit, score = _refine(_fit_strongest(*some[:3]), *some)
+    some = (shape.mean[present], cloud[present], weight[present])
+    fit, score = _refine(_fit_strongest(*some), *some, tolerance_mm)
     if score < CLEAR_SCORE * weight.max(axis=1).sum():
-        fit, _ = _refine(_sample(*some), *some)
-    expected = fit.apply(shape.mean)
+        fit, _ = _refine(_sample(*some, tolerance_mm), *some, tolerance_mm)
+    expected = transform(fit, shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
     nearest = distance.argmin(axis=1)
     agrees = (
@@ -138,7 +140,7 @@ def fit_constellation(
     agreed = np.take_along_axis(weight, nearest[:, None], axis=1)[agrees].sum()
     if agrees.sum() < MIN_LANDMARKS or agreed < MIN_AGREEMENT * weight.max(axis=1).sum():
         return None
-    return Constellation(expected, np.where(agrees, nearest, -1), float(fit.scale))
+    return Constellation(expected, np.where(agrees, nearest, -1), float(spacing_of(fit)[0]))
 
 
 def find_rival(
@@ -179,21 +181,21 @@ def _mass_of(fit: Constellation, mass: Float64[np.ndarray, "landmarks modes"]) -
 
 
 def _fit_strongest(
+    mean: Float64[np.ndarray, "n 3"],
     cloud: Float64[np.ndarray, "n modes 3"],
     weight: Float64[np.ndarray, "n modes"],
-    mean: Float64[np.ndarray, "n 3"],
-) -> Similarity:
+) -> Float64[np.ndarray, "1 4 4"]:
     """Fit the strongest mode of every landmark."""
-    strongest = cloud[np.arange(len(mean)), weight.argmax(axis=1)]
-    return fit_similarity(mean[None], strongest[None], weight.max(axis=1)[None], SCALE_BOUNDS)
+    chosen = (np.arange(len(mean)), weight.argmax(axis=1), weight.max(axis=1))
+    return _fit_subsets(mean, cloud, *(column[None] for column in chosen))
 
 
 def _sample(
+    mean: Float64[np.ndarray, "n 3"],
     cloud: Float64[np.ndarray, "n modes 3"],
     weight: Float64[np.ndarray, "n modes"],
-    mean: Float64[np.ndarray, "n 3"],
     tolerance_mm: float,
-) -> Similarity:
+) -> Float64[np.ndarray, "fits 4 4"]:
     """Fit triples of modes, strong ones more often; keep the fits that most modes agree with."""
     random = np.random.default_rng(0)
     with np.errstate(divide="ignore"):
@@ -207,55 +209,36 @@ def _sample(
     landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
     noise = random.gumbel(size=(*landmark.shape, weight.shape[1]))
     mode = (log_weight[landmark] + noise).argmax(axis=2)
-    fits = fit_similarity(
-        mean[landmark], cloud[landmark, mode], np.ones(landmark.shape), SCALE_BOUNDS
-    )
-    score = _score(fits, cloud, weight, mean, 2 * tolerance_mm)
-    return _select(fits, np.argsort(-score, kind="stable")[:FINALISTS])
+    fits = _fit_subsets(mean, cloud, landmark, mode, np.ones(landmark.shape))
+    score = cpu_constellation.score(fits, mean, cloud, weight, 2 * tolerance_mm)
+    return np.asarray(fits[np.argsort(-score, kind="stable")[:FINALISTS]])
+
+
+def _fit_subsets(
+    mean: Float64[np.ndarray, "n 3"],
+    cloud: Float64[np.ndarray, "n modes 3"],
+    landmark: Int64[np.ndarray, "fits subset"],
+    mode: Int64[np.ndarray, "fits subset"],
+    weight: Float64[np.ndarray, "fits subset"],
+) -> Float64[np.ndarray, "fits 4 4"]:
+    fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, weight, SCALE_BOUNDS)
+    return np.asarray(fits)
 
 
 def _refine(
-    fits: Similarity,
+    fits: Float64[np.ndarray, "fits 4 4"],
+    mean: Float64[np.ndarray, "n 3"],
     cloud: Float64[np.ndarray, "n modes 3"],
     weight: Float64[np.ndarray, "n modes"],
-    mean: Float64[np.ndarray, "n 3"],
     tolerance_mm: float,
-) -> tuple[Similarity, float]:
-    """Refit each fit to the modes nearest to it, reselecting them as it moves; gives the best.
+) -> tuple[Affine, float]:
+    """Refine fits and choose the best.
 
     Returns:
-        The fit, and its score.
+        The fit, mean shape -> scan, and its score.
     """
-    rows = np.arange(len(mean))
-    for width in ANNEALING:
-        square = _square_distance(fits, cloud, mean)
-        nearest = square.argmin(axis=2)
-        square = np.take_along_axis(square, nearest[..., None], axis=2)[..., 0]
-        robust = weight[rows, nearest] / (1 + square / (width * tolerance_mm) ** 2) ** 2
-        source = np.broadcast_to(mean, (*nearest.shape, 3))
-        fits = fit_similarity(source, cloud[rows, nearest], robust, SCALE_BOUNDS)
-    score = _score(fits, cloud, weight, mean, tolerance_mm)
-    return _select(fits, np.asarray(score.argmax())), float(score.max())
-
-
-def _score(
-    fits: Similarity,
-    cloud: Float64[np.ndarray, "n modes 3"],
-    weight: Float64[np.ndarray, "n modes"],
-    mean: Float64[np.ndarray, "n 3"],
-    width_mm: float,
-) -> Float64[np.ndarray, " fits"]:
-    """Sum the strength of the modes that agree with a fit, less the further they are off."""
-    closeness = 1 / (1 + _square_distance(fits, cloud, mean) / width_mm**2) ** 2
-    return np.asarray((weight * closeness).max(axis=2).sum(axis=1))
-
-
-def _square_distance(
-    fits: Similarity, cloud: Float64[np.ndarray, "n modes 3"], mean: Float64[np.ndarray, "n 3"]
-) -> Float64[np.ndarray, "fits n modes"]:
-    return np.asarray(((cloud - fits.apply(mean)[:, :, None]) ** 2).sum(axis=-1))
-
-
-def _select(fits: Similarity, index: Int64[np.ndarray, "*m"]) -> Similarity:
-    scale = np.asarray(fits.scale[index])
-    return Similarity(scale, fits.rotation[index], fits.translation[index])
+    widths = tolerance_mm * np.array(ANNEALING)
+    cpu_constellation.refine(fits, mean, cloud, weight, widths, SCALE_BOUNDS)
+    score = cpu_constellation.score(fits, mean, cloud, weight, tolerance_mm)
+    best = score.argmax()
+    return fits[best], float(score[best])
