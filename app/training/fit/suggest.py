@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from rich.table import Table
 
-from app.compute import MEMORY_SHARE, choose_device, total_memory
+from app.compute import MEMORY_SHARE, choose_device, fast_precisions, total_memory
 from app.errors import BadParameter
 from app.geometry import Points, PointSet, spacing_of
 from app.model import WHOLE, InputSpec, Manifest
@@ -112,7 +112,13 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
             )
         recipe = replace(recipe, tile_shape=(edge, edge, edge))
     recipe, batch_choice = _fit_memory(options, recipe, checked)
-    return recipe, [spacing_choice, _radius_choice(options, recipe), tile_choice, batch_choice]
+    return recipe, [
+        spacing_choice,
+        _radius_choice(options, recipe),
+        tile_choice,
+        batch_choice,
+        _precision_choice(options, recipe),
+    ]
 
 
 def suggest_refine_recipe(
@@ -158,7 +164,12 @@ def suggest_refine_recipe(
     )
     recipe, batch_choice = _fit_memory(options, recipe, checked)
     spacing_choice = Choice("--spacing", f"{spacing:g} mm", reason)
-    return recipe, [spacing_choice, _radius_choice(options, recipe), batch_choice]
+    return recipe, [
+        spacing_choice,
+        _radius_choice(options, recipe),
+        batch_choice,
+        _precision_choice(options, recipe),
+    ]
 
 
 def suggest_spacing(point_sets: Sequence[PointSet]) -> float:
@@ -240,6 +251,17 @@ def _whole_shape(recipe: Recipe, specimens: Sequence[SpecimenSummary]) -> tuple[
 def _radius_choice(options: Options, recipe: Recipe) -> Choice:
     reason = "given" if options.radius_mm else f"{RADIUS_VOXELS:g} voxels of the grid"
     return Choice("--radius", f"{recipe.radius_mm:.3g} mm", reason)
+
+
+def _precision_choice(options: Options, recipe: Recipe) -> Choice:
+    reason = "given" if options.schedule.precision else "the default"
+    device = choose_device(options.device)
+    is_fast = "bfloat16" in fast_precisions(device)
+    if recipe.precision == "bfloat16" and not is_fast:
+        reason += f", but {device} has no instructions for it: float32 is many times as fast here"
+    elif recipe.precision == "float32" and is_fast:
+        reason += "; in bfloat16 a step takes a third less time here"
+    return Choice("--precision", recipe.precision, reason)
 
 
 def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple[Recipe, Choice]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from app.compute.device import choose_device
+from app.compute.device import choose_device, fast_precisions
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import markups_json, read_landmarks, read_volume
@@ -21,7 +21,7 @@ from app.training.data.split import split
 from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import bootstrap_interval
 from app.training.learn import LearnOptions, case_losses, fine_tune, merged, options_like
-from app.training.options import Options, Schedule
+from app.training.options import Options, Precision, Schedule
 from app.training.pipeline import FIRST, check_and_report, train_network
 from app.training.tools.find_poses import POSES, find_pose
 from app.training.versions import prepare_next
@@ -122,7 +122,9 @@ def learning_skulls(run: Run) -> Iterator[Row]:
     unseen = [files for files in posed if files.name in skulls.SKULLS] + others[:split_at]
     known, rest = others[split_at:][:KNOWN], others[split_at:][KNOWN:]
     with _moved(folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
-        schedule = Schedule(_steps(run), None, RATE, 1, "bfloat16")
+        is_fast = "bfloat16" in fast_precisions(choose_device("auto"))
+        precision: Precision = "bfloat16" if is_fast else "float32"
+        schedule = Schedule(_steps(run), None, RATE, 1, precision)
         yield from _curve(run, Cohort(known, _shuffled([*rest, *moved]), unseen, SKULLS, schedule))
 
 

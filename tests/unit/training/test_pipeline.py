@@ -188,6 +188,29 @@ def test_a_second_network_that_could_not_be_served_is_refused_before_it_is_train
     assert not (tmp_path / "mine" / "refine").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "fast", "choice"),
+    [
+        (("--precision", "bfloat16"), (), "bfloat16 given, but cpu has no instructions for it"),
+        (("--precision", "bfloat16"), ("bfloat16",), "bfloat16 given"),
+        ((), ("bfloat16",), "float32 the default; in bfloat16 a step takes a third less time"),
+        ((), (), "float32 the default"),
+    ],
+)
+def test_table_says_whether_the_device_computes_the_precision(
+    words: tuple[str, ...],
+    fast: tuple[str, ...],
+    choice: str,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CPU without instructions for bfloat16 emulates it, which takes many times as long."""
+    monkeypatch.setattr("app.training.fit.suggest.fast_precisions", lambda _device: fast)
+    folders = (data / "scans", data / "landmarks")
+    output = landmarkd("train", *folders, "--device", "cpu", "--check", *words)
+    assert f"--precision {choice}" in " ".join(output.replace("│", " ").split())
+
+
 def test_open_options_are_chosen_from_the_data(tmp_path: Path) -> None:
     """Small constellations in large scans are looked for in tiles, others in the whole scan."""
     data = write_data(tmp_path / "data")
