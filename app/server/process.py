@@ -38,29 +38,28 @@ many waits of a scan beside uploads that take long to parse: 2 s instead of 0.2 
 long costs all others 4 % of their time, this costs none."""
 
 
-def serve(settings: Settings | None = None, listener: socket.socket | None = None) -> int:
+def serve(settings: Settings, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
-        settings: The settings; None reads them from the environment.
-        listener: A bound socket; None binds to the host and port of the settings.
+        settings: The settings.
+        listener: A socket bound to their host and port.
 
     Returns:
         The exit code: 0 after a requested stop, else 1.
     """
     limit_heaps()
     sys.setswitchinterval(SWITCH_S)
-    chosen = Settings() if settings is None else settings
-    log = configure_logging(chosen.log_level, chosen.log_format)
+    log = configure_logging(settings.log_level, settings.log_format)
     for name in unknown_variables(os.environ):
         logger.warning("unknown setting", extra={"variable": name})
-    if is_public_without_keys(chosen):
+    if is_public_without_keys(settings):
         logger.warning(
             "the address is public and needs no key: set LANDMARKD_API_KEYS",
-            extra={"host": chosen.host},
+            extra={"host": settings.host},
         )
-    server = LandmarkdServer(chosen, log)
-    server.run(None if listener is None else [listener])
+    server = LandmarkdServer(settings, log)
+    server.run([listener])
     return 1 if server.failed or not server.started else 0
 
 
@@ -85,8 +84,6 @@ class LandmarkdServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self.app,
-                host=settings.host,
-                port=settings.port,
                 http=Protocol,
                 ws="none",
                 lifespan="on",

@@ -22,9 +22,7 @@ from tests.support.dicom_files import zipped
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
 from tests.support.model_folders import TILE
-from tests.support.services import RAW, ended, until
-
-pytestmark = pytest.mark.usefixtures("untraced")
+from tests.support.services import RAW, SERVE, ended, until
 
 URL = "/v1/jobs"
 ROUNDS = 3
@@ -213,7 +211,7 @@ def test_interactive_scan_overtakes_jobs(models: Path, folder: Path) -> None:
 def test_second_service_on_the_folder_does_not_start(models: Path, folder: Path) -> None:
     with serving(models, folder):
         second = subprocess.run(
-            [sys.executable, "-c", "from app.server.process import serve; exit(serve())"],
+            [sys.executable, "-c", SERVE],
             env={
                 "LANDMARKD_MODELS_DIR": str(models), "LANDMARKD_JOBS": str(folder),
                 "LANDMARKD_DEVICE": "cpu", "LANDMARKD_PORT": "0",

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from app.io.schemas import LandmarksAnswer, Problem
-from tests.support.services import RAW, ServiceProcess, toy_models, toy_scan
+from tests.support.services import RAW, SERVE, ServiceProcess, toy_models, toy_scan
 
 URL = "/v1/landmarks"
 SHORT_S = "0.5"
@@ -262,16 +262,10 @@ def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup
         service.kill()
 
 
-def test_port_in_use_ends_the_process_with_an_error(models: Path, service: ServiceProcess) -> None:
-    with pytest.raises(AssertionError, match="exit code 3"):
-        ServiceProcess(models, PORT=str(service.port))
-
-
 def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
-    program = "from app.server.process import serve\nraise SystemExit(serve())"
     environment = {"LANDMARKD_MODELS_DIR": str(tmp_path / "nowhere"), "LANDMARKD_PORT": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", SERVE],
         env=environment,
         capture_output=True,
         text=True,

@@ -35,6 +35,9 @@ Response: TypeAlias = "httpx.Response | httpx2.Response"
 MODEL = "toy"
 SHAPE = (20, 18, 24)
 PATIENCE_S = 60
+SERVE = "import sys\nfrom app.cli.main import main\nsys.argv[1:] = ['serve']\nmain()"
+"""Runs the command."""
+
 RAW = {"Content-Type": "application/octet-stream"}
 
 
@@ -189,7 +192,7 @@ class ServiceProcess:
             [
                 sys.executable,
                 "-c",
-                f"{before}\nfrom app.server.process import serve\nraise SystemExit(serve())",
+                f"{before}\n{SERVE}",
             ],
             stderr=subprocess.PIPE,
             text=True,

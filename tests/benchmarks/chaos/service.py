@@ -1,8 +1,11 @@
 """Ours with a network that misbehaves on command: ``python -m tests.benchmarks.chaos.service``."""
 
-from app.server.process import serve
+import sys
+
+from app.cli.main import main
 from tests.support.faulty_network import install
 
 if __name__ == "__main__":
     install()
-    raise SystemExit(serve())
+    sys.argv[1:] = ["serve"]
+    main()
