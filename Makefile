@@ -1,5 +1,5 @@
 # make run     set everything up, start the service, show that it works, keep serving
-# make test    run the tests (all but those marked slow, gpu or docker)
+# make test    run the tests (all but those marked slow, gpu or docker); TESTS= chooses some
 # make lint    check format, style, types and layers
 # make check   what continuous integration runs: make lint, and the tests with their coverage
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
@@ -29,7 +29,7 @@ run: .venv/run.stamp
 	  exec $(BIN)/landmarkd serve --host $(HOST) --port $(PORT) --demo
 
 test: .venv/dev.stamp .venv/run.stamp
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(COVERAGE)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(COVERAGE) $(TESTS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -37,10 +37,12 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports --no-logo
 
-# Loops are compiled by one core, while the other installs and runs the tools.
+# Loops are compiled by one core, while the other installs and runs the tools. Coverage is that of
+# unit tests: what runs services and measures is slower under it, and no longer itself.
 check:
 	$(MAKE) --no-print-directory --jobs 2 .venv/run.stamp lint
-	$(MAKE) --no-print-directory test COVERAGE='--cov --cov-report=term'
+	$(MAKE) --no-print-directory test TESTS=tests/integration
+	$(MAKE) --no-print-directory test TESTS=tests/unit COVERAGE='--cov --cov-report=term'
 
 bench: .venv/bench.stamp .venv/run.stamp
 	$(BIN)/python -m tests.benchmarks $(BARS)

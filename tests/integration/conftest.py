@@ -1,4 +1,4 @@
-"""Fixtures of several files: a browser and a service for the page, processes without coverage."""
+"""Fixtures of several files: a browser and a service for the page."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,12 +15,6 @@ from tests.support.services import RAW, ServiceProcess
 
 PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
 WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["ball", "dumbbell"]\n'
-
-
-@pytest.fixture
-def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start processes without coverage, which slows down what is measured, and dies if killed."""
-    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,6 @@ from tests.benchmarks.report import verdict
 from tests.benchmarks.rivals import plain_torch
 from tests.benchmarks.rivals.shifts import by_convolution, by_scatter_add, by_slices
 
-pytestmark = pytest.mark.usefixtures("untraced")
-
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (40, 36, 44)
 SERVING = [name for name in BARS if name.startswith("S") or name in {"load", "R1", "R2"}]

@@ -25,8 +25,6 @@ from tests.benchmarks.chaos.ledger import Ledger
 from tests.benchmarks.loads import LEFT, LOST
 from tests.benchmarks.servers import free_port
 
-pytestmark = pytest.mark.usefixtures("untraced")
-
 GOOD = Kind("good", lambda *_: Attempt(b""), frozenset({200}))
 GONE = replace(GOOD, name="gone", own=frozenset({LEFT}), others=frozenset())
 UNNAMED = replace(GOOD, name="unnamed", own=frozenset({400}), logged=False)

@@ -48,8 +48,6 @@ from tests.benchmarks.servers import (
 )
 from tests.integration.test_benchmarks import SERVING
 
-pytestmark = pytest.mark.usefixtures("untraced")
-
 
 @pytest.mark.parametrize("name", SERVING)
 def test_fast_run_measures_a_bar_of_serving(name: str, tmp_path: Path) -> None:

@@ -7,15 +7,12 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 from app.io import read_landmarks, read_volume
 from app.training.data.specimens import pair_files
 from tests.support.scan_files import as_nifti
 from tests.support.services import MODEL, RAW, SHAPE, ServiceProcess, toy_models
-
-pytestmark = pytest.mark.usefixtures("untraced")
 
 AFFINE = np.diag([1.0, 1.25, 0.8, 1.0])
 ROUNDS = 4

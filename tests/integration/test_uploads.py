@@ -14,8 +14,6 @@ from tusclient.uploader.uploader import Uploader
 
 from tests.support.services import PATIENCE_S, ServiceProcess, ended, toy_models, toy_scan, until
 
-pytestmark = pytest.mark.usefixtures("untraced")
-
 TUS = {"Tus-Resumable": "1.0.0"}
 SCAN = toy_scan((90, 80, 100))
 DIGEST = blake3(SCAN).hexdigest()
