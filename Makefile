@@ -1,7 +1,7 @@
 # make run     set everything up, start the service, show that it works, keep serving
 # make test    run the tests (all but those marked slow, gpu or docker); TESTS= chooses some
 # make lint    check format, style, types and layers
-# make check   what continuous integration runs: make lint, and the tests with their coverage
+# make check   what continuous integration runs: make lint, and the tests, with the coverage of unit tests
 # make bench   measure the service against its bars; BARS="V1 V4" chooses some
 # make chaos   a service under ten minutes of chaos; MINUTES=1 makes it shorter
 # make docker-test  build the image, start it by docker-compose.yml and test it; DOCKER= and

@@ -92,10 +92,10 @@ def score(fits, mean, cloud, weight, width):
 
 @numba_jit
 @no_type_check
-def _square_distance(to_world, point, target):
+def _square_distance(fit, point, target):
     total = 0.0
     for axis in range(3):
-        a, b, c, first = to_world[axis]
+        a, b, c, first = fit[axis]
         total += (a * point[0] + b * point[1] + c * point[2] + first - target[axis]) ** 2
     return total
 
