@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         ge=1,
         le=100_000,
         description="Maximum number of requests in work; as many may be received meanwhile. "
-        "Further ones are answered with 429.",
+        "Further ones are answered with 429, and of one client those beyond three quarters.",
     )
     memory: ByteSize | None = Field(
         None,

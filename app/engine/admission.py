@@ -27,7 +27,8 @@ class Admission:
     """Bounds the requests in progress.
 
     Attributes:
-        max_requests: How many may be in work, and how many may be received meanwhile.
+        max_requests: How many may be in work, and how many may be received meanwhile; those that
+            one client sends count among its own in work.
         max_body_bytes: Maximum bytes of all their bodies together.
         backlog_s: Returns the estimated time until a device has run the tiles that wait now.
         devices: Returns the number of devices that work side by side.
@@ -74,7 +75,8 @@ class Admission:
         if not self.open:
             raise Draining("expected a running service, got one that is stopping; try another")
         self.require(self.receiving, 1, client, "requests that are received")
-        self.require(self.working, 1, client, "requests in work")
+        # What it sends now will be in work, too.
+        self.require(self.working, 1 + self.receiving.held[client], client, "requests in work")
         self.idle.clear()
         request = AdmittedRequest(self, client)
         try:

@@ -1,7 +1,7 @@
 """The event loop's side of one device: its jobs, their waiters and deadlines, and its health.
 
-Equal requests in flight share a job. One timer, set to the earliest deadline, fails the waiters
-that are late. When there is nothing to do, both sides sleep: an idle service never wakes.
+Equal requests in flight share a job. When there is nothing to do, both sides sleep: an idle service
+never wakes.
 """
 
 import asyncio
@@ -35,9 +35,6 @@ logger = logging.getLogger("landmarkd.device")
 
 JOIN_S: Final = 10.0
 """Given to the thread to end a forward pass; one that hangs must not keep the process alive."""
-
-TIMER_RESOLUTION_S: Final = 0.001
-"""An event loop's clock may be this coarse, and its timers this early."""
 
 Result = TypeVar("Result")
 
@@ -87,7 +84,6 @@ class DeviceLoop:
         self._on_lost = on_lost
         self._queue = WorkQueue(sizes.size, sizes.cost, device.passes)
         self._jobs: dict[Hashable, Job] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self._worker = self._make_worker()
         self._restarting = self._stopping = False
         self._loop: asyncio.AbstractEventLoop
@@ -169,12 +165,16 @@ class DeviceLoop:
             raise NotReady(f"expected a working device, but {reason}")
         waiter = Waiter(request, asyncio.get_running_loop().create_future())
         job = self._join_or_create(waiter)
-        self._set_timer()
         request.on_progress(self._progress_of(job))
+        why: Literal["cancelled", "late"] = "cancelled"
         try:
-            return await waiter.future
+            async with asyncio.timeout_at(request.deadline):
+                return await waiter.future
+        except TimeoutError:
+            why = "late"
+            raise DeadlineExceeded("expected an answer in time, got none") from None
         finally:
-            self._leave(job, waiter)
+            self._leave(job, waiter, why)
 
     def _progress_of(self, job: Job) -> Progress:
         if job.tiles_run:
@@ -198,16 +198,15 @@ class DeviceLoop:
         self._worker.submit(job)
         return job
 
-    def _leave(self, job: Job, waiter: Waiter) -> None:
-        """Remove a waiter that was cancelled, and its job if it was the last."""
+    def _leave(self, job: Job, waiter: Waiter, why: Literal["cancelled", "late"]) -> None:
+        """Remove a waiter that has got no answer, and its job if it was the last."""
         if waiter not in job.waiters:
             return
         job.waiters.remove(waiter)
         if job.has_waiters:
             self._queue.update_deadline(job)
         else:
-            self._drop(job, "cancelled")
-        self._set_timer()
+            self._drop(job, why)
 
     def _drop(self, job: Job, why: Literal["cancelled", "late"]) -> None:
         """Take an abandoned job out of the queue."""
@@ -219,27 +218,6 @@ class DeviceLoop:
     def _forget(self, job: Job) -> None:
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
-
-    def _set_timer(self) -> None:
-        """Set the timer to the earliest deadline."""
-        deadline = min((job.deadline for job in self._jobs.values()), default=None)
-        if self._timer is not None and (deadline is None or self._timer.when() != deadline):
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None and deadline is not None:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        """Fail the waiters that are late; abandoned jobs leave the queue at once."""
-        self._timer = None
-        now = asyncio.get_running_loop().time() + TIMER_RESOLUTION_S
-        for job in self._queue.expired(now):
-            job.expire(now, DeadlineExceeded("expected an answer in time, got none"))
-            if job.has_waiters:
-                self._queue.update_deadline(job)
-            else:
-                self._drop(job, "late")
-        self._set_timer()
 
     def _make_worker(self) -> DeviceWorker:
         return DeviceWorker(
@@ -270,7 +248,6 @@ class DeviceLoop:
             job.fail(outcome)
         else:
             job.resolve(outcome)
-        self._set_timer()
 
     def _set_health(self, reason: str | None, *, fail_jobs: bool) -> None:
         self.unhealthy_reason = reason
@@ -305,4 +282,3 @@ class DeviceLoop:
             # Before it is removed: tiles of a job without waiters cannot be queued any more.
             job.fail(NotReady(detail))
             self._queue.remove(job)
-        self._set_timer()

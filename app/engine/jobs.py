@@ -141,13 +141,6 @@ class Job:
         for waiter in self._dismiss_waiters():
             waiter.future.set_exception(error)
 
-    def expire(self, now: float, error: Exception) -> None:
-        """Raise an error in the waiters whose deadline has passed; the others wait on."""
-        for waiter in [waiter for waiter in self.waiters if now >= waiter.request.deadline]:
-            self.waiters.remove(waiter)
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
-
     def _dismiss_waiters(self) -> list[Waiter]:
         """Remove all waiters; gives those that can still be answered."""
         dismissed, self.waiters = self.waiters, []

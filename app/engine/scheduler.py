@@ -207,10 +207,6 @@ class Scheduler(Generic[Request]):
         if request in self._entries:
             self._entries[request].deadline = deadline
 
-    def expired(self, now: float) -> tuple[Request, ...]:
-        """List the requests whose deadline has passed, the oldest first."""
-        return tuple(request for request, entry in self._entries.items() if now >= entry.deadline)
-
     @property
     def waiting_tiles(self) -> int:
         """Number of tiles that no batch has taken yet."""

@@ -120,11 +120,6 @@ class WorkQueue:
             self._scheduler.set_deadline(job, job.deadline)
             self._changed.notify()
 
-    def expired(self, now: float) -> tuple[Job, ...]:
-        """List the jobs whose deadline has passed."""
-        with self._changed:
-            return self._scheduler.expired(now)
-
     @property
     def depth(self) -> int:
         """Number of scans to be prepared and of tiles that no batch has taken yet."""

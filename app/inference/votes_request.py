@@ -127,7 +127,7 @@ def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
         BrokenArchive: The file is broken.
     """
     arrays = count_array_bytes(content)
-    memory = BASE_BYTES + len(content) + ARRAY_COPIES * arrays
+    memory = BASE_BYTES + ARRAY_COPIES * arrays
     votes = min(MAX_VOTES, arrays // BYTES_PER_VOTE, max(0, max_memory - memory) // VOTE_BYTES)
     return memory + votes * VOTE_BYTES, votes
 
@@ -153,7 +153,6 @@ def answer_votes(
         BadParameter: The request does not fit the arrays.
     """
     start = time.perf_counter()
-    content = bytes(content)  # Libraries take nothing else.
     archive = read_archive(content, request.limits.inflated_bytes)
     # Takes longer than all the rest for a large file, so only where the answer has it.
     digest = blake3(content).hexdigest() if request.file is None else ""

@@ -35,7 +35,7 @@ from app.io.formats import (
     negotiate_format,
     write_answer,
 )
-from app.io.gzip_stream import Content
+from app.io.gzip_stream import Content, MemoryFile
 from app.io.header import Header, check_spacing
 from app.io.nifti_header import UNIT_WARNINGS
 from app.io.scan_archive import count_scans, extract_scan
@@ -91,8 +91,8 @@ __all__ = [
     "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "MAX_REACH_MM", "ONLY", "REPORT", "SCAN_FORMATS",
     "SCAN_SUFFIXES", "SEARCH_BYTES", "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo",
     "CandidateAnswer", "CaseAnswer", "CasesAnswer", "Content", "DeviceInfo", "Evidence", "Format",
-    "Header", "JobAnswer", "JobSummary", "JobsAnswer", "LandmarkAnswer",
-    "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "ModelInfo", "ModelRef", "ModelSummary",
+    "Header", "JobAnswer", "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo",
+    "LandmarksAnswer", "MeasurementAnswer", "MemoryFile", "ModelInfo", "ModelRef", "ModelSummary",
     "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Row", "Selection", "TimingAnswer",
     "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing",
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",

@@ -69,7 +69,9 @@ class FileStream:
         self._ahead = b""
         self._coding = "deflate" if opened else "gzip"
         self._stream = opened or (
-            _open_gzip(content) if self.gzipped else io.BufferedReader(MemoryFile(content))
+            _open_gzip(content, check_cancelled)
+            if self.gzipped
+            else io.BufferedReader(MemoryFile(content))
         )
         self._digest = blake3()
 
@@ -97,7 +99,7 @@ class FileStream:
         self._ahead = b""
         self.max_bytes = self.position + len(rest) * MAX_INFLATION
         if bytes(rest[:2]) == GZIP_MAGIC:
-            self._coding, self._stream = "gzip", _open_gzip(rest)
+            self._coding, self._stream = "gzip", _open_gzip(rest, self.check_cancelled)
         else:
             self._coding = "zlib"
             self._stream = io.BufferedReader(InflatedFile(rest, igzip_lib.DECOMP_ZLIB))
@@ -205,24 +207,45 @@ class InflatedFile(io.RawIOBase):
         return len(data)
 
 
-def _open_gzip(content: Content) -> io.BufferedIOBase:
-    return igzip.IGzipFile(fileobj=MemoryFile(content), mode="rb")
+def _open_gzip(content: Content, check_cancelled: Callable[[], None]) -> io.BufferedIOBase:
+    return igzip.IGzipFile(fileobj=MemoryFile(content, check_cancelled), mode="rb")
 
 
 class MemoryFile(io.RawIOBase):
-    """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
+    """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``.
 
-    def __init__(self, content: Content) -> None:
-        self._rest = memoryview(content)
+    Args:
+        content: The bytes.
+        check_cancelled: Called before every read: one byte of a gzip file may lie behind millions
+            of empty members.
+    """
+
+    def __init__(
+        self, content: Content, check_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
+        self._content = memoryview(content)
+        self._check_cancelled = check_cancelled
+        self._position = 0
 
     def readable(self) -> bool:
         """Say that it is read."""
         return True
 
+    def seekable(self) -> bool:
+        """Say that it is read in any order."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a position from the start, the present one or the end; gives it from the start."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._content)}
+        self._position = max(0, base[whence] + offset)
+        return self._position
+
     def readinto(self, target: Buffer, /) -> int:
         """Copy the next bytes; none where they end."""
+        self._check_cancelled()
         view = memoryview(target)
-        chunk = self._rest[: len(view)]
+        chunk = self._content[self._position : self._position + len(view)]
         view[: len(chunk)] = chunk
-        self._rest = self._rest[len(chunk) :]
+        self._position += len(chunk)
         return len(chunk)

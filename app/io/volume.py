@@ -189,7 +189,8 @@ def check_header(
         _check_limits(header, limits, selection.frame)
     else:
         check_series(selection.series, 1)
-        stream = FileStream(content)
+        # No more of a file that is whole: its header may lie behind millions of empty members.
+        stream = FileStream(content[:HEAD_BYTES])
         header = _read_header(stream)
         _check_limits(header, limits, selection.frame)
         if len(content) < HEAD_BYTES:  # It is the whole file.

@@ -21,13 +21,14 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
-from safetensors import SafetensorError
-from safetensors.torch import load
+from pydantic import NonNegativeInt, TypeAdapter
+from pydantic_core import from_json
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from app.compute import is_out_of_memory
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
-from app.io import Content
+from app.io import Content, MemoryFile
 
 NAMES: Final = ("probs", "scores", "offsets", "affine")
 
@@ -45,12 +46,32 @@ CHUNK_BYTES: Final = 1 << 18
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
+TYPES: Final = dict(
+    zip(
+        ("F16", "BF16", "F32", "F64", "U8", "I8", "I16", "I32", "I64"),
+        FLOATS + INTEGERS,
+        strict=True,
+    )
+)
+"""By their names in safetensors."""
+
 # What the libraries raise for malformed files; most have no common base.
 MALFORMED: Final = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
     *(EOFError, LookupError, OSError, RuntimeError, ValueError),
 )
 MALFORMED_LITERAL: Final = (*MALFORMED, SyntaxError, TokenError, TypeError, MemoryError)
+
+
+class _Entry(TypedDict):
+    """What the header of a safetensors file says of an array."""
+
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+
+
+ENTRIES: Final = TypeAdapter(dict[str, _Entry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +91,7 @@ class Archive:
     affine: Tensor | None = None
 
 
-def read_archive(content: bytes, max_bytes: int) -> Archive:
+def read_archive(content: Content, max_bytes: int) -> Archive:
     """Read a file of arrays.
 
     Args:
@@ -90,7 +111,8 @@ def read_archive(content: bytes, max_bytes: int) -> Archive:
         with _expect_sound("npz"):
             arrays = _read_npz(content, max_bytes)
     elif content[8:9] == b"{":
-        arrays = _read_safetensors(content, max_bytes)
+        with _expect_sound("safetensors"):
+            arrays = _read_safetensors(content, max_bytes)
     else:
         raise NotAnArchive("expected a safetensors or npz file, got bytes of another kind")
     for name, array in arrays.items():
@@ -112,20 +134,34 @@ def count_array_bytes(content: Content) -> int:
         return sum(info.file_size for info in end.infolist())
 
 
-def _read_safetensors(content: bytes, max_bytes: int) -> dict[str, Tensor]:
+def _read_safetensors(content: Content, max_bytes: int) -> dict[str, Tensor]:
+    """Read safetensors; the library would copy all of it twice while no other thread can run."""
     header = int.from_bytes(content[:8], "little")
     if header > HEADER_BYTES:
         raise BrokenArchive(f"expected a header of at most {HEADER_BYTES:,} bytes, got {header:,}")
-    _check_size(len(content) - 8 - header, max_bytes)
-    with _expect_sound("safetensors"):
-        arrays = load(content)
-    for name, array in arrays.items():
+    start = 8 + header
+    held = len(content) - start
+    _check_size(held, max_bytes)
+    declared = from_json(bytes(content[8:start]))
+    declared.pop("__metadata__", None)
+    arrays: dict[str, Tensor] = {}
+    total = 0
+    for name, entry in ENTRIES.validate_python(declared).items():
         _check_name(name)
-        _check_shape(name, tuple(array.shape))
+        _check_shape(name, entry["shape"])
+        dtype = TYPES.get(entry["dtype"])
+        if dtype is None:
+            raise _bad_type(name, entry["dtype"][:16])
+        size, (first, last) = math.prod(entry["shape"]) * dtype.itemsize, entry["data_offsets"]
+        total += size
+        if last - first != size or last > held or total > held:
+            raise ValueError(f"expected {size:,} bytes of {held:,}, got {first:,} to {last:,}")
+        data = np.frombuffer(content, np.uint8, size, start + first).copy()
+        arrays[name] = torch.from_numpy(data).view(dtype).reshape(entry["shape"])
     return arrays
 
 
-def _read_npz(content: bytes, max_bytes: int) -> dict[str, Tensor]:
+def _read_npz(content: Content, max_bytes: int) -> dict[str, Tensor]:
     archive = zipfile.ZipFile(_BoundedReads(content))
     arrays: dict[str, Tensor] = {}
     total = 0
@@ -243,11 +279,12 @@ def _expect_sound(kind: str) -> Iterator[None]:
         raise BrokenArchive(f"expected a sound {kind} file, got a broken one") from error
 
 
-class _BoundedReads(io.BytesIO):
+class _BoundedReads(MemoryFile):
     """A file of which zipfile never reads much at once, such as a directory of millions."""
 
-    def read(self, size: int | None = -1) -> bytes:
-        left = self.getbuffer().nbytes - self.tell()
-        if min(left, left if size is None or size < 0 else size) > DIRECTORY_BYTES:
+    def read(self, size: int = -1, /) -> bytes | None:
+        left = max(0, len(self._content) - self._position)
+        wanted = left if size < 0 else min(size, left)
+        if wanted > DIRECTORY_BYTES:
             raise zipfile.BadZipFile("a directory too large")
-        return super().read(size)
+        return super().read(wanted)

@@ -43,10 +43,21 @@ def test_requests_in_work_are_counted_apart_from_those_that_are_received() -> No
             request.start_work()
         with pytest.raises(QueueFull, match="at most 2 requests in work, got 3"):
             admission.admit().__enter__()
-    with admission.admit(), admission.admit() as arrived:
+    with admission.admit("a"), admission.admit("b") as arrived:
         arrived.start_work()
-        with admission.admit():
+        with admission.admit("c"):
             assert admission.requests == 3
+
+
+def test_uploads_of_one_client_take_no_more_places_than_its_share_once_they_are_work() -> None:
+    admission = make_admission(8)
+    with ExitStack() as stack:
+        for start in (True, True, True, True, False, False):
+            request = stack.enter_context(admission.admit("greedy"))
+            if start:
+                request.start_work()
+        with pytest.raises(QueueFull, match="at most 6 requests in work of one client, got 7"):
+            admission.admit("greedy").__enter__()
 
 
 def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:

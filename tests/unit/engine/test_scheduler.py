@@ -1,6 +1,5 @@
 """The batching policy, driven step by step without a device or a clock."""
 
-import math
 
 import pytest
 from hypothesis import given
@@ -113,18 +112,6 @@ def test_expired_request_gives_its_slots_to_others() -> None:
     add(scheduler, "late", tiles=2, deadline=1.0)
     add(scheduler, "fine", tiles=2)
     assert next_of(scheduler, now=1.0).requests() == ("fine",)
-    assert scheduler.expired(1.0) == ("late",)
-
-
-def test_request_expires_wherever_its_tiles_are() -> None:
-    scheduler = scheduler_of(2)
-    scheduler.add("not yet prepared", 1.0)
-    add(scheduler, "running", deadline=2.0)
-    scheduler.next_batch(0.0)
-    assert scheduler.expired(2.0) == ("not yet prepared", "running")
-    scheduler.set_deadline("running", 3.0)
-    scheduler.remove("not yet prepared")
-    assert scheduler.expired(2.0) == ()
 
 
 def test_lanes_never_mix_and_take_turns() -> None:
@@ -181,7 +168,7 @@ def test_tiles_of_another_pass_are_queued_again() -> None:
     scheduler.add_tiles("a", "another lane", 1)
     assert {next_of(scheduler).lane for _ in range(3)} == {"lane", "another lane"}
     assert scheduler.next_batch(0.0) is None
-    assert scheduler.expired(math.inf) == ("a", "b")
+    assert scheduler.waiting_tiles == 0
 
 
 def test_backlog_is_what_the_waiting_tiles_cost() -> None:
