@@ -1,7 +1,9 @@
 """The FastAPI application: routes, uploads, problems, and the page.
 
 app           builds the application; starts and stops its engine
-scans         calls that take a scan: /v1/landmarks, /v1/heatmaps
+scans         calls that take a scan: /v1/landmarks, /v1/heatmaps, /v1/jobs, /v1/uploads
+cases         /v1/cases: scans and landmarks as a person corrected them
+corrections   an answer as a person corrected it -> the same, checked, and measured again
 votes         POST /v1/votes
 models        /v1/models
 health        /livez, /readyz, /metrics

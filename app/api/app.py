@@ -103,9 +103,14 @@ async def _jobs_of(
     if settings.jobs is None:
         yield None
         return
-    limits = settings.jobs_max_bytes, settings.jobs_ttl_s, CLIENT_SHARE
     try:
-        folder = await asyncio.to_thread(JobFolder, settings.jobs, *limits)
+        folder = await asyncio.to_thread(
+            JobFolder,
+            settings.jobs,
+            max_bytes=settings.jobs_max_bytes,
+            ttl_s=settings.jobs_ttl_s,
+            max_share=CLIENT_SHARE,
+        )
     except StartupError as error:
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise

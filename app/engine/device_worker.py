@@ -190,12 +190,11 @@ class DeviceWorker:
 
     def _prepare(self, job: Job) -> ScanState | None:
         """Bring a scan to the device, unless its job is abandoned."""
-        volume, job.volume = job.volume, None
-        if volume is None or not job.has_waiters:
+        if not job.has_waiters:
             return None
         job.queue_s = time.perf_counter() - job.queued_s
         with self._copies.use(), self._cores.share(passes=0):
-            state = job.detector.prepare(volume)
+            state = job.detector.prepare(job.volume)
             state.grid_ready = record_event(self._device.device)
         return state
 

@@ -287,8 +287,15 @@ class Engine:
                     self._decode_slots.release(slot)
                 on_progress(progress)
 
-            wanted = selection.frame or 0, note_progress, client, heatmaps > 0
-            request = DetectRequest(model, volume, deadline, *wanted)
+            request = DetectRequest(
+                model,
+                volume,
+                deadline,
+                frame=selection.frame or 0,
+                on_progress=note_progress,
+                client=client,
+                keeps_votes=heatmaps > 0,
+            )
             detection = await self.devices.choose(request.key).run(request)
         self._observe(times := replace(detection.timing, decode=decode_ms))
         return replace(detection, timing=times)

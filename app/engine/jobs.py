@@ -86,7 +86,7 @@ class Job:
     Attributes:
         key: Of the requests that it answers.
         detector: The model on the device.
-        volume: The scan; None once it is on the device.
+        volume: The scan.
         created_s: When it was created, by ``time.perf_counter()``.
         queued_s: Since when it waits for the device, by the same clock.
         waiters: The clients that wait; none: the job is abandoned.
@@ -100,7 +100,7 @@ class Job:
 
     key: Hashable
     detector: Detector
-    volume: Volume | None
+    volume: Volume
     created_s: float
     queued_s: float
     waiters: list[Waiter] = field(default_factory=list)

@@ -4,8 +4,9 @@ The landmark file is one of Slicer's. What its schema has no key for stands unde
 which Slicer passes over: in the list, what was kept when; in a point, who decided it.
 """
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from isal import igzip
 from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom import is_dicom
-from app.io.gzip_stream import GZIP_MAGIC, Content, FileStream
+from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream
 from app.io.metaimage_header import METAIMAGE_MAGIC
 from app.io.nrrd_header import NRRD_MAGIC
 from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
@@ -43,20 +44,29 @@ def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
     return bytes(image.to_bytes())
 
 
-def pack_scan(content: Content, volume: Volume, *, as_uploaded: bool) -> bytes:
+def pack_scan(
+    content: Content, volume: Volume, check_cancelled: Callable[[], None], *, as_uploaded: bool
+) -> Content:
     """Make the ``.nii.gz`` of a scan.
 
     Args:
         content: The file as it was uploaded.
         volume: The scan that was read from it.
+        check_cancelled: Called before every piece; ends the work by raising.
         as_uploaded: Whether the file is to be kept as it is if it is NIfTI; else, and of other
             formats, voxels and affine alone are.
     """
     if not (as_uploaded and _is_nifti(content)):
         content = write_nifti(volume.voxels, volume.affine)
     if content[:2] == GZIP_MAGIC:
-        return bytes(content)
-    return igzip.compress(content, COMPRESSION, mtime=0)
+        return content
+    file = io.BytesIO()
+    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
+    with stream, memoryview(content) as view:
+        for first in range(0, len(view), CHUNK_BYTES):
+            check_cancelled()
+            stream.write(view[first : first + CHUNK_BYTES])
+    return file.getvalue()
 
 
 def correct(

@@ -282,9 +282,9 @@ def _expect_sound(kind: str) -> Iterator[None]:
 class _BoundedReads(MemoryFile):
     """A file of which zipfile never reads much at once, such as a directory of millions."""
 
-    def read(self, size: int = -1, /) -> bytes | None:
+    def read(self, size: int = -1, /) -> bytes:
         left = max(0, len(self._content) - self._position)
         wanted = left if size < 0 else min(size, left)
         if wanted > DIRECTORY_BYTES:
             raise zipfile.BadZipFile("a directory too large")
-        return super().read(wanted)
+        return super().read(wanted) or b""

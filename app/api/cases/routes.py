@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from app.api.cases.store import CaseStore, Keeper
+from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
 from app.api.dependencies import (
     AdmittedDep,
     KeyDep,
@@ -25,7 +26,6 @@ from app.api.dependencies import (
 )
 from app.api.openapi import CASE_BODY, problems
 from app.api.request_log import record_of
-from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.upload.plan import CASE, plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import Engine
@@ -117,7 +117,7 @@ class _Keeping:
         # All frames of a file have one digest.
         frame = query.frame if header.frames > 1 else None
         case = describe_case(self.answer, frame, self.keeper.name)
-        scan = pack_scan(content, volume, as_uploaded=frame is None)
+        scan = pack_scan(content, volume, check_cancelled, as_uploaded=frame is None)
         check_cancelled()
         self.store.keep(case, scan, write_case(self.answer, case), self.keeper)
         return case
@@ -158,12 +158,14 @@ async def keep_case(
     if len(upload.second) > MAX_ANSWER_BYTES:
         got = len(upload.second)
         raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {got}")
-    answer = read_corrections(upload.second, engine)
-    record.model = check_landmarks(answer, engine)
-    keeping = _Keeping(store, upload, answer, query, engine.limits, keeper)
 
     async def keep() -> CaseAnswer:
         compute = partial(engine.compute, admitted=admitted, timeout_s=timeout_s)
+        answer = await compute(
+            lambda _: read_corrections(upload.second, engine), memory=CORRECTIONS_BYTES
+        )
+        record.model = check_landmarks(answer, engine)
+        keeping = _Keeping(store, upload, answer, query, engine.limits, keeper)
         look = partial(check_header, upload.content, engine.limits, query.selection)
         header = await compute(look, memory=SEARCH_BYTES)
         # A file is packed as it is, which may hold more than its voxels.

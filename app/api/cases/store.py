@@ -25,7 +25,7 @@ from typing import Final
 
 from app.durable import PARTIAL, sync, write_file
 from app.errors import Forbidden, NotStored, StartupError, UnknownCase
-from app.io import CaseAnswer, read_case
+from app.io import CaseAnswer, Content, read_case
 
 SCANS: Final = "scans"
 LANDMARKS: Final = "landmarks"
@@ -83,7 +83,7 @@ class CaseStore:
                 f"LANDMARKD_STORE: expected a folder that can be written, got {error.strerror}"
             ) from error
 
-    def keep(self, case: CaseAnswer, scan: bytes, landmarks: bytes, keeper: Keeper) -> None:
+    def keep(self, case: CaseAnswer, scan: Content, landmarks: bytes, keeper: Keeper) -> None:
         """Keep a case, in place of the one of its id, if there is one.
 
         Raises:

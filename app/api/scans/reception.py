@@ -155,9 +155,17 @@ async def receive_scan(
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
-    wanted = name_wanted(query, shared, model)
-    waits = admitted, asyncio.get_running_loop().time() + timeout_s, start_s
-    return ReceivedScan(upload, model, wanted, query.selection, *waits, record, engine)
+    return ReceivedScan(
+        upload,
+        model,
+        wanted=name_wanted(query, shared, model),
+        selection=query.selection,
+        admitted=admitted,
+        deadline=asyncio.get_running_loop().time() + timeout_s,
+        start_s=start_s,
+        record=record,
+        engine=engine,
+    )
 
 
 def choose_model(engine: Engine, query: ScanQuery) -> LoadedModel:

@@ -1,13 +1,9 @@
 """A scan that came as DICOM -> a structured report of its landmarks, which refers to its images."""
 
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from app.api.scans.reception import ReceivedScan
 from app.io import SEARCH_BYTES, Evidence, LandmarksAnswer, find_evidence, load_report_writer
-
-UIDS_BYTES: Final = 1 << 10
-"""Of those of an image."""
 
 
 async def find_and_report(
@@ -35,9 +31,8 @@ async def find_and_report(
         write = load_report_writer()
         return write, find_evidence(scan.upload.content, limit, series, check_cancelled)
 
-    write, evidence = await scan.compute(
-        prepare, SEARCH_BYTES, lambda made: UIDS_BYTES * len(made[1].uids)
-    )
+    # Nothing of it is kept: who holds memory may not have all of it, which the scan may need.
+    write, evidence = await scan.compute(prepare, SEARCH_BYTES, lambda _: 0)
     answer = await find()
     memory = evidence.report_bytes(len(answer.landmarks) + len(answer.measurements))
     return answer, await scan.compute(lambda _: write(answer, evidence), memory, len)

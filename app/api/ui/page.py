@@ -19,8 +19,8 @@ from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
+from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
 from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
-from app.api.ui.corrections import MAX_ANSWER_BYTES, read_corrections
 from app.api.upload.plan import UploadKind, plan_upload
 from app.api.upload.receive import read_upload
 from app.errors import BadParameter
@@ -188,8 +188,14 @@ async def convert_landmarks(
     form = negotiate_format(FORMATS, name, None)
     plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
     upload = await read_upload(request, plan, shared.settings, admitted)
-    answer = read_corrections(upload.content, shared.engine)
-    return Response(form.write(answer), headers=HEADERS, media_type=form.media_type)
+    converted = await shared.engine.compute(
+        lambda _: form.write(read_corrections(upload.content, shared.engine)),
+        admitted=admitted,
+        memory=CORRECTIONS_BYTES,
+        result_bytes=len,
+        timeout_s=shared.settings.timeout_s,
+    )
+    return Response(converted, headers=HEADERS, media_type=form.media_type)
 
 
 @page_router.get("/page/{name}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.ui.corrections import read_corrections
+from app.api.corrections import read_corrections
 from app.errors import BadParameter
 from tests.support.answers import UNKNOWN
 from tests.support.services import (

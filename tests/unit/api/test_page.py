@@ -8,9 +8,9 @@ from threading import Barrier, BrokenBarrierError
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.corrections import MAX_ANSWER_BYTES
 from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
-from app.api.ui.corrections import MAX_ANSWER_BYTES
 from app.api.ui.page import WEB, export_niivue, page_files
 from app.engine.engine import COMPUTE_THREADS
 from app.io.formats import FORMATS

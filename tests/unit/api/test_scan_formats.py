@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.engine import Engine
+from app.engine.fair_budget import FairBudget, Reservation
 from app.engine.metrics import Metrics
 from tests.support.dicom_files import PATIENT, as_dicom, as_enhanced, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
@@ -95,6 +96,22 @@ def test_a_series_is_answered_by_a_report_in_its_frame_of_reference(
     assert not dataset.PatientName
     assert PATIENT.encode() not in response.content
     assert shared_of(client).engine.memory.used == 0
+
+
+def test_a_report_holds_no_memory_while_its_scan_waits_for_its_own(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan may take more than one client's share, but only for a client that holds nothing."""
+    memory, held = shared_of(client).engine.memory, []
+
+    async def note(amount: int, *where: Any) -> Reservation:
+        held.append(memory.used)
+        return await FairBudget.reserve(memory, amount, *where)
+
+    monkeypatch.setattr(memory, "reserve", note)
+    assert client.post(URL, content=SERIES, params={"format": "dcm"}).status_code == 200
+    assert len(held) > 2
+    assert not any(held)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The batching policy, driven step by step without a device or a clock."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -17,7 +17,7 @@ from tests.support.device_loops import Faulty, ask, running, scan, wait_for, wit
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
     """Jobs that come and go must not put off the self-check of an unhealthy device."""
     queue = WorkQueue(lambda _: 1, lambda _: 1.0)
-    job = Job("key", Detector(model), None, 0.0, 0.0)
+    job = Job("key", Detector(model), scan(1), 0.0, 0.0)
     stop = threading.Event()
 
     def notify() -> None:

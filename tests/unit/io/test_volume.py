@@ -15,6 +15,7 @@ from app.errors import (
     BadGeometry,
     BadParameter,
     BadVoxels,
+    BrokenVolume,
     TooLarge,
 )
 from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, read_volume
@@ -224,6 +225,15 @@ def test_first_bytes_of_a_body_are_enough_to_check_its_header() -> None:
         check_header(head)
     with pytest.raises(TooLarge, match="limit axis"):
         check_header(head, VolumeLimits(axis=59), selection=Selection(frame=1))
+
+
+def test_a_header_behind_more_empty_gzip_members_than_are_looked_at_is_refused() -> None:
+    """To look for it takes longer than the event loop has, however much of the file is there."""
+    empty = gzip.compress(b"")
+    body = empty * (HEAD_BYTES // len(empty) + 1) + nifti(zipped=True)
+    for content in (body, body[:HEAD_BYTES]):
+        with pytest.raises(BrokenVolume, match="truncated"):
+            check_header(content)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])

@@ -19,6 +19,9 @@ MAX_PARTS: Final = 1 << 16
 """Lists, objects and fields of an answer; one of 256 landmarks with 16 candidates each has 50,000.
 Each becomes a Python object while no other thread can run."""
 
+CORRECTIONS_BYTES: Final = 64 << 20
+"""What an answer of that size takes while it is read, checked and written in another format."""
+
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
 
