@@ -45,6 +45,7 @@ from app.engine.work_queue import Call, TimedOut, WorkQueue
 from app.errors import InsufficientMemory
 from app.inference import (
     BatchReport,
+    Detection,
     InFlightBatch,
     ScanState,
     collect_batch,
@@ -54,7 +55,6 @@ from app.inference import (
     stage_times,
     translate_out_of_memory,
 )
-from app.voting import Landmark
 
 logger = logging.getLogger("landmarkd.device")
 
@@ -319,30 +319,27 @@ class DeviceWorker:
             self._emit(Progressed(job))
         elif job.has_waiters and job.state is not None:
             finish = partial(self._finish, job, job.state)
-            self._host_pool.submit(finish, partial(self._on_finished, job, job.state))
+            self._host_pool.submit(finish, partial(self._on_finished, job))
 
-    def _finish(self, job: Job, state: ScanState) -> tuple[Landmark, ...] | ScanState:
+    def _finish(self, job: Job, state: ScanState) -> Detection | ScanState:
         """Locate the landmarks of a scan, or prepare another pass."""
         with self._copies.use(), self._cores.share(passes=0):
             outcome = job.detector.finish(state)
             if isinstance(outcome, ScanState):
                 outcome.grid_ready = record_event(self._device.device)
-        return outcome
+                return outcome
+            times = stage_times(state, queue_s=job.queue_s)
+            detection = conclude(state, outcome, job.tiles, times)
+            return replace(detection, votes=keep_votes(state)) if job.keeps_votes else detection
 
-    def _on_finished(
-        self, job: Job, state: ScanState, outcome: tuple[Landmark, ...] | ScanState | Exception
-    ) -> None:
+    def _on_finished(self, job: Job, outcome: Detection | ScanState | Exception) -> None:
         """Answer a job, or queue the tiles of another pass."""
         if isinstance(outcome, Exception):
             self._fail(job, translate_out_of_memory(outcome, self._device.device))
         elif isinstance(outcome, ScanState):
             self._queue_tiles(job, outcome)
         else:
-            times = stage_times(state, queue_s=job.queue_s)
-            detection = conclude(state, outcome, job.tiles, times)
-            if job.keeps_votes:
-                detection = replace(detection, votes=keep_votes(state))
-            self._emit(Settled(job, detection))
+            self._emit(Settled(job, outcome))
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Removed here and not only by the event loop, so that the next batch has none of its tiles.

@@ -27,7 +27,7 @@ from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
 from app.inference.precompile import compile_loops
-from app.inference.refinement import Refiner, pose_of
+from app.inference.refinement import Refiner
 from app.inference.scan_heatmaps import (
     keep_votes,
     write_scan_heatmaps,
@@ -40,7 +40,7 @@ __all__ = [
     "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
     "StageTimes", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
     "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch",
-    "launch_batch", "load_checked", "measure_answer", "model_ref", "pose_of", "self_check",
+    "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
     "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
     "write_scan_heatmaps",
 ]  # fmt: skip

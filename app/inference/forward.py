@@ -114,4 +114,5 @@ def collect(forward_pass: ForwardPass) -> float:
     for state in dict.fromkeys(states):
         state.network_s += forward_pass.network_time.seconds()
         state.votes_ready = votes_ready
+        state.merge_tiles()
     return forward_pass.total_time.seconds()

@@ -5,7 +5,6 @@ folder promises; only this layer can find landmarks.
 """
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from app.inference.detector import Detector
 from app.inference.precompile import compile_loops
 from app.model import LoadedModel, PrecisionSetting, check_noise, check_points, load_model
 from app.phantom import make_phantom
-from app.voting import positions_of
+from app.voting import filter_votes, positions_of
 
 logger = logging.getLogger("landmarkd.model")
 
@@ -91,7 +90,14 @@ def _check(model: LoadedModel, on_device: OnDevice) -> None:
     if model.refine is not None:
         _check(model.refine, on_device)
     manifest = model.manifest
-    on_device(partial(check_noise, manifest, model.network, model.expected))
+
+    def check_device() -> None:
+        field = check_noise(manifest, model.network, model.expected)
+        # Where no kernel can be compiled, that shows here and not with the first scan. At this
+        # threshold few votes pass, if any.
+        filter_votes(field, 1.0)
+
+    on_device(check_device)
     if not manifest.selfcheck.is_phantom:
         return
     phantom = make_phantom(manifest.selfcheck.seed)

@@ -14,7 +14,7 @@ from app.geometry import Points, transform
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, make_posed_grid
-from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
+from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.voting import (
     GridFrame,
     Landmark,
@@ -128,15 +128,8 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
     if fit is None:
         return None
     agree = fit.choice >= 0
-    return pose_of(fit_similarity(shape.mean[agree], points[agree], np.ones(int(agree.sum()))))
-
-
-def pose_of(similarity: Similarity) -> Pose:
-    """Convert a similarity from the mean shape's frame to a pose."""
-    to_world = np.eye(4)
-    to_world[:3, :3] = similarity.scale * similarity.rotation
-    to_world[:3, 3] = similarity.translation
-    return Pose(to_world, float(similarity.scale))
+    found = fit_similarity(shape.mean[agree], points[agree], np.ones(int(agree.sum())))
+    return Pose(found.affine, float(found.scale))
 
 
 def any_detected(landmarks: Sequence[Landmark]) -> bool:

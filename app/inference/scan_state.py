@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.compute import READY, ReadyEvent
+from app.compute import READY, ReadyEvent, is_out_of_memory
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
@@ -96,17 +96,27 @@ class ScanState:
         return self.mean.finish(self.mean.merge(self.votes))
 
     def add(self, part: Votes | WeightedTile) -> None:
-        """Store what is kept of a tile.
-
-        Small arrays that stay, between large ones that come and go with each batch, fragment the
-        memory. So the last ``MERGED_TILES`` are merged whenever there are that many.
-        """
+        """Store what is kept of a tile, which cannot fail."""
         if isinstance(part, WeightedTile):
             part.add()
+        else:
+            self.votes.append(part)
+            self.unmerged += 1
+
+    def merge_tiles(self) -> None:
+        """Merge the last tiles, once there are ``MERGED_TILES``.
+
+        Small arrays that stay, between large ones that come and go with each batch, fragment the
+        memory. Where there is too little to merge them now, they wait for more.
+        """
+        if self.unmerged < MERGED_TILES:
             return
-        self.votes.append(part)
-        self.unmerged += 1
-        if self.unmerged == MERGED_TILES:
-            merge = self.mean.merge if isinstance(self.mean, SparseMean) else concat_votes
-            self.votes[-MERGED_TILES:] = [merge(self.votes[-MERGED_TILES:])]
-            self.unmerged = 0
+        merge = self.mean.merge if isinstance(self.mean, SparseMean) else concat_votes
+        try:
+            merged = merge(self.votes[-self.unmerged :])
+        except Exception as error:
+            if is_out_of_memory(error):
+                return
+            raise
+        self.votes[-self.unmerged :] = [merged]
+        self.unmerged = 0

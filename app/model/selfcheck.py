@@ -41,7 +41,7 @@ TINY: Final = 1e-12
 """Avoids a division by zero where a network answers nothing but zeros."""
 
 
-def check_noise(manifest: Manifest, network: Network, expected: Samples | None) -> None:
+def check_noise(manifest: Manifest, network: Network, expected: Samples | None) -> Field:
     """Run a network on its self-check's noise; to be called on the thread of its device.
 
     Args:
@@ -49,12 +49,16 @@ def check_noise(manifest: Manifest, network: Network, expected: Samples | None) 
         network: On the device and in the precision to be checked.
         expected: What to compare the answer with; None: any answer of the right shape will do.
 
+    Returns:
+        The answer.
+
     Raises:
         ModelRefused: The answer differs by more than the tolerance, or there is none.
     """
     field = run_noise(manifest, network)
     if expected is not None:
         _compare(manifest, expected, field)
+    return field
 
 
 def check_points(manifest: Manifest, found: Points, truth: Points) -> None:

@@ -1,5 +1,6 @@
 """Voxel values of a scan -> those that a network expects, by its intensity rule."""
 
+import math
 from typing import Final
 
 import numpy as np
@@ -47,17 +48,20 @@ def normalise_(
     if intensity.method == "none":
         return values
     if intensity.method == "zscore":
-        if float(values.max()) > MAX_SQUARABLE or float(values.min()) < -MAX_SQUARABLE:
+        bounds = [float(bound) for bound in values.aminmax()]
+        if max(map(abs, bounds)) > MAX_SQUARABLE:
             values.mul_(SMALLER)  # Exact, and without effect on the result.
+            bounds = [bound * SMALLER for bound in bounds]
+        least = least_width(*bounds)
         if intensity.region == "all":
             mean, deviation = values.mean(), values.std(correction=0)
-            return values.sub_(mean).div_(deviation.clamp_min_(1e-6))
+            return values.sub_(mean).div_(deviation.clamp_min_(least))
         inside = values != 0
         if intensity.region == "filled":
             inside = fill_holes(inside)
         chosen = values[inside] if inside.any() else values.new_zeros(1)
         mean, deviation = chosen.mean(), chosen.std(correction=0)
-        values.sub_(mean).div_(deviation.clamp_min_(1e-6))
+        values.sub_(mean).div_(deviation.clamp_min_(least))
         return values.masked_fill_(~inside, 0.0)
     if intensity.method == "clip":
         values.clamp_(intensity.lower, intensity.upper)
@@ -66,13 +70,41 @@ def normalise_(
     if upper - lower > FLOAT32_MAX:
         values.mul_(SMALLER)  # Exact; else the difference of two voxels would be infinite.
         lower, upper = lower * SMALLER, upper * SMALLER
-    return values.sub_(lower).div_(max(upper - lower, 1e-6)).clamp_(0.0, 1.0)
+    return values.sub_(lower).div_(width_of((lower, upper))).clamp_(0.0, 1.0)
+
+
+def width_of(window: tuple[float, float]) -> float:
+    """Return what voxel values are divided by to map a window to 0 and 1."""
+    return max(window[1] - window[0], least_width(*window))
+
+
+def least_width(*bounds: float) -> float:
+    """Return the least difference that counts as one, of voxel values within bounds.
+
+    It is relative, since voxels may be in any unit: diffusivities in m²/s are some 1e-9.
+    """
+    return max(1e-6 * max(map(abs, bounds)), 1e-30)
 
 
 def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
-    """Compute two percentiles of at most twice PERCENTILE_SAMPLES evenly spaced voxels."""
+    """Compute two percentiles of at most twice PERCENTILE_SAMPLES evenly spaced voxels.
+
+    Those of 0 and 100 % are the extremes of all voxels.
+    """
+    low, high = _sampled_percentiles(values, lower, upper)
+    if lower <= 0.0:
+        low = float(values.min())
+    if upper >= 100.0:
+        high = float(values.max())
+    return low, high
+
+
+def _sampled_percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
     flat = values.flatten()
-    sample = flat[:: max(1, flat.numel() // PERCENTILE_SAMPLES)].double()
+    step = max(1, flat.numel() // PERCENTILE_SAMPLES)
+    while math.gcd(step, flat.numel()) > 1:  # Else some slices would have no sample.
+        step += 1
+    sample = flat[::step].double()
     if sample.device.type == "cpu":
         # NumPy selects where torch sorts, which is eight times faster.
         low, high = np.percentile(sample.numpy(), [lower, upper])

@@ -10,6 +10,7 @@ from app.geometry import Affine, spacing_of
 from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.cpu.slabs import memory_order
 from app.preprocessing.cpu.smoothing import Levels, make_filter, smooth_planes
+from app.preprocessing.intensity import width_of
 from app.preprocessing.resampling import apply_along, gaussian, gaussian_taps, smoothing_sigma
 
 
@@ -40,15 +41,11 @@ def smooth_for(
         return _smooth_on_cpu(voxels, sigmas, window)
     values = upload(voxels, device, "K")
     if window is not None:
-        values = values.sub_(window[0]).div_(_width(window)).clamp_(0.0, 1.0)
+        values = values.sub_(window[0]).div_(width_of(window)).clamp_(0.0, 1.0)
     for axis, (size, sigma) in enumerate(zip(values.shape, sigmas, strict=True)):
         if sigma > 0:
             values = apply_along(values, axis, gaussian_taps(np.arange(size), size, sigma))
     return values
-
-
-def _width(window: tuple[float, float]) -> float:
-    return max(window[1] - window[0], 1e-6)
 
 
 def _smooth_on_cpu(
@@ -59,7 +56,7 @@ def _smooth_on_cpu(
     filters = [make_filter(voxels.shape[axis], gaussian(sigmas[axis])) for axis in order]
     levels = Levels()
     if window is not None:
-        scale = UINT16_ONE / _width(window)
+        scale = UINT16_ONE / width_of(window)
         levels = Levels(window[0], scale, least=0.0, most=UINT16_ONE, rounding=0.5)
     smooth = np.empty(dense.shape, np.float32 if window is None else np.uint16)
     smooth_planes(dense, filters, levels, smooth)

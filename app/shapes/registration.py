@@ -85,7 +85,8 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
 
     Returns:
         The fit with the least weighted square error. A landmark without a 95 % region counts as
-        known as exactly as the median one, and all as equally exact if none has one.
+        known as exactly as the median one of its scan. Where none of a scan has one, the regions
+        of the other alone count, and all landmarks alike where neither has any.
 
     Raises:
         BadParameter: They share too few landmarks, or these lie on a line or, for an affine map,
@@ -98,7 +99,8 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
     source, target = (np.array([each[name] for name in names]) for each in (here, there))
     for points in (source, target):
         _check_extent(points, kind)
-    weight = 1 / (_variance(fixed, names) + _variance(moving, names))
+    variances = [one for each in (fixed, moving) if (one := _variance(each, names)) is not None]
+    weight = 1 / sum(variances, np.zeros(len(names))) if variances else np.ones(len(names))
     fit = _FITS[kind]
     affine = fit(source, target, weight)
     residual = _distances(affine, source, target)
@@ -129,14 +131,16 @@ def _positions(landmarks: Landmarks) -> dict[str, RasPoint]:
     return dict(landmarks)
 
 
-def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n"]:
-    """Return the variance of each landmark along an axis, in mm²; up to a factor if unknown."""
-    regions = np.full(len(names), np.nan)
-    if isinstance(landmarks, LandmarksAnswer):
-        known = {one.name: one.region95_mm for one in landmarks.landmarks}
-        regions = np.array([known[name] or np.nan for name in names])
-    median = float(np.nanmedian(regions)) if np.isfinite(regions).any() else 1.0
-    return np.asarray((np.nan_to_num(regions, nan=median) / REGION95_SIGMAS) ** 2)
+def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n"] | None:
+    """Return the variance of each landmark along an axis, in mm²; None if that of none is known."""
+    if not isinstance(landmarks, LandmarksAnswer):
+        return None
+    known = {one.name: one.region95_mm for one in landmarks.landmarks}
+    regions = np.array([known[name] or np.nan for name in names])
+    if not np.isfinite(regions).any():
+        return None
+    regions = np.nan_to_num(regions, nan=float(np.nanmedian(regions)))
+    return np.asarray((regions / REGION95_SIGMAS) ** 2)
 
 
 def _check_extent(points: Points, kind: Kind) -> None:
@@ -148,10 +152,7 @@ def _check_extent(points: Points, kind: Kind) -> None:
 
 def _fit_similar(bounds: tuple[float, float]) -> Fit:
     def fit(source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
-        found = fit_similarity(source, target, weight, bounds)
-        affine = np.eye(4)
-        affine[:3, :3], affine[:3, 3] = found.scale * found.rotation, found.translation
-        return affine
+        return fit_similarity(source, target, weight, bounds).affine
 
     return fit
 

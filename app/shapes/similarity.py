@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
+from app.geometry import Affine
+
 MIN_LANDMARKS: Final = 4
 """Three points fit any triangle's similarity too well to be evidence."""
 
@@ -34,6 +36,13 @@ class Similarity:
     scale: Float64[np.ndarray, "*n"]
     rotation: Float64[np.ndarray, "*n 3 3"]
     translation: Float64[np.ndarray, "*n 3"]
+
+    @property
+    def affine(self) -> Affine:
+        """The map as an affine, if it is one."""
+        affine = np.eye(4)
+        affine[:3, :3], affine[:3, 3] = self.scale * self.rotation, self.translation
+        return affine
 
     def apply(self, points: Float64[np.ndarray, "*m 3"]) -> Float64[np.ndarray, "*k 3"]:
         """Map points."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from app.geometry import Affine, spacing_of, transform
+from app.geometry import Affine, transform
 from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS
 from app.voting.cpu import constellation as cpu_constellation
 
@@ -79,12 +79,10 @@ class Constellation:
     Attributes:
         expected_mm: Expected position of every landmark; NaN where it is not in the shape.
         choice: The mode of each landmark that agrees; -1 if none does.
-        scale: Size of this subject over that of the mean shape.
     """
 
     expected_mm: Float64[np.ndarray, "landmarks 3"]
     choice: Int64[np.ndarray, " landmarks"]
-    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ def fit_constellation(
     agreed = np.take_along_axis(weight, nearest[:, None], axis=1)[agrees].sum()
     if agrees.sum() < MIN_LANDMARKS or agreed < MIN_AGREEMENT * weight.max(axis=1).sum():
         return None
-    return Constellation(expected, np.where(agrees, nearest, -1), float(spacing_of(fit)[0]))
+    return Constellation(expected, np.where(agrees, nearest, -1))
 
 
 def find_rival(

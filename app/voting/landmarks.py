@@ -19,7 +19,7 @@ applies:
 
 - ``not_found``: there is no mode, or its mass is under a quarter of t.
 - ``out_of_field``: the answer lies outside the volume, has a mass of at least t, and is
-*supported*.
+  *supported*.
 - ``not_found``: it lies outside the volume otherwise; or the shape was fitted, expects it
   elsewhere, and its mass is under t.
 - ``detected``: its mass is at least t, and it is supported.

@@ -228,10 +228,11 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
         inside = readout.scan.contains(votes.source.numpy().astype(np.float64))
         votes = votes.select(torch.from_numpy(inside))
     source, end = votes.columns[:3].numpy(), np.array(readout.shape)[:, None] - 0.5
-    # Mostly no voxel is padding, which the maxima show fastest.
-    if (source.max(axis=1, initial=0.0, keepdims=True) <= end).all():
+    # Mostly no voxel is padding, which the extremes show fastest.
+    lowest, highest = (of(axis=1, initial=0.0, keepdims=True) for of in (source.min, source.max))
+    if (lowest >= -0.5).all() and (highest <= end).all():
         return votes
-    return votes.select(torch.from_numpy((source <= end).all(axis=0)))
+    return votes.select(torch.from_numpy(((source >= -0.5) & (source <= end)).all(axis=0)))
 
 
 def voters_around(

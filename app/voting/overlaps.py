@@ -7,7 +7,8 @@ with the layout of MONAI, whose importances are no products of profiles. Otherwi
 nothing of each other, and only votes are held (``SparseMean``): a mean takes a vote's memory,
 however many tiles it is of. A voxel may pass in one tile and not in another, so tiles are filtered
 by a lower threshold, and what is below that in some tile counts there as much as the lower
-threshold itself. Sums of votes are of whole numbers, so the order of tiles changes no bit of them.
+threshold itself. Sums of votes are of whole numbers, so that the order in which tiles are merged
+together changes no bit of them.
 """
 
 from collections.abc import Callable, Sequence

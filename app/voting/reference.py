@@ -111,7 +111,7 @@ def score_limit(field: Field, threshold: float) -> float:
     passes only where its score exceeds the background's by logit(threshold). The limit is lowered
     by more than rounding in the scores' type and in the float32 probability can move it.
     """
-    epsilon = torch.finfo(field.scores.dtype).eps
+    epsilon = max(torch.finfo(dtype).eps for dtype in (field.scores.dtype, torch.float32))
     if field.activation == "none":
         return threshold - 2 * epsilon * max(abs(threshold), epsilon)
     bounded = min(max(threshold, 1e-30), 1 - 1e-7)

@@ -120,7 +120,10 @@ def launch_filter(
 def _divide(collect: Callable[[], Votes], peak: float) -> Votes:
     """Turn values of heatmaps, as which votes are weighted, into probabilities."""
     votes = collect()
-    votes.columns[6:].clamp_(max=MAX_PROBABILITY * peak).div_(peak)
+    probability, weight = votes.columns[6], votes.columns[7]
+    bound = MAX_PROBABILITY * peak
+    weight.mul_((bound / probability).clamp_(max=1.0)).div_(peak)  # Its importance stays.
+    probability.clamp_(max=bound).div_(peak)
     return votes
 
 

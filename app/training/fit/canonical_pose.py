@@ -13,7 +13,6 @@ import numpy as np
 
 from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
-from app.inference import pose_of
 from app.model import load_shape, read_manifest
 from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.training.data.specimens import Specimen
@@ -60,7 +59,7 @@ def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
     """Bring a specimen into the frame of the mean shape, by its own landmarks."""
     known = np.isfinite(specimen.points).all(axis=1) & np.isfinite(mean).all(axis=1)
     fit = fit_similarity(mean[known], specimen.points[known], np.ones(int(known.sum())))
-    to_frame = np.linalg.inv(pose_of(fit).to_world)
+    to_frame = np.linalg.inv(fit.affine)
     return replace(
         specimen,
         to_world=to_frame @ specimen.to_world,

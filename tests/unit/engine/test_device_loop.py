@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from app.compute.device import NamedDevice
+from app.engine import device_worker
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
-from app.errors import DeadlineExceeded, LandmarkdError, NetworkFailed, NotReady
+from app.errors import DeadlineExceeded, InsufficientMemory, LandmarkdError, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector
 from app.inference.scan_state import ScanState
 from app.io.volume import Volume
@@ -83,6 +85,25 @@ def test_one_bad_scan_fails_alone(where: NamedDevice, model: LoadedModel, faulty
     assert isinstance(last, Detection)
     assert_same_landmarks(first, Detector(model).detect(good))
     assert_same_landmarks(first, last)
+
+
+def test_votes_for_which_memory_runs_out_fail_their_own_scan_alone(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(_: ScanState) -> None:
+        raise torch.OutOfMemoryError("no memory for votes")
+
+    monkeypatch.setattr(device_worker, "keep_votes", run_out)
+
+    async def scenario() -> list[Detection | BaseException]:
+        async with running(batch_size=2) as loop:
+            drawn = loop.run(DetectRequest(model, scan(1), FAR, keeps_votes=True))
+            others = [ask(loop, model, scan(seed)) for seed in (2, 3)]
+            return await asyncio.gather(drawn, *others, return_exceptions=True)
+
+    drawn, *others = asyncio.run(scenario())
+    assert isinstance(drawn, InsufficientMemory)
+    assert all(isinstance(other, Detection) for other in others)
 
 
 def test_cancelled_request_leaves_its_batch_unharmed(

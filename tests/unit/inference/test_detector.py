@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from app.inference import scan_state
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
 from app.inference.scan_state import MERGED_TILES
-from app.voting.votes import concat_votes
+from app.voting.votes import Votes, concat_votes
 from tests.support.device_loops import load_toy, scan
 
 
@@ -27,3 +29,21 @@ def test_votes_of_many_tiles_are_kept_in_few_pieces_and_in_their_order(tmp_path:
     assert len(kept) > 0
     assert torch.equal(kept.source, expected.source)
     assert torch.equal(kept.weight, expected.weight)
+
+
+def test_tiles_that_cannot_be_merged_for_want_of_memory_wait_and_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Detector(load_toy(tmp_path))
+    state = detector.prepare(scan(1, (60, 66, 140)))
+
+    def run_out(votes: list[Votes]) -> Votes:
+        raise torch.OutOfMemoryError(f"no memory for {len(votes)} tiles")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scan_state, "concat_votes", run_out)
+        for index in range(MERGED_TILES + 1):
+            collect(launch([(state, index)]))
+    assert len(state.votes) == MERGED_TILES + 1
+    collect(launch([(state, MERGED_TILES + 1)]))
+    assert (len(state.votes), state.unmerged) == (1, 0)

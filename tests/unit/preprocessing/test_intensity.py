@@ -1,5 +1,6 @@
 """Rules by which nnU-Net scales voxel values, besides those that ``test_grid`` tests."""
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from app.model import IntensitySpec
 from app.preprocessing import normalise_
+from app.preprocessing.intensity import percentiles
 
 BOX = (slice(2, 7), slice(1, 9), slice(3, 6))
 
@@ -46,6 +48,30 @@ def test_clipped_values_are_scaled_as_those_of_all_training_scans() -> None:
     values = torch.tensor([[[-1000.0, -100.0, 50.0, 75.0, 4000.0]]])
     found = normalise_(values.clone(), rule)
     torch.testing.assert_close(found, torch.tensor([[[-6.0, -6.0, 0.0, 1.0, 10.0]]]))
+
+
+@pytest.mark.parametrize("method", ["zscore", "percentile"])
+def test_values_in_a_small_unit_are_scaled_as_in_any_other(method: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    values = 1.0 + 0.3 * torch.randn(9, 11, 7, generator=generator)
+    rule = IntensitySpec.model_validate({"method": method})
+    expected = normalise_(values.clone(), rule)
+    torch.testing.assert_close(normalise_(values * 1e-9, rule), expected, rtol=1e-4, atol=1e-4)
+    assert not normalise_(torch.full_like(values, 1e-9), rule).any()
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024, 3), (512, 512, 12), (160, 160, 100)])
+def test_percentiles_of_large_grids_are_those_of_all_slices(shape: tuple[int, int, int]) -> None:
+    values = torch.zeros(shape) + torch.arange(float(shape[2]))
+    found = percentiles(values, 1.0, 95.0)
+    expected = np.percentile(np.arange(shape[2]).repeat(100), [1.0, 95.0])
+    np.testing.assert_allclose(found, expected, atol=1.0)
+
+
+def test_percentiles_of_0_and_100_are_the_extremes_of_all_voxels() -> None:
+    values = torch.zeros(200, 200, 200)
+    values[3, 5, 7], values[4, 4, 4] = -5.0, 9.0
+    assert percentiles(values, 0.0, 100.0) == (-5.0, 9.0)
 
 
 @pytest.mark.parametrize(

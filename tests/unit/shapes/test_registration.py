@@ -132,6 +132,17 @@ def test_landmarks_count_by_their_calibrated_regions(kind: Kind) -> None:
     assert fit.rms_mm == pytest.approx(expected)
 
 
+def test_regions_of_one_scan_count_alone_where_the_other_has_none() -> None:
+    random = np.random.default_rng(9)
+    moving = transform(move("rigid"), FIXED) + random.normal(0, 1.0, FIXED.shape)
+    regions: list[float | None] = [0.3, 0.5, 4.0, 0.4, 0.6, 0.5, 2.0]
+    known, unknown = make_answer(NAMES, moving, regions), make_answer(NAMES, FIXED, [None] * 7)
+    both = register(known, make_answer(NAMES, FIXED, regions))
+    for fixed in (unknown, named(FIXED)):
+        fit = register(known, fixed)
+        assert_allclose(fit.fixed_to_moving, both.fixed_to_moving, atol=1e-9)
+
+
 def test_missing_landmarks_are_left_out() -> None:
     moving = transform(move("rigid"), FIXED)
     half = {name: moving[NAMES.index(name)] for name in "fceb"}

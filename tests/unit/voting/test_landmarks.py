@@ -124,6 +124,19 @@ def test_votes_of_padding_are_not_counted() -> None:
     assert padded.mass == pytest.approx(0.8, rel=0.05)
 
 
+def test_votes_of_padding_before_the_grid_are_not_counted() -> None:
+    """As some layouts pad small scans, on both sides."""
+    votes = ball_votes((15.0, 17, 21), (48, 36, 44), SCAN_RADIUS)
+    columns = votes.columns.clone()
+    columns[0] -= 13.0  # Sources.
+    columns[3] -= 13.0  # Positions.
+    moved = Votes(votes.landmark, columns)
+    assert bool((moved.source[:, 0] < 0).any())
+    (padded,) = find(moved)
+    (clean,) = find(moved.select(moved.source[:, 0] >= 0))
+    assert padded.mass == clean.mass
+
+
 def make_constellation() -> Array:
     """Place eight landmarks in the grid, as no plane and no symmetry has them."""
     return np.array(

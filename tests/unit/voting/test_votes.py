@@ -50,6 +50,14 @@ def known_case() -> tuple[np.ndarray, np.ndarray]:
     return probabilities, 8 * random.standard_normal((70, 70, 70, 9)).astype(np.float32)
 
 
+def test_a_value_far_above_its_peak_has_the_weight_of_its_importance() -> None:
+    scores = torch.full((1, 2, 2, 2), 10.0)
+    field = Field(scores, torch.zeros(3, 1, 2, 2, 2), "none", background=False, peak=1.0)
+    importance = (torch.full((2,), 0.3), torch.ones(2), torch.ones(2))
+    votes = filter_votes(field, 0.5, Placement(importance=importance))
+    torch.testing.assert_close(votes.weight / votes.probability, torch.full((8,), 0.3))
+
+
 def test_known_case_p1_gives_the_oracles_rows_and_heatmaps() -> None:
     """P1: channels last, axis-major, a sample smaller than the array."""
     probabilities, offsets = known_case()
