@@ -17,7 +17,6 @@ recipe         every number that shapes a model
 record         recipe.json: what a training was started with
 pipeline       options -> a trained network, the first or the second of a model
 crossvalidate  the same K times, each without one fold, and once on all scans
-average        the mean of two models' weights
 learn          kept cases -> the next version of a model, in place if it is better
 versions       the version before, and the exchange of folders
 =============  ==================================================================================
@@ -38,7 +37,6 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "evaluate": "app.training.cli.evaluate:evaluate",
         "calibrate": "app.training.cli.calibrate:calibrate",
         "learn": "app.training.cli.learn:learn",
-        "average": "app.training.cli.average:average",
     }
 )
 """``module:function`` of every command, in the order in which the help lists them."""

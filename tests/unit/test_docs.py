@@ -29,7 +29,7 @@ IMAGE_BYTES = 400_000
 NOT_SETTINGS = {"LANDMARKD_DATA", "LANDMARKD_API_KEY", "LANDMARKD_SKULL_FOLDS"}
 """Of the tests and benchmarks, and of the command line as a client."""
 
-TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "learn", "average")
+TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "learn")
 OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "--model"}
 """Of pip, curl, and the modules in ``app.training.tools``."""
 

@@ -6,6 +6,5 @@ train        ``landmarkd train`` and ``landmarkd refine``
 evaluate     ``landmarkd evaluate``
 calibrate    ``landmarkd calibrate``
 learn        ``landmarkd learn``
-average      ``landmarkd average``
 ===========  ======================================================================
 """

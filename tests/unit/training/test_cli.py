@@ -26,7 +26,6 @@ DATA = ["--scans", "scans", "--landmarks", "landmarks"]
         ["evaluate", "model", *DATA],
         ["calibrate", "model", *DATA, "--folds"],
         ["learn", ".", "--from", "."],
-        ["average", ".", ".", "-o", "model"],
     ],
 )
 def test_a_command_without_the_extra_says_in_one_line_what_to_install(
