@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.errors import StartupError
 
 PREFIX: Final = "LANDMARKD_"
 API_KEY: Final = "LANDMARKD_API_KEY"
@@ -243,3 +252,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_settings(**given: object) -> Settings:
+    """Read the settings from the environment; options that were given take precedence.
+
+    Raises:
+        StartupError: A setting cannot be used.
+    """
+    try:
+        return Settings.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise StartupError("; ".join(lines)) from None

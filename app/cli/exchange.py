@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from app.cli.settings import read_settings
 from app.errors import StartupError
+from app.settings import read_settings
 
 importing = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make a model folder of another training."

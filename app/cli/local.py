@@ -85,7 +85,9 @@ class LocalDetector:
         self._model = load_model(find_folder(settings, model), settings)
         self._limits = VolumeLimits.of(settings)
 
-    def detect(self, content: bytes, *, series: int | None = None) -> LandmarksAnswer:
+    def detect(
+        self, content: bytes, *, frame: int | None = None, series: int | None = None
+    ) -> LandmarksAnswer:
         """Find the landmarks of a scan.
 
         Returns:
@@ -95,7 +97,7 @@ class LocalDetector:
             LandmarkdError: As the service would refuse the scan.
         """
         start = time.perf_counter()
-        volume = read_volume(content, self._limits, Selection(series=series))
+        volume = read_volume(content, self._limits, Selection(frame=frame, series=series))
         decode_s = time.perf_counter() - start
         detection = Detector(self._model).detect(volume, decode_s=decode_s)
         total_ms = 1e3 * (time.perf_counter() - start)

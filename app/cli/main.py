@@ -24,7 +24,6 @@ from app.cli.exchange import importing, install, pack
 from app.cli.export import export
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import answer_stem, list_scans, read_scan
-from app.cli.settings import read_settings
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     SCAN_FORMATS,
@@ -37,7 +36,7 @@ from app.io import (
     load_report_writer,
     negotiate_format,
 )
-from app.settings import API_KEY, PREFIX, Settings
+from app.settings import API_KEY, PREFIX, Settings, read_settings
 
 app = typer.Typer(
     cls=Commands,
@@ -56,6 +55,7 @@ ModelsDir = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="auto, cpu or cuda:N (default: LANDMARKD_DEVICE).")
 ]
+Frame = Annotated[int | None, typer.Option(min=0, help="Frame of a file of several, from 0.")]
 ModelName = Annotated[
     str | None,
     typer.Option("-m", "--model", help="Model to use (default: LANDMARKD_DEFAULT_MODEL)."),
@@ -166,6 +166,7 @@ def detect(
     series: Annotated[
         int | None, typer.Option(min=0, help="Series of DICOM files of several, from 0.")
     ] = None,
+    frame: Frame = None,
     models_dir: ModelsDir = None,
     device: Device = None,
 ) -> None:
@@ -180,7 +181,8 @@ def detect(
     sink = _sink(files, target, form, write, to_folder=to_folder, resume=resume)
     with ExitStack() as stack:
         with console.status("Loading the model" if url is None else "Connecting"):
-            find = partial(_finder(stack, url, model, models_dir, device), series=series)
+            find = _finder(stack, url, model, models_dir, device)
+            find = partial(find, frame=frame, series=series)
         tally = detect_all(files, find, sink, console, resume=resume)
     _conclude(tally, output if to_folder else "")
 
@@ -276,7 +278,7 @@ def _finder(
     models_dir: Path | None,
     device: str | None,
 ) -> Callable[..., LandmarksAnswer]:
-    """Return what finds the landmarks of a scan, given its bytes and the number of a series."""
+    """Return what finds the landmarks of a scan, given its bytes, frame and series."""
     if url is None:
         from app.cli.local import LocalDetector
 

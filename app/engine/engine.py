@@ -287,15 +287,8 @@ class Engine:
                     self._decode_slots.release(slot)
                 on_progress(progress)
 
-            request = DetectRequest(
-                model,
-                volume,
-                deadline,
-                frame=selection.frame or 0,
-                on_progress=note_progress,
-                client=client,
-                keeps_votes=heatmaps > 0,
-            )
+            request = DetectRequest(model, volume, deadline, frame=selection.frame or 0,
+                on_progress=note_progress, client=client, keeps_votes=heatmaps > 0)  # fmt: skip
             detection = await self.devices.choose(request.key).run(request)
         self._observe(times := replace(detection.timing, decode=decode_ms))
         return replace(detection, timing=times)

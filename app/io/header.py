@@ -165,7 +165,7 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
             )
         text = more
         while (end := text.find(b"\n", start)) >= 0:
-            line = text[start:end].decode("latin-1").rstrip("\r")
+            line = _decode(text[start:end]).rstrip("\r")
             start = end + 1
             if is_last(line):
                 stream.read(start)
@@ -173,6 +173,13 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
             lines.append(line)
         size *= 2
     raise BrokenVolume(f"expected a header of at most {TEXT_BYTES:,} bytes, got a longer one")
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
 
 
 def parse_numbers(text: str, count: int, field: str) -> list[float]:

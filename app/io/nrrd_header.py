@@ -54,7 +54,12 @@ WORLDS: Final[dict[str, Affine]] = {
 }
 """Maps of mm in the spaces that say where the patient is to mm in RAS."""
 
-UNITS_MM: Final = {"mm": 1.0, "cm": 10.0, "m": 1e3, "um": 1e-3, "μm": 1e-3, "micron": 1e-3}
+UNITS_MM: Final = {
+    "mm": 1.0,
+    "cm": 10.0,
+    "m": 1e3,
+    **dict.fromkeys(("um", "micron", "\u03bcm", "\u00b5m"), 1e-3),  # Greek mu, and the micro sign.
+}
 
 FRAME_KINDS: Final = frozenset(("list", "time", "none", "???", "domain"))
 """Kinds of an axis outside space along which there are scans; others make vectors or colours."""

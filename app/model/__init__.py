@@ -33,6 +33,8 @@ from app.model.sections import (
     IntensitySpec,
     LandmarkSpec,
     LowerPrecision,
+    is_label,
+    is_model_name,
 )
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
 from app.model.versions import choose_version, split_name
@@ -41,7 +43,7 @@ __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
     "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
-    "find_last_convolution", "hash_file", "load_model", "load_module", "load_shape",
-    "make_output", "norm_groups", "place_surroundings", "read_manifest", "scan_models",
-    "split_name", "write_precisions", "write_selfcheck",
+    "find_last_convolution", "hash_file", "is_label", "is_model_name", "load_model",
+    "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
+    "read_manifest", "scan_models", "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

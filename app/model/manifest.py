@@ -22,6 +22,7 @@ from app.model.sections import (
     WHOLE,
     InputSpec,
     LandmarkSpec,
+    ModelName,
     NetworkSpec,
     PrecisionSpec,
     RefineSpec,
@@ -38,7 +39,7 @@ class Manifest(Section):
     """A whole model.toml."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
-    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
+    name: ModelName
     version: Annotated[str, Field(min_length=1, max_length=32)]
     description: str
     license: str

@@ -1,9 +1,18 @@
 """The sections of a ``model.toml``, each validated by itself; the whole is in ``manifest``."""
 
 import math
+from contextlib import suppress
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 WHOLE: Final = "whole"
 
@@ -14,6 +23,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 LowerPrecision = Literal["bfloat16", "float16"]
 LOWER_PRECISIONS: Final[tuple[LowerPrecision, ...]] = get_args(LowerPrecision)
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+ModelName = Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
 
 Activation = Literal["none", "sigmoid", "softmax", "spatial_softmax"]
 ACTIVATIONS: Final[dict[str, tuple[Activation, ...]]] = {
@@ -243,6 +253,20 @@ class PrecisionSpec(Section):
         """The precisions that are there, with their shifts in mm, in order of preference."""
         shifts = ((name, getattr(self, name)) for name in LOWER_PRECISIONS)
         return {name: shift for name, shift in shifts if shift is not None}
+
+
+def is_label(text: str) -> bool:
+    """Say whether a landmark may have this name."""
+    with suppress(ValidationError):
+        return TypeAdapter(Label).validate_python(text) == text
+    return False
+
+
+def is_model_name(text: str) -> bool:
+    """Say whether a model may have this name."""
+    with suppress(ValidationError):
+        return TypeAdapter(ModelName).validate_python(text) == text
+    return False
 
 
 class LandmarkSpec(Section):

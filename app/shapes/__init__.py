@@ -21,6 +21,7 @@ from app.shapes.registration import Registration, register
 from app.shapes.robust_shape import RobustShape, estimate_robust_shape
 from app.shapes.shape_report import write_shape_report
 from app.shapes.similarity import (
+    MIN_COMMON,
     MIN_LANDMARKS,
     SCALE_BOUNDS,
     Similarity,
@@ -31,7 +32,7 @@ from app.shapes.swaps import Labelling, find_swaps
 from app.shapes.symmetry import find_partners
 
 __all__ = [
-    "COHORT_FORMATS", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling",
+    "COHORT_FORMATS", "MIN_COMMON", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling",
     "Registration", "RobustShape", "Similarity", "analyse_shapes",
     "estimate_robust_shape", "find_outliers", "find_partners", "find_swaps", "fit_similarity",
     "mean_shape", "read_cohort", "register", "write_shape_report",

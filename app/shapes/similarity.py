@@ -16,6 +16,9 @@ from app.geometry import Affine
 MIN_LANDMARKS: Final = 4
 """Three points fit any triangle's similarity too well to be evidence."""
 
+MIN_COMMON: Final = 3
+"""Points that determine a similarity."""
+
 SCALE_BOUNDS: Final = (0.5, 2.0)
 """A subject is at least half and at most twice as large as the mean one."""
 
@@ -90,8 +93,8 @@ def mean_shape(
     """Average point sets of different subjects in different poses: generalised Procrustes analysis.
 
     Args:
-        point_sets: The landmarks of each subject, in mm; NaN rows where one is unknown. Every set
-            shares at least three landmarks with the one that has most.
+        point_sets: The landmarks of each subject, in mm; NaN rows where one is unknown. Sets that
+            share fewer than ``MIN_COMMON`` landmarks with the one that has most are left out.
 
     Returns:
         The mean shape, around the origin, in the pose of the set that has most landmarks and of the
@@ -99,7 +102,11 @@ def mean_shape(
     """
     stack = np.stack(point_sets)
     known = np.isfinite(stack).all(axis=2)
-    mean = stack[known.sum(axis=1).argmax()]
+    most = known.sum(axis=1).argmax()
+    mean = stack[most]
+    rich = (known & known[most]).sum(axis=1) >= MIN_COMMON
+    rich[most] = True
+    stack, known = stack[rich], known[rich]
     points = np.where(known[..., None], stack, 0.0)
     for _ in range(PROCRUSTES_ROUNDS):
         common = known & np.isfinite(mean).all(axis=1)

@@ -15,9 +15,9 @@ Precision = Literal["float32", "bfloat16"]
 
 NO_NAMES: Final = "none"
 
-INTENSITIES: Final = "percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or none"
+INTENSITIES: Final = "percentile:LOWER,UPPER or window:LOWER,UPPER"
 BOUNDED: Final = ("percentile", "window")
-"""Intensity rules that have bounds."""
+"""Intensity rules that have bounds; images are changed at random within these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,13 @@ def read_intensity(text: str | None) -> IntensitySpec | None:
     if text is None:
         return None
     method, _, rest = text.partition(":")
-    keys = ("lower", "upper") if method in BOUNDED else ()
+    message = f"--intensity: expected {INTENSITIES}, got {text}"
+    if method not in BOUNDED:
+        raise BadParameter(message)
     bounds = rest.split(",") if rest else []
     try:
         # Zipped strictly, as too few or too many bounds are an error as well.
-        table = {"method": method, **dict(zip(keys, bounds, strict=True))}
+        table = {"method": method, **dict(zip(("lower", "upper"), bounds, strict=True))}
         return IntensitySpec.model_validate(table)
     except ValueError as error:
-        message = f"--intensity: expected {INTENSITIES}, got {text}"
         raise BadParameter(message) from error

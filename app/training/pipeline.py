@@ -18,7 +18,7 @@ from app.compute import choose_device
 from app.errors import BadParameter, StartupError
 from app.geometry import Points
 from app.model import WHOLE, IntensitySpec, read_manifest
-from app.shapes import MIN_LANDMARKS, mean_shape
+from app.shapes import MIN_COMMON, MIN_LANDMARKS, mean_shape
 from app.training.data.check_data import CheckedData, check_data
 from app.training.data.issues import LINE_NAMES, issue_table, shorten
 from app.training.data.mirror import with_mirror_images
@@ -26,7 +26,7 @@ from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import SpecimenSummary
 from app.training.files import CHECKPOINT, REFINE
-from app.training.fit.canonical_pose import pose_specimen, rotate_like, upright
+from app.training.fit.canonical_pose import has_pose, pose_specimen, rotate_like, upright
 from app.training.fit.loop import TrainingData, TrainingRun, train
 from app.training.fit.network import build_network
 from app.training.fit.suggest import (
@@ -38,7 +38,7 @@ from app.training.fit.suggest import (
 from app.training.fit.warm_start import load_weights
 from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
-from app.training.record import Record, read_record
+from app.training.record import Record, read_record, seen_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,13 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
     record = resumable_record(folder)
     chosen = split_like_first(options, checked, record)
     mean = upright(mean_shape([specimen.rows(names) for specimen in chosen.train]))
+    poor = [one.name for one in chosen.train if not has_pose(one.rows(names), mean)]
+    if poor:
+        raise BadParameter(
+            f"expected at least {MIN_COMMON} landmarks in each scan to learn from, as its pose "
+            f"follows from them, got fewer in {shorten(poor, LINE_NAMES)}: take them out of the "
+            "folder, or name them with --validate"
+        )
     if options.start is not None:
         mean = rotate_like(mean, names, options.start)
     suggested = suggest_refine_recipe(options_as_before(options, record), checked, first, mean)
@@ -238,7 +245,7 @@ def split_as_before(options: Options, checked: CheckedData, record: dict[str, An
         return split(checked.specimens, options.hold_out, "given", options.train_only)
     if record is not None:
         return split(checked.specimens, held_out_of(record, checked), "as before")
-    return split(checked.specimens, None, train_only=options.train_only)
+    return split(checked.specimens, None, train_only=options.train_only, subject=options.subject)
 
 
 def split_like_first(
@@ -279,6 +286,7 @@ def make_plan(
         train=tuple(specimen.name for specimen in chosen.train),
         held_out=tuple(specimen.name for specimen in chosen.held_out),
         mirror=options.mirror,
+        seen_before=tuple(sorted(seen_by(read_record(options.start) if options.start else None))),
     )
     return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
 

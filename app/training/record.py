@@ -21,6 +21,7 @@ class Record:
         train: Names of the training specimens.
         held_out: Names of the held-out specimens.
         mirror: Whether mirror images were trained on as well.
+        seen_before: Names of the specimens that the weights it started from had learned from.
     """
 
     recipe: Recipe
@@ -28,11 +29,14 @@ class Record:
     train: tuple[str, ...]
     held_out: tuple[str, ...]
     mirror: bool
+    seen_before: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is after a round trip through JSON."""
         values = asdict(self)
         values["recipe"]["intensity"] = self.recipe.intensity.model_dump(exclude_unset=True)
+        if not self.seen_before:  # As in records of before there was this key.
+            del values["seen_before"]
         table: dict[str, Any] = json.loads(json.dumps(values))
         return table
 
@@ -44,6 +48,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
+
+
+def seen_by(record: Mapping[str, Any] | None) -> set[str]:
+    """List the specimens that the weights of a record have learned from, in any training."""
+    found = record or {}
+    return {*found.get("train", ()), *found.get("seen_before", ())}
 
 
 def write_record(folder: Path, record: Record) -> None:

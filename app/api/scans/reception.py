@@ -156,16 +156,10 @@ async def receive_scan(
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
     return ReceivedScan(
-        upload,
-        model,
-        wanted=name_wanted(query, shared, model),
-        selection=query.selection,
-        admitted=admitted,
+        upload, model, name_wanted(query, shared, model), query.selection, admitted,
         deadline=asyncio.get_running_loop().time() + timeout_s,
-        start_s=start_s,
-        record=record,
-        engine=engine,
-    )
+        start_s=start_s, record=record, engine=engine,
+    )  # fmt: skip
 
 
 def choose_model(engine: Engine, query: ScanQuery) -> LoadedModel:

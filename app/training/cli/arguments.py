@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from app.errors import StartupError
-from app.settings import Settings
+from app.settings import read_settings
 
 if TYPE_CHECKING:
     from app.model import LoadedModel
@@ -54,7 +54,7 @@ def load_model(folder: Path, device: str) -> "LoadedModel":
     from app.compute import choose_device
     from app.inference import load_checked
 
-    allow = Settings().allow_torchscript
+    allow = read_settings().allow_torchscript
     return load_checked(folder, choose_device(device), allow_torchscript=allow)
 
 

@@ -64,8 +64,8 @@ Intensity = Annotated[
     str | None,
     typer.Option(
         metavar="RULE",
-        help="How voxel values are scaled: percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or "
-        "none. Default: percentile:1,99.5.",
+        help="How voxel values are scaled: percentile:LOWER,UPPER or window:LOWER,UPPER. "
+        "Default: percentile:1,99.5.",
     ),
 ]
 Radius = Annotated[
@@ -169,8 +169,8 @@ Subject = Annotated[
     str | None,
     typer.Option(
         metavar="REGEX",
-        help="The part of a scan's name that identifies its subject; scans of one subject share a "
-        "fold. Default: the name without a side at its end, such as _left.",
+        help="The part of a scan's name that identifies its subject; scans of one subject are "
+        "held out together. Default: the name without a side at its end, such as _left.",
     ),
 ]
 TrainOnly = Annotated[
@@ -284,6 +284,13 @@ def _folder(output: Path | None, check: bool) -> Path:
     """Return the model folder to write; ``--check`` writes none."""
     if output is None and not check:
         raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
+    from app.model import is_model_name
+
+    if output is not None and not is_model_name(output.absolute().name):
+        raise BadParameter(
+            "-o: expected a folder whose name is that of a model, of small letters, digits and "
+            f"hyphens, got {output.absolute().name}"
+        )
     return output or Path()
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from app.model import is_label
 from app.training.data.issues import Issue, Severity, shorten
 from app.training.data.summary import SpecimenSummary
 
@@ -24,6 +25,7 @@ def check_labels(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
     """Find names that mean the same landmark, rare names, and points placed twice."""
     counts = Counter(name for specimen in specimens for name in specimen.points)
     issues = [issue for specimen in specimens for issue in _check_same_position(specimen)]
+    issues += [_bad_name(name, specimens) for name in counts if not is_label(name)]
     variants: set[str] = set()
     for name in counts:
         usual = _common_spelling(name, counts, specimens)
@@ -47,6 +49,12 @@ def check_labels(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
                 )
             )
     return issues
+
+
+def _bad_name(name: str, specimens: Sequence[SpecimenSummary]) -> Issue:
+    where = shorten([specimen.name for specimen in specimens if name in specimen.points])
+    expected = "1 to 128 letters, none of them a control character"
+    return Issue("error", where, f"landmark {name[:40]!r}: expected a name of {expected}")
 
 
 def normalise_label(name: str) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,14 +12,11 @@ import numpy as np
 from app.durable import replacing
 from app.errors import BadParameter, StartupError
 from app.training.data.issues import shorten
-from app.training.data.split import check_train_only
+from app.training.data.split import check_train_only, subject_of
 from app.training.data.summary import SpecimenSummary
 from app.training.files import FOLDS
 
 FILE: Final = "folds.json"
-
-SIDE: Final = re.compile(r"[-_. ](left|right|l|r)$", re.IGNORECASE)
-"""End of a scan's name that says which side of a subject it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +101,6 @@ def make_folds(
         min(folds, key=len).extend(groups[subject])
     members = tuple(tuple(sorted(fold)) for fold in folds)
     return Folds(seed, members, subjects, content_digests(specimens))
-
-
-def subject_of(name: str, pattern: str | None) -> str:
-    """Return the subject that a scan shows.
-
-    Raises:
-        BadParameter: The pattern is no regular expression, or does not match the name.
-    """
-    if pattern is None:
-        return SIDE.sub("", name)
-    try:
-        found = re.search(pattern, name)
-    except re.error as error:
-        raise BadParameter(
-            f"--subject: expected a regular expression, got {pattern}: {error}"
-        ) from None
-    if found is None:
-        raise BadParameter(f"--subject: expected {pattern} in the name of every scan, got {name}")
-    return (found[1] if found.re.groups else None) or found[0]
 
 
 def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Which specimens are trained on, and which are held out for validation."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ HELD_OUT_FRACTION: Final = 5
 
 MAX_HELD_OUT: Final = 5
 """More would add little information, and every validation takes time for each."""
+
+
+SIDE: Final = re.compile(r"[-_. ](left|right|l|r)$", re.IGNORECASE)
+"""End of a scan's name that says which side of a subject it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ def split(
     names: Sequence[str] | None,
     reason: str = "",
     train_only: Sequence[str] = (),
+    subject: str | None = None,
 ) -> Split:
     """Split specimens into training and held out.
 
@@ -46,6 +52,7 @@ def split(
             always the same of the same scans.
         reason: Why the named ones are held out.
         train_only: Names of those that are never held out.
+        subject: As for ``subject_of``: scans of one subject are held out together.
 
     Raises:
         BadParameter: A name is unknown or in both lists, or nothing is left to train on.
@@ -64,7 +71,7 @@ def split(
             f"--validate: expected none that are in --train-only, got {shorten(sorted(both))}"
         )
     if names is None:
-        names = choose_held_out(specimens, train_only)
+        names = choose_held_out(specimens, train_only, subject)
         reason = (
             f"about one in {HELD_OUT_FRACTION}, always the same ones; --validate NAME,NAME or none"
         )
@@ -89,20 +96,47 @@ def check_train_only(specimens: Sequence[SpecimenSummary], train_only: Sequence[
 
 
 def choose_held_out(
-    specimens: Sequence[SpecimenSummary], train_only: Sequence[str] = ()
+    specimens: Sequence[SpecimenSummary],
+    train_only: Sequence[str] = (),
+    subject: str | None = None,
 ) -> tuple[str, ...]:
-    """Choose which specimens to hold out, by a hash of the name: new scans change few of them.
+    """Choose which specimens to hold out, by a hash of the subject: new scans change few of them.
 
-    A specimen that alone has some landmark is trained on.
+    All scans of a subject are held out, or none is. One that alone has some landmark is trained on.
     """
-    if len(specimens) < 2:
+    trained = {subject_of(name, subject) for name in train_only}
+    groups: dict[str, list[SpecimenSummary]] = {}
+    for specimen in specimens:
+        groups.setdefault(subject_of(specimen.name, subject), []).append(specimen)
+    candidates = {name: group for name, group in groups.items() if name not in trained}
+    if len(groups) < 2:
         return ()
-    candidates = [specimen for specimen in specimens if specimen.name not in train_only]
-    count = min(max(round(len(candidates) / HELD_OUT_FRACTION), 1), MAX_HELD_OUT)
+    scans = sum(map(len, candidates.values()))
+    count = min(max(round(scans / HELD_OUT_FRACTION), 1), MAX_HELD_OUT)
     remaining = Counter(label for specimen in specimens for label in specimen.points)
     chosen: list[str] = []
-    for specimen in sorted(candidates, key=lambda one: hashlib.sha256(one.name.encode()).digest()):
-        if len(chosen) < count and all(remaining[label] > 1 for label in specimen.points):
-            chosen.append(specimen.name)
-            remaining.subtract(specimen.points.keys())
+    for name in sorted(candidates, key=lambda one: hashlib.sha256(one.encode()).digest()):
+        labels = Counter(label for specimen in candidates[name] for label in specimen.points)
+        if len(chosen) < count and all(remaining[label] > labels[label] for label in labels):
+            chosen += [specimen.name for specimen in candidates[name]]
+            remaining.subtract(labels)
     return tuple(sorted(chosen))
+
+
+def subject_of(name: str, pattern: str | None) -> str:
+    """Return the subject that a scan shows.
+
+    Raises:
+        BadParameter: The pattern is no regular expression, or does not match the name.
+    """
+    if pattern is None:
+        return SIDE.sub("", name)
+    try:
+        found = re.search(pattern, name)
+    except re.error as error:
+        raise BadParameter(
+            f"--subject: expected a regular expression, got {pattern}: {error}"
+        ) from None
+    if found is None:
+        raise BadParameter(f"--subject: expected {pattern} in the name of every scan, got {name}")
+    return (found[1] if found.re.groups else None) or found[0]

@@ -9,7 +9,7 @@ from app.training.data.folds import content_digests, read_folds
 from app.training.data.issues import LINE_NAMES, shorten
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.summary import summarise
-from app.training.record import read_record
+from app.training.record import read_record, seen_by
 
 
 def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
@@ -26,8 +26,7 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     """
     refine = read_manifest(folder).refine
     folders = [folder] if refine is None else [folder, folder / refine.folder]
-    records = [read_record(inner) or {} for inner in folders]
-    names = {name for record in records for name in record.get("train", ())}
+    names = {name for inner in folders for name in seen_by(read_record(inner))}
     folds = read_folds(folder)
     known = {} if folds is None else folds.digests
     digests = {known[name] for name in names if name in known}

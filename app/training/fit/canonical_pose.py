@@ -14,7 +14,7 @@ import numpy as np
 from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
 from app.model import load_shape, read_manifest
-from app.shapes import MIN_LANDMARKS, fit_similarity
+from app.shapes import MIN_COMMON, MIN_LANDMARKS, fit_similarity
 from app.training.data.specimens import Specimen
 
 
@@ -53,6 +53,12 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
         return mean
     fit = fit_similarity(mean[known], target[known], np.ones(int(known.sum())))
     return np.asarray(mean @ fit.rotation.T)
+
+
+def has_pose(points: Points, mean: Points) -> bool:
+    """Say whether enough landmarks of a specimen are known to bring it into the frame of a mean."""
+    known = np.isfinite(points).all(axis=1) & np.isfinite(mean).all(axis=1)
+    return int(known.sum()) >= MIN_COMMON
 
 
 def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:

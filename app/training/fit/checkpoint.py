@@ -27,19 +27,26 @@ def start(folder: Path, record: Record) -> None:
         write_record(folder, record)
 
 
-def save(folder: Path, parts: Mapping[str, Stateful], step: int) -> None:
-    """Write a checkpoint; the old one stays until the new one is complete."""
+def save(folder: Path, parts: Mapping[str, Stateful], step: int, *, exported: bool) -> None:
+    """Write a checkpoint, which says whether its weights are in the model folder.
+
+    The old one stays until the new one is complete.
+    """
     state = {name: part.state_dict() for name, part in parts.items()}
     with replacing(folder / CHECKPOINT) as path:
-        torch.save(state | {"step": step}, path)
+        torch.save(state | {"step": step, "exported": exported}, path)
 
 
-def resume(folder: Path, parts: Mapping[str, Stateful]) -> int:
-    """Load a checkpoint if there is one; returns the number of steps that are done."""
+def resume(folder: Path, parts: Mapping[str, Stateful]) -> tuple[int, bool]:
+    """Load a checkpoint if there is one.
+
+    Returns:
+        The number of steps that are done, and whether the model folder has their weights.
+    """
     path = folder / CHECKPOINT
     if not path.exists():
-        return 0
+        return 0, False
     state = torch.load(path, weights_only=True, map_location="cpu")
     for name, part in parts.items():
         part.load_state_dict(state[name])
-    return int(state["step"])
+    return int(state["step"]), state.get("exported", True)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
+from app.durable import replacing, write_file
 from app.geometry import Points
 from app.model import hash_file, write_selfcheck
 from app.training.fit.network import ARCHITECTURE, network_arguments
@@ -50,13 +51,15 @@ def write_model_folder(
     plain = copy.deepcopy(network).half().cpu()
     convert_conv3d_weight_memory_format(plain, torch.contiguous_format)
     # save_model stores a tensor once that a network registers under several names.
-    save_model(plain, str(folder / "weights.safetensors"))
+    with replacing(folder / "weights.safetensors") as partial:
+        save_model(plain, str(partial))
     if mean is not None:
-        save_file({"mean": torch.from_numpy(mean)}, folder / "shape.safetensors")
+        with replacing(folder / "shape.safetensors") as partial:
+            save_file({"mean": torch.from_numpy(mean)}, partial)
     path = folder / "model.toml"
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else _new(folder)
     _update(document, folder, recipe, names)
-    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    write_file(path, tomlkit.dumps(document).encode())
     write_selfcheck(folder)
     # safetensors writes files that only their owner may read; a service often runs as another user.
     for file in folder.glob("*.safetensors"):
@@ -73,7 +76,7 @@ def attach_refine(folder: Path) -> Path:
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
     document.setdefault("refine", tomlkit.table()).update(section)
-    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    write_file(path, tomlkit.dumps(document).encode())
     return folder.parent
 
 
@@ -88,7 +91,8 @@ def _new(folder: Path) -> tomlkit.TOMLDocument:
 def _update(
     document: tomlkit.TOMLDocument, folder: Path, recipe: Recipe, names: Sequence[str]
 ) -> None:
-    """Set the keys that training decides; leave all others."""
+    """Set the keys that training decides, and drop what was verified of older weights."""
+    document.pop("precision", None)
     sections: dict[str, dict[str, object]] = {
         "input": {
             "orientation": "RAS",

@@ -7,7 +7,7 @@ and the step alone, so that an interruption makes no difference.
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,25 +99,41 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    done = resume(run.folder, parts)
-    if done == recipe.steps:
-        run.console.print(f"all {done} steps are done; {run.folder} is trained")
-    elif done:
-        run.console.print(f"resuming at step {done} of {recipe.steps}")
+    done = resume_training(network, parts, recipe, data, run)
     progress = TrainingProgress(run.folder, run.console, recipe.steps, done)
     with graceful_interrupt() as stop, progress.bar:
         for step, samples in draw_batches(recipe, data.train, done):
             progress.record_step(step + 1, backward(network, samples, recipe, run.device))
             optimiser_step(network, optimiser, schedule)
             if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
-                save(run.folder, parts, step + 1)
+                save(run.folder, parts, step + 1, exported=False)
                 progress.record_validation(step + 1, export(network, recipe, data, run))
+                save(run.folder, parts, step + 1, exported=True)
             elif stop.is_set():
-                save(run.folder, parts, step + 1)
+                save(run.folder, parts, step + 1, exported=False)
             if stop.is_set() and step + 1 < recipe.steps:
                 progress.record_interruption(step + 1)
                 return False
     return True
+
+
+def resume_training(
+    network: nn.Module,
+    parts: Mapping[str, Stateful],
+    recipe: Recipe,
+    data: TrainingData,
+    run: TrainingRun,
+) -> int:
+    """Load the checkpoint, if there is one, and say so; gives the number of steps that are done."""
+    done, exported = resume(run.folder, parts)
+    if done == recipe.steps:
+        if not exported:
+            export(network, recipe, data, run)
+            save(run.folder, parts, done, exported=True)
+        run.console.print(f"all {done} steps are done; {run.folder} is trained")
+    elif done:
+        run.console.print(f"resuming at step {done} of {recipe.steps}")
+    return done
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
@@ -52,6 +53,16 @@ def test_several_scans_make_one_table_and_a_summary(
     found = sum(bool(row["i"]) for row in rows)
     assert f"3 scans, {found} of {3 * LANDMARKS} landmarks" in result.stderr
     assert str(table) in result.stderr.replace("\n", "")
+
+
+def test_a_frame_of_several_is_chosen_by_its_number(models: Path, tmp_path: Path) -> None:
+    scan = tmp_path / "scan.nii"
+    voxels = np.stack([np.zeros((24, 26, 18)), np.ones((24, 26, 18))], axis=-1)
+    nib.Nifti1Image(voxels.astype(np.float32), np.eye(4)).to_filename(scan)
+    words = ("detect", scan, "--format", "json", "--models-dir", models)
+    assert run(*words).exit_code != 0
+    assert run(*words, "--frame", 1).exit_code == 0
+    assert run(*words, "--frame", 2).exit_code != 0
 
 
 def test_a_csv_of_one_scan_is_the_table_too_unless_slicers_is_asked_for(

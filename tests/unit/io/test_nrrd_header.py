@@ -92,9 +92,13 @@ def test_vectors_are_not_frames() -> None:
         read_volume(content)
 
 
-def test_lengths_in_micron_become_mm() -> None:
+@pytest.mark.parametrize(
+    "unit", ["um", "micron", "\u03bcm", "\u00b5m", "\u00b5m of latin-1"], ids=ascii
+)
+def test_lengths_in_micron_become_mm(unit: str) -> None:
     fields: dict[str, Any] = {"space units": ["um"] * 3}
-    volume = read_volume(as_nrrd(**fields))
+    letters = unit.split(maxsplit=1)[0].encode("latin-1" if "latin" in unit else "utf-8")
+    volume = read_volume(as_nrrd(**fields).replace(b'"um"', b'"%b"' % letters))
     assert_allclose(volume.affine[:3], AFFINE[:3] / 1e3)
 
 

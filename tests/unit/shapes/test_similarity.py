@@ -60,6 +60,14 @@ def test_the_mean_shape_of_moved_copies_is_the_shape() -> None:
     np.testing.assert_allclose(mean[known].mean(axis=0), 0.0, atol=1e-9)
 
 
+def test_sets_of_too_few_points_are_left_out_of_the_mean_shape() -> None:
+    random = np.random.default_rng(5)
+    sets = [20 * random.normal(size=(6, 3)) for _ in range(2)]
+    poor = np.full((2, 6, 3), np.nan)
+    poor[0, 2], poor[1, :2] = (9.0, 8.0, 7.0), sets[0][:2]
+    np.testing.assert_array_equal(mean_shape([*sets, *poor]), mean_shape(sets))
+
+
 def test_the_mean_shape_averages_variation_away() -> None:
     """Twenty varied subjects: the mean is nearer to the shape than any of them."""
     shape = make_shape(4)

@@ -70,6 +70,14 @@ def test_what_either_network_was_trained_on_counts(data: Path, tmp_path: Path) -
     assert find_leaked(tmp_path / "two", pair_files(*files)) == ["one", "three"]
 
 
+def test_what_the_weights_that_it_started_from_have_seen_counts(data: Path, tmp_path: Path) -> None:
+    files = (data / "scans", data / "landmarks")
+    words = (*TILES, "--validate", "one,two", "--start")
+    landmarkd("train", *files, "-o", tmp_path / "next", *words, data / "mine")
+    landmarkd("train", *files, "-o", tmp_path / "last", *words, tmp_path / "next")
+    assert find_leaked(tmp_path / "last", pair_files(*files)) == ["one", "three"]
+
+
 def test_a_model_with_folds_knows_its_scans_by_any_name(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
     for inner, ending in (("scans", "nii.gz"), ("landmarks", "csv")):

@@ -1,6 +1,7 @@
 """An interrupted training resumes where it was, with what it was started with."""
 
 import copy
+import errno
 import os
 import signal
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.errors import StartupError
 from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
 from app.training.files import CHECKPOINT
+from app.training.fit import loop
 from app.training.fit.history import read_history
 from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.fit.network import normalise_channels_first
@@ -71,6 +73,23 @@ def test_interrupted_training_resumes_to_the_same_weights_as_an_uninterrupted_on
         assert torch.equal(weights[1][name], tensor), name
 
 
+def test_a_finished_training_whose_model_was_not_written_writes_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "write_model_folder", fill_the_disk)
+        with pytest.raises(OSError, match="No space"):
+            run(data, folder, "--steps", 1)
+    assert not (folder / "model.toml").exists()
+    assert "all 1 steps are done" in run(data, folder, "--steps", 1)
+    assert load_checked(folder, torch.device("cpu")).manifest.name == "mine"
+
+
 def test_a_resumed_training_keeps_its_choices(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +109,7 @@ def test_a_resumed_training_keeps_its_choices(
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
         chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--device", "cpu")
-        rule = ("--intensity", "zscore")
+        rule = ("--intensity", "window:0,900")
         CliRunner().invoke(app, [str(word) for word in (*words, *chosen, *rule)])
     before = read_record(folder)
     landmarkd(*words, "--steps", 2, "--device", "cpu")

@@ -10,9 +10,10 @@ from app.errors import BadParameter, LandmarkdError, StartupError
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
-from app.training.files import CURVES, HISTORY
+from app.training.files import CHECKPOINT, CURVES, HISTORY
 from tests.support.training_data import (
     BLOBS,
+    SMALL,
     TILES,
     landmarkd,
     make_affine,
@@ -74,7 +75,6 @@ def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path
     [
         ("window:-5,30.5", ("window", -5.0, 30.5)),
         ("percentile:0.02,99.99", ("percentile", 0.02, 99.99)),
-        ("zscore", ("zscore", 0.0, 1.0)),
     ],
 )
 def test_voxel_values_are_scaled_as_asked_for_in_training_and_service(
@@ -89,6 +89,49 @@ def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Pa
     run(data, tmp_path / "first", "--steps", 1)
     run(data, tmp_path / "second", "--steps", 1, "--start", tmp_path / "first")
     assert load_checked(tmp_path / "second", torch.device("cpu")).manifest.name == "second"
+
+
+def test_new_weights_are_not_verified_in_another_precision(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "mine", "--steps", 1)
+    path = tmp_path / "mine" / "model.toml"
+    path.write_text(
+        path.read_text().replace(
+            "[[landmarks]]", "[precision]\nbfloat16 = 0.01\n\n[[landmarks]]", 1
+        )
+    )
+    assert load_checked(tmp_path / "mine", torch.device("cpu")).manifest.precision.bfloat16 == 0.01
+    (tmp_path / "mine" / CHECKPOINT).unlink()
+    run(data, tmp_path / "mine", "--steps", 1, "--seed", 2)
+    assert load_checked(tmp_path / "mine", torch.device("cpu")).manifest.precision.bfloat16 is None
+
+
+@pytest.mark.parametrize("name", ["My_Model", "a b", "x" * 65])
+def test_a_folder_that_no_model_may_be_named_after_is_refused_untrained(
+    data: Path, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(BadParameter, match="-o: expected a folder whose name is that of a model"):
+        run(data, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("label", ["", "a\tb", "x" * 129])
+def test_a_label_that_no_landmark_may_have_is_found_untrained(tmp_path: Path, label: str) -> None:
+    data = write_data(tmp_path / "data", count=2)
+    for seed in (1, 2):
+        write_points(data, f"s{seed}", points_of(seed) | {label: middle_of(make_affine(seed))})
+    with pytest.raises(StartupError, match="nothing was trained, because of the data"):
+        run(data, tmp_path / "mine")
+
+
+def test_scans_with_too_few_landmarks_for_a_pose_are_named(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=4)
+    few = dict(list(points_of(2).items())[:2])
+    write_points(data, "s2", few)
+    run(data, tmp_path / "mine", "--tile", "whole")
+    mean = load_checked(tmp_path / "mine", torch.device("cpu")).shape
+    assert mean is not None
+    with pytest.raises(BadParameter, match=r"at least 3 landmarks in each scan .* fewer in s2: "):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks", *SMALL)
 
 
 def test_weights_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
@@ -139,11 +182,11 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         ),
         (("--train-only", "four"), "--train-only: expected names of scans, found none named four"),
         (("--device", "abacus"), "expected a device of auto, cpu"),
-        (("--intensity", "loud"), "expected percentile:LOWER,UPPER, window:LOWER,UPPER, zscore or"),
-        (("--intensity", "window:5"), "zscore or none, got window:5"),
-        (("--intensity", "window:5,1"), "zscore or none, got window:5,1"),
-        (("--intensity", "percentile:1,200"), "zscore or none, got percentile:1,200"),
-        (("--intensity", "zscore:0,1"), "zscore or none, got zscore:0,1"),
+        (("--intensity", "loud"), "expected percentile:LOWER,UPPER or window:LOWER,UPPER, got"),
+        (("--intensity", "window:5"), "UPPER, got window:5"),
+        (("--intensity", "window:5,1"), "UPPER, got window:5,1"),
+        (("--intensity", "percentile:1,200"), "UPPER, got percentile:1,200"),
+        (("--intensity", "zscore:0,1"), "UPPER, got zscore:0,1"),
     ],
 )
 def test_option_that_makes_no_training_is_refused(
@@ -182,7 +225,10 @@ def test_a_second_network_that_could_not_be_served_is_refused_before_it_is_train
 ) -> None:
     """It shares the first one's window of voxel values, which not every rule has."""
     data = write_data(tmp_path / "data", count=3)
-    run(data, tmp_path / "mine", "--tile", "whole", "--intensity", "zscore")
+    run(data, tmp_path / "mine", "--tile", "whole")
+    path = tmp_path / "mine" / "model.toml"
+    lines = [line for line in path.read_text().splitlines() if line[:5] not in {"lower", "upper"}]
+    path.write_text("\n".join(lines).replace("percentile", "zscore") + "\n")
     with pytest.raises(BadParameter, match=r"--intensity percentile or window.*, got zscore"):
         landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks")
     assert not (tmp_path / "mine" / "refine").exists()

@@ -1,6 +1,9 @@
 """Which specimens are held out for validation."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from app.training.data.check_data import check_data
 from app.training.data.split import choose_held_out, split
@@ -17,6 +20,22 @@ def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
     assert len({*chosen} - {*choose_held_out(specimens[:-1])}) <= 1
     assert choose_held_out(specimens[:1]) == ()
     assert len(choose_held_out(specimens[:2])) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"), [("head_{}_left head_{}_right", None), ("{}a {}b", r"^\d+")]
+)
+def test_scans_of_one_subject_are_held_out_together(
+    tmp_path: Path, names: str, pattern: str | None
+) -> None:
+    data = write_data(tmp_path / "data", count=1)
+    (one,) = check_data(data / "scans", data / "landmarks").specimens
+    pairs = [names.format(number, number).split() for number in range(10)]
+    files = [one.files._replace(name=name) for pair in pairs for name in pair]
+    specimens = [replace(one, files=each) for each in files]
+    held_out = {one.name for one in split(specimens, None, subject=pattern).held_out}
+    assert len(held_out) == 4
+    assert all(len(held_out & set(pair)) in {0, 2} for pair in pairs)
 
 
 def test_train_only_scans_are_never_held_out(tmp_path: Path) -> None:
