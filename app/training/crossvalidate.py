@@ -36,7 +36,7 @@ from app.training.pipeline import (
     options_as_before,
     print_choices,
 )
-from app.training.record import check_same, read_record
+from app.training.record import check_same, read_record, seen_by
 
 
 def crossvalidate(
@@ -175,7 +175,7 @@ def check_warm_start(options: Options, folds: Folds, console: Console, is_refine
         return
     record = read_record(start)
     excluded = {name for number in numbers for name in folds.excluded(number)}
-    leaked = sorted({*(record or {}).get("train", ())} & excluded)
+    leaked = sorted(seen_by(record) & excluded)
     if leaked:
         raise BadParameter(
             f"--start with --folds: expected weights that were trained on none of these scans, or "

@@ -26,12 +26,12 @@ from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.metrics import group
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, validate
-from app.training.evaluate.spread import bootstrap_interval
+from app.training.evaluate.spread import mean_interval
 from app.training.files import REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
-from app.training.record import read_record
+from app.training.record import read_record, seen_by
 from app.training.versions import exclusive, prepare_next, put_in_place
 
 HELD_OUT: Final = 3
@@ -74,8 +74,8 @@ class Comparison:
     Attributes:
         versions: Their numbers, the old one first.
         losses_mm: Mean losses of the cases, of both.
-        low_mm: Lower bound of the 95 % interval of how much smaller those of the second are: paired
-            bootstrap over cases.
+        low_mm: Lower bound of the 95 % interval of how much smaller those of the second are, by
+            Student's t over cases.
         high_mm: Its upper bound.
         cases: Number of cases.
     """
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the second version is better for sure."""
+        """Whether the second version is better: of equal ones, one time in forty."""
         return self.low_mm > 0
 
     def describe(self) -> str:
@@ -204,7 +204,7 @@ def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]
     Returns:
         As many of the others as are missing to one in ``HELD_OUT``, by a hash of the name.
     """
-    seen = {*record.get("train", ()), *record.get("held_out", ())}
+    seen = {*seen_by(record), *record.get("held_out", ())}
     new = [name for name in kept if name not in seen]
     held_out = len(set(kept) & set(record.get("held_out", ())))
     count = max(round(len(kept) / HELD_OUT) - held_out, 0)
@@ -330,7 +330,7 @@ def compare_versions(
         for folder in (before, after)
     ]
     gains = losses[0] - losses[1]
-    low, high = bootstrap_interval(gains)
+    low, high = mean_interval(gains)
     return Comparison(
         (manifests[0].version, manifests[1].version),
         (float(losses[0].mean()), float(losses[1].mean())),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -168,7 +169,8 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
     ]
     if options.mirror:
         specimens = mirrored(specimens, mean)
-    posed = [pose_specimen(specimen, mean) for specimen in specimens]
+    # Kept cases and mirror images may have fewer landmarks than the plan's scans.
+    posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
     return run_training(options, plan, posed, console)
 
 
@@ -293,9 +295,10 @@ def make_plan(
 
 def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Points | None:
     """Average the specimens' constellations; None if there are too few landmarks for one."""
-    if len(names) < MIN_LANDMARKS:
+    rows = [specimen.rows(names) for specimen in specimens]
+    if max(int(np.isfinite(points).all(axis=1).sum()) for points in rows) < MIN_LANDMARKS:
         return None
-    return mean_shape([specimen.rows(names) for specimen in specimens])
+    return mean_shape(rows)
 
 
 def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Specimen]:

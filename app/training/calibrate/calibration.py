@@ -248,14 +248,25 @@ def describe_coverage(
         scans: The scans that the errors are of.
     """
     coverage = min(region.coverage for region in regions.values())
+    shared = any(region.of != "landmark" for region in regions.values())
     if folds is None:
-        return f"a further error stays within with {100 * coverage:.1f} %"
+        if not shared:
+            return f"a further error stays within with {100 * coverage:.1f} %"
+        return (
+            f"about {100 * coverage:.1f} % of further errors are expected within, over scans; "
+            f"errors of one scan are alike, and these are of {len(scans)}"
+        )
     specimens, count = len({folds.subjects[scan] for scan in scans}), len(folds.members)
-    proven = proven_coverage(specimens, count)
-    return (
+    expected = (
         f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
         f"errors of {count} models on {specimens} specimens that they were not trained on "
-        f"(cross-conformal); at least {100 * proven:.0f} % is proven for regions around the "
+        "(cross-conformal)"
+    )
+    if shared:
+        return expected  # What is proven is so of one error of each specimen.
+    proven = proven_coverage(specimens, count)
+    return (
+        f"{expected}; at least {100 * proven:.0f} % is proven for regions around the "
         "answers of these models, and for those of another one only as far as it answers as they do"
     )
 

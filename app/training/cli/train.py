@@ -300,6 +300,7 @@ def _train(options: "Options", check: bool, *, second: bool) -> None:
     from app.training.pipeline import FIRST, SECOND, train_network
 
     crossed = options.folds is not None or options.fold is not None
-    run = crossvalidate if crossed else train_network
-    if not run(options, SECOND if second else FIRST, Console(), only_check=check):
+    run, console = crossvalidate if crossed else train_network, Console()
+    if not run(options, SECOND if second else FIRST, console, only_check=check):
+        console.print("all is saved: the same command resumes from here")
         raise typer.Exit(INTERRUPTED)

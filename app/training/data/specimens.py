@@ -107,13 +107,15 @@ def pair_files(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[S
     """Pair scans and landmark files by name, all or the named ones.
 
     Raises:
-        ValueError: A folder is missing, a scan has no landmark file, or there is no scan of a name.
-            A landmark file without a scan is ignored.
+        ValueError: A folder is missing, a scan has no landmark file, several files have one name,
+            or there is no scan of a name. A landmark file without a scan is ignored.
     """
     for folder in (scans, landmarks):
         if not folder.is_dir():
             raise ValueError(f"expected a folder, got {folder}")
     files = list_files(scans, landmarks)
+    if files.duplicates:
+        raise ValueError(f"expected one file of a name, got several named {files.duplicates[0]}")
     for name, scan in files.scans.items():
         if name not in files.landmarks:
             raise ValueError(f"expected a landmark file for {scan.name}, found none of that name")

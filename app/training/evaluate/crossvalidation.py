@@ -100,8 +100,8 @@ def spread_lines(spread: Spread | None) -> list[list[object]]:
             ["specimens", spread.specimens],
             ["mean_over_specimens_mm", f"{spread.mean_mm:.4f}"],
             ["deviation_over_specimens_mm", f"{spread.specimens_mm:.4f}"],
-            ["bootstrap_low_mm", f"{spread.low_mm:.4f}"],
-            ["bootstrap_high_mm", f"{spread.high_mm:.4f}"],
+            ["mean_low_mm", f"{spread.low_mm:.4f}"],
+            ["mean_high_mm", f"{spread.high_mm:.4f}"],
             ["folds", spread.folds],
             ["deviation_over_folds_mm", f"{spread.folds_mm:.4f}"],
         ]

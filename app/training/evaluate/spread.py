@@ -2,17 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
+from scipy.stats import t
 
 from app.training.evaluate.metrics import errors_mm, group
 from app.training.evaluate.outcomes import Outcome
-
-RESAMPLES: Final = 10_000
-"""Draws of the bootstrap; its bounds are then good to about a hundredth of their distance."""
-
-SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +18,7 @@ class Spread:
         specimens: Number of specimens with errors.
         mean_mm: Mean of the specimens' mean errors.
         specimens_mm: Standard deviation of these.
-        low_mm: Lower bound of the 95 % interval of the mean: bootstrap over specimens, percentiles
-            (Efron, Tibshirani: An Introduction to the Bootstrap, 1993).
+        low_mm: Lower bound of the 95 % interval of the mean, by Student's t over specimens.
         high_mm: Its upper bound.
         folds: Number of folds.
         folds_mm: Standard deviation of the folds' mean errors; NaN of a single one.
@@ -55,7 +49,7 @@ def measure_spread(
     means = mean_errors(outcomes, subjects)
     if len(means) < 2:
         return None
-    low, high = bootstrap_interval(means)
+    low, high = mean_interval(means)
     by_fold = mean_errors(outcomes, folds)
     return Spread(
         specimens=len(means),
@@ -68,14 +62,17 @@ def measure_spread(
     )
 
 
-def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Return the bounds of the 95 % interval of the mean of values, one for each independent case.
 
-    Of differences between two models on the same cases, it is that of the paired bootstrap.
+    It is Student's, which is right for few cases, too, where resampling them gives intervals that
+    are too narrow: of five, ones that hold 81 %. A single case has no bounds.
     """
-    draws = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return -np.inf, np.inf
+    half = float(t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / count**0.5
+    return mean - half, mean + half
 
 
 def mean_errors(outcomes: Sequence[Outcome], groups: Mapping[str, str]) -> np.ndarray:
@@ -92,6 +89,6 @@ def describe_spread(spread: Spread | None) -> str:
     folds = "" if np.isnan(spread.folds_mm) else f", {spread.folds_mm:.3f} mm over folds"
     return (
         f"Mean of {spread.specimens} specimens' mean errors: {spread.mean_mm:.3f} mm, 95 % "
-        f"interval {spread.low_mm:.3f} to {spread.high_mm:.3f} mm (bootstrap over specimens); "
+        f"interval {spread.low_mm:.3f} to {spread.high_mm:.3f} mm (Student's t over specimens); "
         f"standard deviation {spread.specimens_mm:.3f} mm over specimens{folds}."
     )

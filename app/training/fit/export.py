@@ -76,6 +76,7 @@ def attach_refine(folder: Path) -> Path:
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
     document.setdefault("refine", tomlkit.table()).update(section)
+    document.pop("precision", None)  # It was verified with the second network of before.
     write_file(path, tomlkit.dumps(document).encode())
     return folder.parent
 

@@ -65,12 +65,9 @@ class TrainingProgress:
         draw_curves(self._folder, self._history, self._folder.name)
 
     def record_interruption(self, step: int) -> None:
-        """Save the history, and print how to resume."""
+        """Save the history, and print where the training stands."""
         self._save(self._current(step))
-        self._console.print(
-            f"interrupted after step {step} of {self._steps}, and saved: "
-            "the same command resumes from here"
-        )
+        self._console.print(f"interrupted after step {step} of {self._steps}")
 
     def _current(self, step: int) -> HistoryRow:
         score, offset = np.mean(self._losses, axis=0)

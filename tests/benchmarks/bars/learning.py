@@ -19,7 +19,7 @@ from app.model import WHOLE
 from app.training.data.specimens import SpecimenFiles, list_files, pair_files, rows_of
 from app.training.data.split import split
 from app.training.evaluate.outcomes import validate
-from app.training.evaluate.spread import bootstrap_interval
+from app.training.evaluate.spread import mean_interval
 from app.training.learn import LearnOptions, case_losses, fine_tune, merged, options_like
 from app.training.options import Options, Precision, Schedule
 from app.training.pipeline import FIRST, check_and_report, train_network
@@ -233,7 +233,7 @@ def _orders(base: Path, pool: Sequence[SpecimenFiles]) -> dict[str, list[Specime
 
 
 def _row(what: str, losses: np.ndarray, best: np.ndarray, limit: Limit | None = None) -> Row:
-    low, high = bootstrap_interval(losses)
+    low, high = mean_interval(losses)
     note = (
         f"95 % interval {low:.2f} to {high:.2f} mm, {len(losses)} unseen subjects, "
         f"their median {np.median(losses):.2f} mm"

@@ -59,7 +59,8 @@ def test_regions_and_thresholds_are_printed_and_written(tmp_path: Path) -> None:
     text = calibrate(folder, make_runs(10))
     assert "0.300 to 0.300 (was 0.250 to 0.250), 0 of 3 landmarks by their own masses" in text
     assert "3 landmarks share one of 0.100 mm, of 30 errors of all landmarks" in text
-    assert "a further error stays within with 96.8 %" in text
+    assert "about 96.8 % of further errors are expected within" in text
+    assert "errors of one scan are alike, and these are of 10" in text
     assert "half 0 30 0.0 % 0.0 %" in " ".join(text.split())
     landmarks = read_manifest(folder).landmarks
     assert {landmark.presence_threshold for landmark in landmarks} == {0.3}

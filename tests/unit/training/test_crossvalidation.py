@@ -131,7 +131,7 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
             "errors of 2 models on 5 specimens that they were not trained on (cross-conformal)"
             in words
         )
-        assert "at least 70 % is proven for regions around the answers of these models" in words
+        assert "proven" not in words  # Of regions that landmarks share, nothing is.
 
 
 def test_regions_can_be_taken_from_the_folds_of_another_model(

@@ -21,6 +21,14 @@ SHAPE = (20, 24, 28)
 RULE = IntensitySpec(method="percentile", lower=2.0, upper=97.0)
 
 
+def test_two_files_of_one_name_are_no_pair(tmp_path: Path) -> None:
+    for name in ("one.nii", "one.nrrd"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "one.csv").write_text("name,x,y,z\na,1,2,3\n")
+    with pytest.raises(ValueError, match="expected one file of a name, got several named one"):
+        pair_files(tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("suffix", "write"),
     [("nrrd", as_nrrd), ("mha", as_metaimage), ("zip", lambda a, p: zipped(as_dicom(a, p)))],
