@@ -122,7 +122,8 @@ def _divide(collect: Callable[[], Votes], peak: float) -> Votes:
     votes = collect()
     probability, weight = votes.columns[6], votes.columns[7]
     bound = MAX_PROBABILITY * peak
-    weight.mul_((bound / probability).clamp_(max=1.0)).div_(peak)  # Its importance stays.
+    # The importance of a value stays as it was; that of an infinite one is not to be told.
+    weight.mul_((bound / probability).clamp_(max=1.0)).nan_to_num_(nan=bound).div_(peak)
     probability.clamp_(max=bound).div_(peak)
     return votes
 
