@@ -35,7 +35,7 @@ from app.io.formats import (
     negotiate_format,
     write_answer,
 )
-from app.io.gzip_stream import Content, MemoryFile
+from app.io.gzip_stream import Content, MemoryFile, write_gzip
 from app.io.header import Header, check_spacing
 from app.io.nifti_header import UNIT_WARNINGS
 from app.io.scan_archive import count_scans, extract_scan
@@ -99,5 +99,5 @@ __all__ = [
     "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
     "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
     "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
-    "write_long", "write_nifti",
+    "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -4,20 +4,18 @@ The landmark file is one of Slicer's. What its schema has no key for stands unde
 which Slicer passes over: in the list, what was kept when; in a point, who decided it.
 """
 
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import nibabel as nib
 import numpy as np
-from isal import igzip
 
 from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom import is_dicom
-from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream
+from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, write_gzip
 from app.io.metaimage_header import METAIMAGE_MAGIC
 from app.io.nrrd_header import NRRD_MAGIC
 from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
@@ -33,8 +31,6 @@ SAME_MM: Final = 1e-3
 
 SLICER_MISSING: Final = "missing"
 """How Slicer marks a point that is not in the scan."""
-
-COMPRESSION: Final = 1
 
 
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
@@ -60,13 +56,14 @@ def pack_scan(
         content = write_nifti(volume.voxels, volume.affine)
     if content[:2] == GZIP_MAGIC:
         return content
-    file = io.BytesIO()
-    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
-    with stream, memoryview(content) as view:
+    view = memoryview(content)
+
+    def pieces() -> Iterator[memoryview]:
         for first in range(0, len(view), CHUNK_BYTES):
             check_cancelled()
-            stream.write(view[first : first + CHUNK_BYTES])
-    return file.getvalue()
+            yield view[first : first + CHUNK_BYTES]
+
+    return write_gzip(pieces())
 
 
 def correct(

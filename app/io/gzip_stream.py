@@ -6,7 +6,7 @@ Formats that compress their voxels, but not their header, turn to inflating behi
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar, cast
 
@@ -32,6 +32,9 @@ INPUT_BYTES: Final = 1 << 16
 
 MAX_INFLATION: Final = 1032
 """Largest ratio of deflate, which spends at least 2 bits on a copy of 258 bytes."""
+
+COMPRESSION: Final = 1
+"""The fastest level; heatmaps, which are mostly zeros, it packs as well as others."""
 
 Result = TypeVar("Result")
 
@@ -207,6 +210,18 @@ class InflatedFile(io.RawIOBase):
         return len(data)
 
 
+def write_gzip(pieces: Iterable[Buffer]) -> bytes:
+    """Compress the pieces of a file, at the fastest level.
+
+    The time of writing is left out, so that the same pieces give the same bytes.
+    """
+    file = io.BytesIO()
+    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
+    with stream:
+        stream.writelines(pieces)
+    return file.getvalue()
+
+
 def _open_gzip(content: Content, check_cancelled: Callable[[], None]) -> io.BufferedIOBase:
     return igzip.IGzipFile(fileobj=MemoryFile(content, check_cancelled), mode="rb")
 
@@ -234,6 +249,11 @@ class MemoryFile(io.RawIOBase):
     def seekable(self) -> bool:
         """Say that it is read in any order."""
         return True
+
+    @property
+    def left(self) -> int:
+        """Number of bytes behind the position."""
+        return max(0, len(self._content) - self._position)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Go to a position from the start, the present one or the end; gives it from the start."""

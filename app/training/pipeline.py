@@ -143,7 +143,13 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
         )
     record = resumable_record(folder)
     chosen = split_like_first(options, checked, record)
-    mean = upright(mean_shape([specimen.rows(names) for specimen in chosen.train]))
+    mean = mean_of(chosen.train, names)
+    if mean is None:
+        raise BadParameter(
+            f"expected a scan with at least {MIN_LANDMARKS} landmarks, as the others' poses follow "
+            "from it, got none"
+        )
+    mean = upright(mean)
     poor = [one.name for one in chosen.train if not has_pose(one.rows(names), mean)]
     if poor:
         raise BadParameter(

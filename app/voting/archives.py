@@ -48,12 +48,12 @@ INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int6
 
 TYPES: Final = dict(
     zip(
-        ("F16", "BF16", "F32", "F64", "U8", "I8", "I16", "I32", "I64"),
-        FLOATS + INTEGERS,
+        ("F16", "BF16", "F32", "F64", "U8", "I8", "I16", "I32", "I64", "BOOL"),
+        (*FLOATS, *INTEGERS, torch.bool),
         strict=True,
     )
 )
-"""By their names in safetensors."""
+"""By their names in safetensors; which of them an array may have is checked as of npz files."""
 
 # What the libraries raise for malformed files; most have no common base.
 MALFORMED: Final = (
@@ -283,8 +283,7 @@ class _BoundedReads(MemoryFile):
     """A file of which zipfile never reads much at once, such as a directory of millions."""
 
     def read(self, size: int = -1, /) -> bytes:
-        left = max(0, len(self._content) - self._position)
-        wanted = left if size < 0 else min(size, left)
+        wanted = self.left if size < 0 else min(size, self.left)
         if wanted > DIRECTORY_BYTES:
             raise zipfile.BadZipFile("a directory too large")
         return super().read(wanted) or b""

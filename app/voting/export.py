@@ -4,16 +4,16 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
-from isal import igzip
 from jaxtyping import Float
 from nibabel import nifti1
 from torch import Tensor
 
 from app.geometry import Affine, spacing_of
-from app.io import Format
+from app.io import Format, write_gzip
 from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
 from app.voting.votes import Rows, Votes
@@ -26,9 +26,6 @@ ROW: Final = "%d,%.9g,%.9g,%.9g,%.9g\n"
 
 ROWS_AT_ONCE: Final = 1 << 11
 """Rows are written while no other thread can run: 65,536 take a twentieth of a second."""
-
-COMPRESSION: Final = 1
-"""Heatmaps are mostly zeros, which the fastest level packs as well."""
 
 HEATMAP_BYTES: Final = 128 << 20
 """Heatmaps in memory at once, but one at least."""
@@ -109,14 +106,9 @@ def write_volumes(
         affine: Voxel index -> mm, RAS.
         parts: Their planes along k, in order: volumes, or slabs of them.
     """
-    file = io.BytesIO()
-    # The time of writing is left out, so that the same votes give the same bytes.
-    stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
-    with stream:
-        stream.write(_nifti_header(shape, affine))
-        # In NIfTI i runs fastest.
-        stream.writelines(part.permute(2, 1, 0).contiguous().numpy().data for part in parts)
-    return file.getvalue()
+    # In NIfTI i runs fastest.
+    voxels = (part.permute(2, 1, 0).contiguous().numpy().data for part in parts)
+    return write_gzip(chain([_nifti_header(shape, affine)], voxels))
 
 
 def _nifti_header(shape: tuple[int, ...], affine: Affine) -> bytes:

@@ -7,6 +7,7 @@ from blake3 import blake3
 
 from app.errors import BrokenVolume
 from app.io.gzip_stream import CHUNK_BYTES, FileStream
+from tests.support.cancelling import NobodyWaitsError, cancelled_after
 
 PLAIN = bytes(range(256)) * 20_000
 """5 MB: several chunks, the last one short."""
@@ -107,37 +108,20 @@ def test_no_body_inflates_beyond_its_upper_bound() -> None:
     assert FileStream(body).max_bytes >= len(zeros)
 
 
-def test_reading_ends_with_the_next_piece_once_nobody_waits() -> None:
-    class NobodyWaitsError(Exception):
-        """Nobody waits."""
-
-    pieces = 0
-
-    def check_cancelled() -> None:
-        nonlocal pieces
-        pieces += 1
-        if pieces > 2:
-            raise NobodyWaitsError
-
-    stream = FileStream(gzip.compress(PLAIN), check_cancelled)
+@pytest.mark.parametrize(
+    ("content", "calls"),
+    [(PLAIN, 2), (gzip.compress(PLAIN), 3)],  # Compressed bytes are asked for besides, once.
+    ids=["plain", "gzip"],
+)
+def test_reading_ends_with_the_next_piece_once_nobody_waits(content: bytes, calls: int) -> None:
+    stream = FileStream(content, cancelled_after(calls))
     with pytest.raises(NobodyWaitsError):
         stream.skip(len(PLAIN))
-    assert stream.position < len(PLAIN)
+    assert stream.position == 2 * CHUNK_BYTES
 
 
 def test_millions_of_empty_members_are_left_once_nobody_waits() -> None:
-    class NobodyWaitsError(Exception):
-        """Nobody waits."""
-
     empty = gzip.compress(b"")
     content = gzip.compress(b"head") + empty * ((4 << 20) // len(empty)) + gzip.compress(b"tail")
-    reads = 0
-
-    def check_cancelled() -> None:
-        nonlocal reads
-        reads += 1
-        if reads > 10:
-            raise NobodyWaitsError
-
     with pytest.raises(NobodyWaitsError):
-        FileStream(content, check_cancelled).read(8)
+        FileStream(content, cancelled_after(10)).read(8)

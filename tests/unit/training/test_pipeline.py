@@ -134,6 +134,18 @@ def test_scans_with_too_few_landmarks_for_a_pose_are_named(tmp_path: Path) -> No
         landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks", *SMALL)
 
 
+def test_scans_none_of_which_has_enough_landmarks_for_a_mean_shape_are_refused(
+    tmp_path: Path,
+) -> None:
+    data = write_data(tmp_path / "data", count=4)
+    run(data, tmp_path / "mine", "--tile", "whole")
+    for seed in range(4):
+        points = list(points_of(seed).items())
+        write_points(data, f"s{seed}", dict([points[seed], points[seed + 1]]))
+    with pytest.raises(BadParameter, match="expected a scan with at least 4 landmarks"):
+        landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks", *SMALL)
+
+
 def test_weights_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "first", "--steps", 1)
     with pytest.raises(BadParameter, match="--start: expected weights that fit"):

@@ -110,7 +110,7 @@ def test_affine_may_be_whole_numbers(dtype: type[np.generic]) -> None:
         (npz({"probs": SMALL.reshape([1] * 6 + [2, 3, 4])}), "'probs': expected at most 8 axes"),
         (safetensors({"probs": SMALL[:0]}), "'probs': .* none empty"),
         (save({"probs": torch.zeros(3, dtype=torch.int32)}), "'probs': .* got int32"),
-        (save({"probs": torch.zeros(3, dtype=torch.bool)}), "'probs': .* got BOOL"),
+        (save({"probs": torch.zeros(3, dtype=torch.bool)}), "'probs': .* got bool"),
         (headed(declaring(descr="<f1")), "'probs': .* not a valid dtype descriptor: '<f1'"),
         (headed(declaring(descr="|O")), r"'probs': .* got \|O"),
         (headed(declaring("__import__('os')")), "expected one plain array"),

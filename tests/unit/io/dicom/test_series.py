@@ -22,6 +22,7 @@ from app.errors import (
 )
 from app.io.dicom.series import MAX_IMAGES
 from app.io.volume import Selection, VolumeLimits, check_header, read_volume
+from tests.support.cancelling import NobodyWaitsError, cancelled_after
 from tests.support.dicom_files import (
     PATIENT,
     PLACE,
@@ -286,19 +287,8 @@ def test_nothing_that_is_said_names_the_patient() -> None:
 
 
 def test_looking_for_a_series_can_be_cancelled() -> None:
-    class NobodyWaitsError(Exception):
-        """Nobody waits."""
-
-    calls = 0
-
-    def check_cancelled() -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 9:
-            raise NobodyWaitsError
-
     with pytest.raises(NobodyWaitsError):
-        check_header(zipped(as_dicom()), check_cancelled=check_cancelled)
+        check_header(zipped(as_dicom()), check_cancelled=cancelled_after(9))
 
 
 def test_scan_of_more_elements_than_any_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
