@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from app.errors import StartupError
 from app.settings import read_settings
 
 importing = typer.Typer(
@@ -47,10 +46,8 @@ def nnunet(
     model_version: Annotated[str, typer.Option(help="Version of the model.")] = "1.0.0",
 ) -> None:
     """Import a training of nnU-Net or nnLandmark; its folds become members of one model."""
-    try:
-        from app.exchange import nnunet as training
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    from app.exchange import nnunet as training
+
     folder = training.import_nnunet(
         results,
         output,
@@ -83,10 +80,8 @@ def monai(
     ] = None,
 ) -> None:
     """Import a MONAI bundle with ONNX, weights of a network of MONAI, or TorchScript."""
-    try:
-        from app.exchange import monai as bundles
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    from app.exchange import monai as bundles
+
     folder = bundles.import_monai(
         bundle,
         output,
@@ -96,10 +91,6 @@ def monai(
         allow_torchscript=read_settings().allow_torchscript,
     )
     typer.echo(f"{folder} is written; landmarkd check {folder} checks it")
-
-
-def _missing(error: ModuleNotFoundError) -> StartupError:
-    return StartupError(f"expected the package {error.name}; pip install 'landmarkd[nnunet]'")
 
 
 def pack(

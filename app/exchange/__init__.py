@@ -10,7 +10,7 @@ nnunet      a results folder of nnU-Net or nnLandmark -> a model folder
 pack        a model folder -> one file to share, and back
 ==========  ======================================================================================
 
-``monai`` and ``nnunet`` are imported by themselves, as they take an extra.
+``monai`` and ``nnunet`` are imported by their commands alone, which must not wait for both.
 """
 
 from app.exchange.pack import install_model, pack_model

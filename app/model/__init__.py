@@ -3,6 +3,7 @@
 ============  ======================================================================================
 manifest      ``model.toml``, validated key by key
 files         files of the folder: inside it, and with the promised hash
+editing       changes of ``model.toml`` that leave all else as people wrote it
 sections      the sections of a manifest
 modules       networks of an allow-list, ONNX files and TorchScript as nn.Modules
 loader        the folder's weights, in an architecture, or its program, as an nn.Module
@@ -18,6 +19,7 @@ registry      the models that serve, why others do not, and hot reload
 """
 
 from app.model.cpu import find_last_convolution, norm_groups
+from app.model.editing import editing
 from app.model.files import hash_file
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
@@ -42,8 +44,8 @@ from app.model.versions import choose_version, split_name
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
-    "build_network", "check_noise", "check_points", "choose_version", "find_architecture",
-    "find_last_convolution", "hash_file", "is_label", "is_model_name", "load_model",
-    "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
+    "build_network", "check_noise", "check_points", "choose_version", "editing",
+    "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
+    "load_model", "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
     "read_manifest", "scan_models", "split_name", "write_precisions", "write_selfcheck",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import tomlkit
 import torch
 from jaxtyping import Float
 from safetensors.torch import save_file
@@ -19,7 +20,8 @@ from torch import Tensor
 from app.durable import replacing
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.files import read_tensors, read_text, update_hashes, update_precisions
+from app.model.editing import editing, update_hashes, update_precisions
+from app.model.files import read_tensors
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network
@@ -133,31 +135,25 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
     Raises:
         ModelRefused: The folder breaks the contract in some other way.
     """
-    text = update_hashes(folder, read_text(folder, "model.toml"))
-    manifest = parse_manifest(folder.name, text)
-    module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
-    network = Network(manifest, module, torch.device("cpu"))
-    field = run_noise(manifest, network)
-    if manifest.selfcheck.expected is not None:
-        with replacing(folder / manifest.selfcheck.expected) as path:
-            save_file(_make_samples(field), path)
-            # safetensors lets only the owner read; a service often runs as another user.
-            path.chmod(0o644)
-    _write_manifest(folder, text)
+    with editing(folder) as document:
+        update_hashes(folder, document)
+        manifest = parse_manifest(folder.name, tomlkit.dumps(document))
+        module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
+        network = Network(manifest, module, torch.device("cpu"))
+        field = run_noise(manifest, network)
+        if manifest.selfcheck.expected is not None:
+            with replacing(folder / manifest.selfcheck.expected) as path:
+                save_file(_make_samples(field), path)
+                # safetensors lets only the owner read; a service often runs as another user.
+                path.chmod(0o644)
     return manifest
 
 
 def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:
     """Write into a ``model.toml`` how far landmarks shift in verified precisions, in mm at most."""
-    text = update_precisions(read_text(folder, "model.toml"), shifts_mm)
-    parse_manifest(folder.name, text)
-    _write_manifest(folder, text)
-
-
-def _write_manifest(folder: Path, text: str) -> None:
-    with replacing(folder / "model.toml") as path:
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o644)
+    with editing(folder) as document:
+        update_precisions(document, shifts_mm)
+        parse_manifest(folder.name, tomlkit.dumps(document))
 
 
 def _sample(field: Field, indices: Samples) -> dict[str, Tensor]:

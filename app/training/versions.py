@@ -15,10 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import tomlkit
-
 from app.errors import BadParameter, StartupError
-from app.model import read_manifest
+from app.model import editing, read_manifest
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
 
 NEXT: Final = "next"
@@ -61,10 +59,8 @@ def prepare_next(folder: Path) -> Path:
     shutil.rmtree(candidate, ignore_errors=True)
     leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY)
     shutil.copytree(folder, candidate, ignore=leave)
-    path = candidate / "model.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    document["version"] = next_version(str(document["version"]))
-    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    with editing(candidate) as document:
+        document["version"] = next_version(str(document["version"]))
     return candidate
 
 

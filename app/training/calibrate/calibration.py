@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomlkit
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from app.errors import BadParameter
 from app.inference import load_checked
-from app.model import LoadedModel, read_manifest
+from app.model import LoadedModel, editing, read_manifest
 from app.training.calibrate.calibration_runs import (
     KINDS,
     CalibrationRuns,
@@ -302,14 +301,12 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     refine = read_manifest(folder).refine
     folders = [folder] if refine is None else [folder, folder / refine.folder]
     for inner, thresholds in zip(folders, calibration.thresholds, strict=True):
-        path = inner / "model.toml"
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
         regions = calibration.regions if inner == folders[-1] else {}
-        write_landmarks(document["landmarks"], regions, thresholds)
-        if (scale := calibration.interval_scale) is not None:
-            for measurement in document.get("measurements", []):
-                measurement["interval_scale"] = _round_up(scale)
-        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+        with editing(inner) as document:
+            write_landmarks(document["landmarks"], regions, thresholds)
+            if (scale := calibration.interval_scale) is not None:
+                for measurement in document.get("measurements", []):
+                    measurement["interval_scale"] = _round_up(scale)
     if refine is not None:
         attach_refine(folders[-1])
     if calibration.folded:

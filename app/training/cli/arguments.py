@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.model import LoadedModel
     from app.training.data.specimens import SpecimenFiles
 
-REQUIRED: Final = ("matplotlib", "scipy", "tomlkit")
+REQUIRED: Final = ("matplotlib", "scipy")
 """What the extra ``train`` installs; the service runs without."""
 
 FOLDER: Final[dict[str, Any]] = {"exists": True, "file_okay": False}

@@ -11,9 +11,9 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
-from app.durable import replacing, write_file
+from app.durable import replacing
 from app.geometry import Points
-from app.model import hash_file, write_selfcheck
+from app.model import editing, hash_file, write_selfcheck
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
 
@@ -56,10 +56,8 @@ def write_model_folder(
     if mean is not None:
         with replacing(folder / "shape.safetensors") as partial:
             save_file({"mean": torch.from_numpy(mean)}, partial)
-    path = folder / "model.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else _new(folder)
-    _update(document, folder, recipe, names)
-    write_file(path, tomlkit.dumps(document).encode())
+    with editing(folder, new=_new(folder)) as document:
+        _update(document, folder, recipe, names)
     write_selfcheck(folder)
     # safetensors writes files that only their owner may read; a service often runs as another user.
     for file in folder.glob("*.safetensors"):
@@ -72,12 +70,10 @@ def attach_refine(folder: Path) -> Path:
     Returns:
         The folder around it.
     """
-    path = folder.parent / "model.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
     section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
-    document.setdefault("refine", tomlkit.table()).update(section)
-    document.pop("precision", None)  # It was verified with the second network of before.
-    write_file(path, tomlkit.dumps(document).encode())
+    with editing(folder.parent) as document:
+        document.setdefault("refine", tomlkit.table()).update(section)
+        document.pop("precision", None)  # It was verified with the second network of before.
     return folder.parent
 
 

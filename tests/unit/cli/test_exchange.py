@@ -1,14 +1,13 @@
 """Model folders are imported, packed and installed by the command."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
-from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
+from app.errors import BadParameter, ModelRefused, UnknownModel
 from app.model import hash_file, read_manifest
 from tests.support.model_folders import make_model_folder
 from tests.support.monai_bundles import RADIUS_MM, write_bundle
@@ -86,16 +85,3 @@ def test_bundle_of_monai_is_imported(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert run("check", folder).exit_code == 0
     assert [one.name for one in read_manifest(folder).landmarks] == ["left", "right"]
-
-
-@pytest.mark.parametrize("kind", ["nnunet", "monai"])
-def test_extra_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "tomlkit", None)
-    for module in ("folders", kind):
-        monkeypatch.delitem(sys.modules, f"app.exchange.{module}", raising=False)
-        monkeypatch.delattr(f"app.exchange.{module}", raising=False)
-    result = run("import", kind, tmp_path, "-o", tmp_path / "blobs")
-    assert isinstance(result.exception, StartupError)
-    assert "pip install 'landmarkd[nnunet]'" in str(result.exception)

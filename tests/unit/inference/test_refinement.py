@@ -22,7 +22,7 @@ from app.inference.refinement import (
     shows_any,
 )
 from app.io.volume import Volume, read_volume
-from app.model.files import update_hashes
+from app.model.editing import editing, update_hashes
 from app.preprocessing.posed_grid import Pose
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, Status
@@ -200,6 +200,6 @@ def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
     inner.write_text(inner.read_text() + "\n# changed\n")
     with pytest.raises(ModelRefused, match=re.escape("refine.sha256")):
         load_checked(folder, torch.device("cpu"))
-    outer = folder / "model.toml"
-    outer.write_text(update_hashes(folder, outer.read_text()))
+    with editing(folder) as document:
+        update_hashes(folder, document)
     assert load_checked(folder, torch.device("cpu")).refine is not None

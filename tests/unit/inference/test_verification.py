@@ -5,14 +5,17 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+import tomlkit
 import torch
 from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.inference.verification import verify_precisions
 from app.io import Volume, read_volume
-from app.model.files import update_precisions
+from app.model.editing import editing, update_precisions
 from app.model.manifest import read_manifest
+from app.model.sections import LowerPrecision
+from app.model.selfcheck import write_selfcheck
 from app.phantom import make_phantom, write_phantom
 from tests.support.device_loops import scan
 from tests.support.model_folders import make_model_folder
@@ -29,6 +32,16 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def phantom(tmp_path: Path) -> Path:
+    """The phantom's model, checked by noise: a phantom is slow in a precision that is emulated."""
+    folder = Path(copytree(PHANTOM, tmp_path / "phantom"))
+    with editing(folder) as document:
+        document["selfcheck"] = {"input": "noise:7", "expected": "selfcheck.safetensors"}
+    write_selfcheck(folder)
+    return folder
+
+
+@pytest.fixture
 def phantom_scan(tmp_path: Path) -> str:
     phantom = make_phantom(9040)  # It takes two tiles, most others eight.
     write_phantom(phantom, tmp_path / "phantom.nii.gz")
@@ -40,9 +53,9 @@ def scans() -> Iterable[Volume]:
 
 
 @pytest.mark.usefixtures("native")
-def test_small_shifts_are_measured_in_mm(phantom_scan: str) -> None:
+def test_small_shifts_are_measured_in_mm(phantom: Path, phantom_scan: str) -> None:
     volumes = [read_volume(Path(phantom_scan).read_bytes())]
-    found = {one.precision: one for one in verify_precisions(PHANTOM, lambda: volumes, CPU)}
+    found = {one.precision: one for one in verify_precisions(phantom, lambda: volumes, CPU)}
     assert found["bfloat16"].shift_mm is not None
     assert 0 < found["bfloat16"].shift_mm < 0.1
     assert found["float16"].shift_mm is None
@@ -51,11 +64,11 @@ def test_small_shifts_are_measured_in_mm(phantom_scan: str) -> None:
 
 @pytest.mark.usefixtures("native")
 def test_a_large_shift_is_no_verified_precision(
-    phantom_scan: str, monkeypatch: pytest.MonkeyPatch
+    phantom: Path, phantom_scan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.inference.verification.MAX_SHIFT", 1e-9)
     volumes = [read_volume(Path(phantom_scan).read_bytes())]
-    bfloat16 = verify_precisions(PHANTOM, lambda: volumes, CPU)[0]
+    bfloat16 = verify_precisions(phantom, lambda: volumes, CPU)[0]
     assert bfloat16.shift_mm is None
     assert "expected landmarks within" in bfloat16.reason
 
@@ -66,22 +79,24 @@ def test_scans_that_show_nothing_verify_nothing(tmp_path: Path) -> None:
 
 
 def test_the_section_is_replaced_and_all_else_stays() -> None:
-    text = 'name = "toy"\n\n[[landmarks]]\nname = "a"\n\n[[landmarks]]\nname = "b"\n'
-    once = update_precisions(text, {"bfloat16": 0.00123})
-    assert once == text.replace("[[", "[precision]\nbfloat16 = 0.0013\n\n[[", 1)
-    assert update_precisions(once, {"float16": 0.0}) == once.replace(
-        "bfloat16 = 0.0013", "float16 = 0.0"
+    text = 'name = "toy" # [precision]\n\n[[landmarks]]\nname = "a"\n\n[[landmarks]]\nname = "b"\n'
+    document = tomlkit.parse(text)
+    expected: tuple[tuple[dict[LowerPrecision, float], str], ...] = (
+        ({"bfloat16": 0.00123}, "\n[precision]\nbfloat16 = 0.0013\n"),
+        ({"float16": 0.0}, "\n[precision]\nfloat16 = 0.0\n"),
+        ({}, ""),
     )
-    assert update_precisions(once, {}) == text
+    for shifts_mm, section in expected:
+        update_precisions(document, shifts_mm)
+        assert tomlkit.dumps(document) == text + section
 
 
 @pytest.mark.usefixtures("native")
-def test_check_writes_what_was_verified(tmp_path: Path, phantom_scan: str) -> None:
-    folder = Path(copytree(PHANTOM, tmp_path / "phantom"))
-    words = ["check", str(folder), "--write", "--device", "cpu", "--scans", phantom_scan]
+def test_check_writes_what_was_verified(phantom: Path, phantom_scan: str) -> None:
+    words = ["check", str(phantom), "--write", "--device", "cpu", "--scans", phantom_scan]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "bfloat16: landmarks shift by" in result.stderr
-    verified = read_manifest(folder).precision.verified
+    verified = read_manifest(phantom).precision.verified
     assert verified.keys() == {"bfloat16"}
     assert all(0 < shift_mm < 0.1 for shift_mm in verified.values())

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.errors import ModelRefused
-from app.model.files import update_hashes
+from app.model.editing import editing, update_hashes
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.modules import find_architecture
@@ -46,8 +46,8 @@ def put_weights(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def write_hash(folder: Path) -> None:
-    path = folder / "model.toml"
-    path.write_text(update_hashes(folder, path.read_text()))
+    with editing(folder) as document:
+        update_hashes(folder, document)
 
 
 DYNUNET = {

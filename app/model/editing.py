@@ -1,0 +1,78 @@
+"""Change a ``model.toml``; what people have written into it, their comments and layout, stays."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import tomlkit
+from tomlkit.exceptions import ParseError
+
+from app.durable import replacing
+from app.errors import ModelRefused
+from app.model.files import hash_files, read_files, read_text
+from app.model.sections import LowerPrecision
+
+NAMED: Final = (
+    ("network", "weights"),
+    ("network", "program"),
+    ("shape", "mean"),
+    ("refine", "folder"),
+)
+"""Keys that name what the ``sha256`` of their section vouches for."""
+
+
+@contextmanager
+def editing(
+    folder: Path, new: tomlkit.TOMLDocument | None = None
+) -> Iterator[tomlkit.TOMLDocument]:
+    """Yield the manifest of a folder, and write it when the block ends without an error.
+
+    Args:
+        folder: The folder.
+        new: What to begin with where it has no manifest; None: it must have one.
+
+    Raises:
+        ModelRefused: There is none, or it is not TOML.
+    """
+    if new is None or (folder / "model.toml").exists():
+        try:
+            document = tomlkit.parse(read_text(folder, "model.toml"))
+        except ParseError as error:
+            raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
+    else:
+        document = new
+    yield document
+    with replacing(folder / "model.toml") as path:
+        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+        path.chmod(0o644)
+
+
+def update_hashes(folder: Path, document: tomlkit.TOMLDocument) -> None:
+    """Put the true hashes of a folder's files into its manifest.
+
+    Raises:
+        ModelRefused: It names a file that is not there.
+    """
+    for section, key in NAMED:
+        found = document.get(section)
+        if isinstance(found, dict) and isinstance(found.get(key), str):
+            file = found[key] + ("/model.toml" if section == "refine" else "")
+            members = found.get("members", []) if section == "network" else []
+            if not isinstance(members, list) or not all(isinstance(one, str) for one in members):
+                raise ModelRefused(f"{folder.name}: network.members: expected a list of files")
+            data = read_files(folder, f"{section}.{key}", [file, *members])
+            found["sha256"] = hash_files(data)
+
+
+def update_precisions(
+    document: tomlkit.TOMLDocument, shifts_mm: Mapping[LowerPrecision, float]
+) -> None:
+    """Write into a manifest how far landmarks shift at most in verified precisions, in mm."""
+    # Rounded up: it is an upper bound.
+    bounds = {name: math.ceil(1e4 * shift_mm) / 1e4 for name, shift_mm in shifts_mm.items()}
+    if bounds:
+        document["precision"] = bounds
+    else:
+        document.pop("precision", None)
