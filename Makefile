@@ -37,12 +37,10 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports --no-logo
 
-# Loops are compiled by one core, while the other installs and runs the tools. Coverage is that of
-# unit tests: what runs services and measures is slower under it, and no longer itself.
+# Loops are compiled by one core, while the other installs and runs the tools.
 check:
 	$(MAKE) --no-print-directory --jobs 2 .venv/run.stamp lint
-	$(MAKE) --no-print-directory test TESTS=tests/integration
-	$(MAKE) --no-print-directory test TESTS=tests/unit COVERAGE='--cov --cov-report=term'
+	$(MAKE) --no-print-directory test COVERAGE='--cov --cov-report=term'
 
 bench: .venv/bench.stamp .venv/run.stamp
 	$(BIN)/python -m tests.benchmarks $(BARS)

@@ -17,6 +17,12 @@ PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
 WIDTH = '[[measurements]]\nname = "width"\nkind = "distance"\npoints = ["ball", "dumbbell"]\n'
 
 
+@pytest.fixture(autouse=True)
+def _uncovered(no_cover: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - it acts by being there
+    """Coverage is that of unit tests: what runs services and measures is slower under it."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
 @pytest.fixture(scope="module")
 def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """A service with the phantom's model, which measures, too, and says where to get a scan."""

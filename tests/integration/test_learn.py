@@ -23,6 +23,12 @@ from tests.unit.training.test_learn import make_worse
 PHANTOM = Path(__file__).resolve().parents[2] / "models" / "phantom"
 KEY = "a key"
 CASES = 15
+SOON = """
+from app.cli.main import main
+from app.training.cli import learn
+learn.WATCH_S = 0.5
+main()
+"""
 
 
 def corrected(answer: dict[str, Any], phantom: Phantom) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def test_watched_store_is_learned_from_when_its_cases_change(tmp_path: Path) -> 
     make_phantoms(store, count=3, seed=0)
     words = ["learn", str(model), "--from", str(store), "--watch", "--steps", "1", "--rate", "0"]
     with subprocess.Popen(
-        [sys.executable, "-u", "-m", "app.cli.main", *words, "--device", "cpu"],
+        [sys.executable, "-u", "-c", SOON, *words, "--device", "cpu"],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.io.schemas import Problem
-from tests.support.services import RAW, ServiceProcess, toy_models, toy_scan
+from tests.support.services import RAW, FreshService, ServiceProcess, toy_models, toy_scan
 
 URL = "/v1/landmarks"
 SPARE_BYTES = 64 << 20
@@ -60,7 +60,7 @@ def head(length: int) -> bytes:
 
 
 def test_bytes_that_are_announced_and_never_sent_refuse_nobody(models: Path) -> None:
-    service = ServiceProcess(models, MEMORY="4GiB", BODY_TIMEOUT_S="60")
+    service = FreshService(models, MEMORY="4GiB", BODY_TIMEOUT_S="60")
     try:
         with ExitStack() as stack:
             for _ in range(4):
@@ -80,7 +80,7 @@ def test_bytes_that_are_announced_and_never_sent_refuse_nobody(models: Path) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's prlimit")
 def test_request_for_which_memory_runs_out_gets_507_and_harms_no_other(models: Path) -> None:
-    service = ServiceProcess(models, MEMORY="64GiB")
+    service = FreshService(models, MEMORY="64GiB")
     try:
         assert post(service, toy_scan()).status_code == 200  # All threads have started.
         with limited_memory(service):

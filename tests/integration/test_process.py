@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from app.io.schemas import LandmarksAnswer, Problem
-from tests.support.services import RAW, SERVE, ServiceProcess, toy_models, toy_scan
+from tests.support.services import RAW, SERVE, FreshService, ServiceProcess, toy_models, toy_scan
 
 URL = "/v1/landmarks"
 SHORT_S = "0.5"
@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(models: Path) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(
+    process = FreshService(
         models, BODY_TIMEOUT_S=SHORT_S, HEADER_TIMEOUT_S=SHORT_S, MAX_BODY_BYTES="4MiB"
     )
     yield process
@@ -166,7 +166,7 @@ def test_disconnect_during_the_work_harms_no_other_request(service: ServiceProce
 
 
 def test_log_that_is_not_read_holds_nothing_up(models: Path) -> None:
-    service = ServiceProcess(models)
+    service = FreshService(models)
     try:
         service.stop_reading()
         # At 200 bytes a line, more than a pipe of 64 KiB holds.
@@ -220,7 +220,7 @@ def test_clients_that_offer_http_2_are_answered(
 
 
 def test_sigterm_refuses_bodies_that_still_arrive_and_exits_0_at_once(models: Path) -> None:
-    service = ServiceProcess(models, DRAIN_S="30")
+    service = FreshService(models, DRAIN_S="30")
     scan = toy_scan(LARGE)
     chunked = head(1, "chunked").replace(b"Content-Length: 1", b"Transfer-Encoding: chunked")
     form = chunked.replace(b"Host", b"Content-Type: multipart/form-data; boundary=b\r\nHost")
@@ -254,7 +254,7 @@ def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup
     says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
     say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
     before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"
-    service = ServiceProcess(models, before)
+    service = FreshService(models, before)
     try:
         service.terminate()
         service.wait_for(on=True, spared=True)

@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import os
 import re
 import runpy
 import shlex
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.support.monai_bundles import write_bundle
 from tests.support.nifti_files import nifti
 from tests.support.nnunet_results import write_results
 from tests.support.services import RAW, ServiceProcess
+from tests.support.training_data import landmarkd
 
 ADDRESS = "http://127.0.0.1:8000"
 LINES = "".join(block for page in PAGES for block in code_blocks(read(page), "sh")).splitlines()
@@ -106,12 +106,12 @@ def test_there_are_commands_to_run() -> None:
 
 def run(command: str, service: ServiceProcess, folder: Path) -> None:
     here = command.replace(ADDRESS, service.url).replace("curl ", "curl -sSf ")
-    python = (
-        f'PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m app.cli.main "$@"'
-    )
-    script = f"landmarkd() {{ {python}; }}\n{here}"
+    if here.startswith("landmarkd "):
+        with chdir(folder):
+            landmarkd(*shlex.split(here, comments=True)[1:])
+        return
     done = subprocess.run(
-        ["bash", "-euc", script],
+        ["bash", "-euc", here],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -194,15 +194,8 @@ def test_training_is_imported_by_the_command_of_the_page(
         write_bundle(results, build_monai())
     else:
         write_results(results, [nnunet_results.build(), nnunet_results.build()])
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli.main", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with chdir(tmp_path):
+        landmarkd(*arguments)
     model = load_checked(tmp_path / "models" / "blobs", torch.device("cpu"))
     assert model.network.passes == passes
 

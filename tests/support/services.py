@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +21,7 @@ from app.api.dependencies import Shared
 from app.io.schemas import Problem
 from app.settings import PREFIX, Settings
 from tests.support.model_folders import make_model_folder
+from tests.support.programs import start_program
 
 if TYPE_CHECKING:
     import httpx
@@ -178,6 +176,8 @@ def until(holds: Callable[[], bool]) -> None:
 class ServiceProcess:
     """The service in a process of its own, on a free port; tests wait for its log lines."""
 
+    fresh = False
+
     def __init__(self, models: Path, before: str = "", **environment: str) -> None:
         """Start it, and wait until its models are loaded.
 
@@ -188,15 +188,10 @@ class ServiceProcess:
         """
         chosen = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": "0"}
         chosen |= {"LOG_LEVEL": "debug"} | environment
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"{before}\n{SERVE}",
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={PREFIX + name: value for name, value in chosen.items()},
+        self._process, self._errors = start_program(
+            f"{before}\n{SERVE}",
+            {PREFIX + name: value for name, value in chosen.items()},
+            fresh=self.fresh,
         )
         # Read as they come, whether a test waits for them or not.
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -214,8 +209,7 @@ class ServiceProcess:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
+        with self._errors as lines:
             for line in lines:
                 self._lines.put(line)
                 self._reading.wait()
@@ -241,16 +235,19 @@ class ServiceProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
 
     @property
     def pid(self) -> int:
         """Its process id."""
+        assert self._process.pid is not None
         return self._process.pid
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        code = self._process.wait(timeout=60)
+        self._process.join(PATIENCE_S)
+        code = self._process.exitcode
+        assert code is not None, f"expected an end within {PATIENCE_S} s"
         self._reading.set()
         self._reader.join()
         return code
@@ -259,6 +256,12 @@ class ServiceProcess:
         """Kill it."""
         self._process.kill()
         self.wait()
+
+
+class FreshService(ServiceProcess):
+    """One that shares no imports, and so no memory, with services of other tests."""
+
+    fresh = True
 
 
 Service = TypeVar("Service", bound=ServiceProcess)

@@ -121,7 +121,7 @@ def learning_skulls(run: Run) -> Iterator[Row]:
     split_at = UNSEEN_SKULLS - len(skulls.SKULLS)
     unseen = [files for files in posed if files.name in skulls.SKULLS] + others[:split_at]
     known, rest = others[split_at:][:KNOWN], others[split_at:][KNOWN:]
-    with _moved(folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
+    with _moved(run, folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
         is_fast = "bfloat16" in fast_precisions(choose_device("auto"))
         precision: Precision = "bfloat16" if is_fast else "float32"
         schedule = Schedule(_steps(run), None, RATE, 1, precision)
@@ -134,7 +134,7 @@ def _missing() -> Row:
 
 
 def _steps(run: Run) -> int:
-    return 4 if run.fast else max(round(STEPS_PER_MINUTE * run.minutes), 1)
+    return 1 if run.fast else max(round(STEPS_PER_MINUTE * run.minutes), 1)
 
 
 def _shuffled(files: Sequence[SpecimenFiles]) -> list[SpecimenFiles]:
@@ -142,18 +142,19 @@ def _shuffled(files: Sequence[SpecimenFiles]) -> list[SpecimenFiles]:
 
 
 @contextmanager
-def _moved(folder: Path, count: int) -> Iterator[list[SpecimenFiles]]:
+def _moved(run: Run, folder: Path, count: int) -> Iterator[list[SpecimenFiles]]:
     """Move landmarks that lie in an atlas's frame into their scans, by the shipped model.
 
     Six numbers of a head come from a model that knows the others; no error is measured on them.
     """
+    poses = 1 if run.fast else POSES
     detector = Detector(load_checked(skulls.MODEL, choose_device("auto")))
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
     specimens = pair_files(folder / "scans", folder / "landmarks")
     with TemporaryDirectory() as moved:
         for files in [files for files in specimens if files.name != EXCHANGED][:count]:
             points = rows_of(read_landmarks(files.landmarks), names)
-            pose = find_pose(detector, read_volume(files.scan.read_bytes()), points, POSES)
+            pose = find_pose(detector, read_volume(files.scan.read_bytes()), points, poses)
             path = Path(moved, files.landmarks.name)
             path.write_text(markups_json(names, pose.points), encoding="utf-8")
         yield list_files(folder / "scans", Path(moved)).pairs()

@@ -74,7 +74,7 @@ def _check_set(server: Server, scans: Scans) -> list[bytes]:
 
 def _measure(server: Server, scans: Scans, clients: int, run: Run) -> Figures:
     stream = Stream(_mix(server, scans), clients)
-    replies = send(Load(server.port, (stream,), 1.0 if run.fast else SECONDS))
+    replies = send(Load(server.port, (stream,), 0.3 if run.fast else SECONDS))
     wrong = {reply.status for reply in replies} - {200}
     if wrong:
         raise DisagreementError(f"{server.kind.name}: expected status 200, got {wrong}")

@@ -83,7 +83,7 @@ def _measure(server: Server, small: Sequence[bytes], huge: bytes, run: Run) -> W
     count = 3 if run.fast else IDLE_COUNT
     idle = send(Load(server.port, (Stream(messages, count=count),)))
     other = Stream((server.message("huge", huge),))
-    seconds = 1.0 if run.fast else BUSY_S
+    seconds = 0.3 if run.fast else BUSY_S
     replies = send(Load(server.port, (other, Stream(messages)), seconds))
     wrong = {reply.status for reply in (*idle, *replies)} - {200}
     if wrong:

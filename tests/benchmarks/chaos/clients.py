@@ -25,8 +25,8 @@ ADMIN_KEY: Final = "of-the-chaos"
 BUSY: Final = frozenset({429, 503, 504})
 """What any request for work may end in while others take more than there is."""
 
-STALL_S: Final = 32.0
-"""Longer than the service waits for a client that reads nothing."""
+STALL_S: Final = 40.0
+"""Longer than the service waits for a client that reads nothing, by what it may be late with."""
 
 UNREAD_EDGE: Final = 120
 

@@ -34,11 +34,17 @@ LIKE_PHANTOM = (
 )  # fmt: skip
 
 
+SEEDS = (5007, 5031, 5035, 5038, 5039)
+"""Of phantoms of two tiles; most have eight."""
+FIRST = f"phantom-{SEEDS[0]}"
+
+
 @pytest.fixture(scope="module")
 def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cross-validate a model that finds most, by starting from one that does."""
     data = tmp_path_factory.mktemp("phantoms")
-    make_phantoms(data, count=5, seed=5003)
+    for seed in SEEDS:
+        make_phantoms(data, count=1, seed=seed)
     words = (*LIKE_PHANTOM, "--steps", 1, "--rate", 1e-6, "--start", PHANTOM, "--folds", 2)
     output = landmarkd("train", data / "scans", data / "landmarks", "-o", data / "mine", *words)
     (data / "output").write_text(output)
@@ -141,12 +147,12 @@ def test_regions_can_be_taken_from_the_folds_of_another_model(
     model = tmp_path / "phantom"
     shutil.copytree(PHANTOM, model)
     where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    words = (*where, "--only", "phantom-5003", "--missing", "absent")
+    words = (*where, "--only", FIRST, "--missing", "absent")
     output = " ".join(
         landmarkd("calibrate", model, *words, "--regions-from", phantoms / "mine").split()
     )
     assert "errors of 2 models on 4 specimens that they were not trained on" in output
-    assert "errors within these regions: phantom-5003 " in output
+    assert f"errors within these regions: {FIRST} " in output
     assert "errors of 2 models on 4 specimens" in " ".join(
         (model / "README.md").read_text().split()
     )
@@ -158,7 +164,7 @@ def test_regions_can_be_taken_from_the_folds_of_another_model(
         for one in (
             read_outcomes(folds.folder(phantoms / "mine", number)) or pytest.fail("none")
         ).outcomes
-        if one.scan != "phantom-5003" and one.status == "detected" and np.isfinite(one.error_mm)
+        if one.scan != FIRST and one.status == "detected" and np.isfinite(one.error_mm)
     ]
     (radius,) = {landmark.region95_mm for landmark in read_manifest(model).landmarks}
     assert radius == pytest.approx(max(errors), abs=1)
@@ -166,14 +172,14 @@ def test_regions_can_be_taken_from_the_folds_of_another_model(
 
 def test_regions_cannot_be_taken_from_other_landmarks(phantoms: Path) -> None:
     where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    words = (*where, "--only", "phantom-5003", "--regions-from", phantoms / "mine")
+    words = (*where, "--only", FIRST, "--regions-from", phantoms / "mine")
     with pytest.raises(
         BadParameter, match=r"expected a model of the same landmarks.*differs by 1, 10, 11"
     ):
         landmarkd("calibrate", PHANTOM.parent / "mouse-skull", *words)
 
 
-@pytest.mark.parametrize("more", [[], ["--only", "phantom-5003", "--folds"]])
+@pytest.mark.parametrize("more", [[], ["--only", FIRST, "--folds"]])
 def test_calibration_is_by_held_out_scans_or_by_folds(phantoms: Path, more: list[str]) -> None:
     where = ["--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks"]
     words = ["calibrate", phantoms / "mine", *where, *more]

@@ -126,8 +126,9 @@ def test_offsets_that_are_still_to_be_computed_are_those_of_the_layer(
     bias = torch.randn(3, 4, generator=random)
     offsets = torch.einsum("alf,fijk->alijk", weight, features.float())
     whole = replace(whole, offsets=offsets + bias[..., None, None, None], offset_scale=(1, 0.5, 2))
-    expected = filter_votes(whole, 0.3)
-    empty = torch.full((1,), torch.nan).expand_as(whole.offsets)
+    whole = replace(whole, scores=whole.scores.to(dtype))
+    expected = filter_votes(replace(whole, scores=whole.scores.float()), 0.3)
+    empty = torch.full((1,), torch.nan, dtype=dtype).expand_as(whole.offsets)
     for laid_out in (features, features.contiguous()):
         layer = OffsetLayer(laid_out, weight, bias)
         votes = filter_votes(replace(whole, offsets=empty, layer=layer), 0.3)
