@@ -15,7 +15,9 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 DOCKER ?= docker
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# Python compiles what is imported, once; pip would compile all 14,000 modules of PyTorch and others.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
 MINUTES ?= 10
 

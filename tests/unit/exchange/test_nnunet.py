@@ -47,6 +47,7 @@ def imported(
     return import_nnunet(results, root / "blobs", orientation=ORIENTATION, radius=radius)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mirror", [None, (0, 2)])
 @pytest.mark.parametrize("folds", [1, 2])
 def test_landmarks_are_those_of_the_original_in_one_tile(
@@ -65,6 +66,7 @@ def test_landmarks_are_those_of_the_original_in_one_tile(
     assert np.abs(found - to_file(truth)).max() < 1.5
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("shape", [LARGE, (24, 50, 21)])
 @pytest.mark.parametrize("labels", [False, True])
 def test_landmarks_are_those_of_the_original_in_several_tiles(

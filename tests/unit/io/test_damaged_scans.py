@@ -84,6 +84,7 @@ def check_damaged(content: bytes, seed: int) -> None:
     assert re.match(r"expected .*, got ", said), seed
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "seeds",

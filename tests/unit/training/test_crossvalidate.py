@@ -83,6 +83,7 @@ def trainings(trained_on: list[str]) -> list[set[str]]:
     return [set(part.split()) for part in " ".join(trained_on).split("  ") if part.strip()]
 
 
+@pytest.mark.no_cover
 def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
     data: Path, trained_on: list[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
     assert "expected at least 19 errors" in str(result.exception)
 
 
+@pytest.mark.no_cover
 def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_path: Path) -> None:
     """To the last bit; the others do."""
     weights = []
@@ -135,6 +137,7 @@ def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_pa
         assert same == (fold == "three")
 
 
+@pytest.mark.no_cover
 def test_an_interrupted_cross_validation_resumes_in_its_fold(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(traine
         refine(data)
 
 
+@pytest.mark.no_cover
 def test_train_only_scans_are_trained_on_in_every_fold(data: Path, trained_on: list[str]) -> None:
     """But for those of a subject that the fold leaves out."""
     words = ("--subject", "^(o|t)", "--train-only", "two", "--folds", 2)

@@ -140,6 +140,7 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
         assert "proven" not in words  # Of regions that landmarks share, nothing is.
 
 
+@pytest.mark.no_cover
 def test_regions_can_be_taken_from_the_folds_of_another_model(
     phantoms: Path, tmp_path: Path
 ) -> None:

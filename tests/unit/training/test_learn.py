@@ -72,6 +72,7 @@ def options(model: Path, store: Path, steps: int, rate: float) -> LearnOptions:
     return LearnOptions(model, store, None, None, steps, rate, "cpu")
 
 
+@pytest.mark.no_cover
 def test_better_version_takes_the_place_and_the_one_before_comes_back(
     model: Path, store: Path
 ) -> None:

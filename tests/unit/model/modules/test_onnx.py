@@ -63,6 +63,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found - expected).norm() <= RELATIVE * expected.norm()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("shape", [(1, 32, 48, 16), (3, 48, 16, 32), (2, 64, 32, 48)])
 @torch.inference_mode()
 def test_dynamic_network_answers_what_torch_answers(shape: tuple[int, ...]) -> None:
@@ -344,6 +345,7 @@ def test_packages_are_imported_only_for_a_model_that_needs_them() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", ["bytes", "fields"])
 def test_mutated_files_are_read_or_refused_in_bounded_memory(tmp_path: Path, kind: str) -> None:
     model = onnx.load_model_from_string(toy_onnx())
