@@ -81,6 +81,7 @@ def detect(folder: Path, scan: Path, *, allow_torchscript: bool = False) -> np.n
     return np.array([one.ras_mm for one in landmarks])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("file", ["model.pt", "model.onnx", "model.ts"])
 def test_landmarks_are_those_of_the_original(tmp_path: Path, file: str) -> None:
     script = file.endswith(".ts")

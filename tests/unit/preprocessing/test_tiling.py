@@ -46,6 +46,7 @@ def summed_importance(plan: TilePlan) -> np.ndarray:
     return total
 
 
+@pytest.mark.no_cover
 @given(
     shape=st.tuples(*[st.integers(1, 90)] * 3),
     overlap=st.sampled_from([0.0, 0.25, 0.5, 0.8]),

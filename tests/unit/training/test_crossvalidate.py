@@ -244,6 +244,7 @@ def test_a_check_prints_the_folds_and_trains_none(data: Path) -> None:
     assert not (data / "mine").exists()
 
 
+@pytest.mark.no_cover
 def test_folds_do_not_start_from_weights_that_were_trained_on_their_scans(trained: Path) -> None:
     """But each from the same fold of a model that has the same folds."""
     data = trained

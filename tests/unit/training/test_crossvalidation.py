@@ -112,6 +112,7 @@ def test_the_model_is_trained_on_all_scans_and_its_card_explains_its_metrics(
     assert "nothing says what" in output  # the model whose weights it started from has seen
 
 
+@pytest.mark.no_cover
 def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: Path) -> None:
     """The errors of two phantoms would be too few."""
     model = tmp_path / "mine"

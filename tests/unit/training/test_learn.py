@@ -122,6 +122,7 @@ def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
     assert not (model.parent / ".phantom" / "next").exists()
 
 
+@pytest.mark.no_cover
 def test_second_network_learns_as_well(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", 18)
     model = tmp_path / "mine"
