@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import tomlkit
-from tomlkit.exceptions import ParseError
+from tomlkit.exceptions import TOMLKitError
 
 from app.durable import replacing
 from app.errors import ModelRefused
@@ -39,7 +39,7 @@ def editing(
     if new is None or (folder / "model.toml").exists():
         try:
             document = tomlkit.parse(read_text(folder, "model.toml"))
-        except ParseError as error:
+        except TOMLKitError as error:
             raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
     else:
         document = new

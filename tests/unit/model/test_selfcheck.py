@@ -171,6 +171,16 @@ def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+@pytest.mark.parametrize("more", ["[network", 'name = "toy"\nname = "toy"', "[a]\nx = 1\nx = 2"])
+def test_manifest_that_is_no_toml_is_refused_and_stays(tmp_path: Path, more: str) -> None:
+    folder = make_model_folder(tmp_path)
+    text = f"{(folder / 'model.toml').read_text()}\n{more}\n"
+    (folder / "model.toml").write_text(text)
+    with pytest.raises(ModelRefused, match="is not TOML"):
+        write_selfcheck(folder)
+    assert (folder / "model.toml").read_text() == text
+
+
 def test_noise_of_whole_models_is_rounded_up_to_their_step() -> None:
     table = manifest_table()
     table["input"] |= {"tile_shape": "whole", "divisor": 16}
