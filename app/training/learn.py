@@ -32,7 +32,7 @@ from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
 from app.training.record import read_record, seen_by
-from app.training.versions import exclusive, prepare_next, put_in_place
+from app.training.versions import exclusive, keep_regions, prepare_next, put_in_place
 
 HELD_OUT: Final = 3
 """One in so many kept cases is held out."""
@@ -130,6 +130,7 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
         names = [files.name for files in held_out]
         if not fine_tune(given, checked, split(checked.specimens, names, "kept apart"), console):
             return None
+    keep_regions(options.folder, candidate)
     compared = compare_versions(options.folder, candidate, held_out, options.device)
     if compared.is_better:
         text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from app.errors import BadParameter, StartupError
-from app.model import editing, read_manifest
+from app.model import editing, read_manifest, update_hashes
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
 
 NEXT: Final = "next"
@@ -62,6 +62,21 @@ def prepare_next(folder: Path) -> Path:
     with editing(candidate) as document:
         document["version"] = next_version(str(document["version"]))
     return candidate
+
+
+def keep_regions(before: Path, after: Path) -> None:
+    """Give a version the regions and widths of intervals of the one before; training drops them."""
+    refine = read_manifest(before).refine
+    for name in [*([refine.folder] if refine else []), "."]:
+        old = read_manifest(before / name)
+        with editing(after / name) as document:
+            for landmark, known in zip(document["landmarks"], old.landmarks, strict=True):
+                if known.region95_mm is not None:
+                    landmark["region95_mm"] = known.region95_mm
+            measurements = document.get("measurements", [])
+            for measurement, measured in zip(measurements, old.measurements, strict=True):
+                measurement["interval_scale"] = measured.interval_scale
+            update_hashes(after / name, document)
 
 
 def next_version(version: str) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from app.errors import BadParameter
 from app.inference import load_checked
-from app.model import LoadedModel, editing, read_manifest
+from app.model import LoadedModel, editing, read_manifest, update_hashes
 from app.training.calibrate.calibration_runs import (
     KINDS,
     CalibrationRuns,
@@ -38,7 +38,6 @@ from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
 from app.training.files import FOLDS, OUTCOMES
-from app.training.fit.export import attach_refine
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +306,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)
-    if refine is not None:
-        attach_refine(folders[-1])
+    with editing(folder) as document:
+        update_hashes(folder, document)
     if calibration.folded:
         text = f"By `landmarkd calibrate`: {calibration.summary()}."
         write_section(folder, "calibration", f"## 95 % regions\n\n{text}")

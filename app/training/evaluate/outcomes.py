@@ -218,13 +218,13 @@ def summarise_errors(outcomes: Sequence[Outcome]) -> str:
     present = sum(outcome.present for outcome in outcomes)
     if not known.size:
         return f"no landmark found of {present}"
-    missed = sum(outcome.present and outcome.found_mm is None for outcome in outcomes)
+    lost = sum(outcome.present and outcome.found_mm is None for outcome in outcomes)
     absent = [outcome for outcome in outcomes if outcome.known and not outcome.present]
     false = sum(outcome.found_mm is not None for outcome in absent)
     return (
         f"mean {known.mean():.3f} mm, median {np.median(known):.3f}, "
         f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
-        f"missed {missed} of {present}, false {false} of {len(absent)}"
+        f"not found {lost} of {present}, false {false} of {len(absent)}"
     )
 
 

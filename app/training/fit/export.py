@@ -73,7 +73,7 @@ def attach_refine(folder: Path) -> Path:
     section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
     with editing(folder.parent) as document:
         document.setdefault("refine", tomlkit.table()).update(section)
-        document.pop("precision", None)  # It was verified with the second network of before.
+        _drop_measured(document)
     return folder.parent
 
 
@@ -85,11 +85,20 @@ def _new(folder: Path) -> tomlkit.TOMLDocument:
     return document
 
 
+def _drop_measured(document: tomlkit.TOMLDocument) -> None:
+    """Drop what was measured with other weights: precisions, regions, widths of intervals."""
+    document.pop("precision", None)
+    for landmark in document.get("landmarks", []):
+        landmark.pop("region95_mm", None)
+    for measurement in document.get("measurements", []):
+        measurement.pop("interval_scale", None)
+
+
 def _update(
     document: tomlkit.TOMLDocument, folder: Path, recipe: Recipe, names: Sequence[str]
 ) -> None:
-    """Set the keys that training decides, and drop what was verified of older weights."""
-    document.pop("precision", None)
+    """Set the keys that training decides, and drop what was measured with other weights."""
+    _drop_measured(document)
     sections: dict[str, dict[str, object]] = {
         "input": {
             "orientation": "RAS",

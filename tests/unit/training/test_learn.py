@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
-from app.model import hash_file, read_manifest, write_selfcheck
+from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.outcomes import Outcome
 from app.training.files import RECORD
@@ -134,6 +134,10 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     shutil.copytree(data, store)
     for inner in (".", "refine"):
         (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
+    with editing(model / "refine") as document:
+        document["landmarks"][0]["region95_mm"] = 0.5
+    with editing(model) as document:
+        update_hashes(model, document)
     compared = learn(options(model, store, 3, 1e-2), Console())
     assert compared is not None
     assert compared.cases == 6
@@ -145,6 +149,9 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
         assert_allclose(shapes[0], shapes[1])
     grids = [read_manifest(at / "refine").input for at in (model, candidate)]
     assert grids[0] == grids[1]
+    loaded = load_checked(candidate, torch.device("cpu")).refine
+    assert loaded is not None
+    assert [one.region95_mm for one in loaded.manifest.landmarks[:2]] == [0.5, None]
 
 
 def test_held_out_cases_stay_held_out_and_trained_ones_trained() -> None:

@@ -10,6 +10,7 @@ from app.errors import BadParameter, LandmarkdError, StartupError
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
+from app.model import editing
 from app.training.files import CHECKPOINT, CURVES, HISTORY
 from tests.support.training_data import (
     BLOBS,
@@ -91,18 +92,22 @@ def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Pa
     assert load_checked(tmp_path / "second", torch.device("cpu")).manifest.name == "second"
 
 
-def test_new_weights_are_not_verified_in_another_precision(data: Path, tmp_path: Path) -> None:
+def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "mine", "--steps", 1)
-    path = tmp_path / "mine" / "model.toml"
-    path.write_text(
-        path.read_text().replace(
-            "[[landmarks]]", "[precision]\nbfloat16 = 0.01\n\n[[landmarks]]", 1
-        )
-    )
-    assert load_checked(tmp_path / "mine", torch.device("cpu")).manifest.precision.bfloat16 == 0.01
+    with editing(tmp_path / "mine") as document:
+        document["precision"] = {"bfloat16": 0.01}
+        document["landmarks"][0].update({"region95_mm": 0.5, "presence_threshold": 0.4})
+        names = [landmark["name"] for landmark in document["landmarks"]]
+        length = {"name": "length", "kind": "distance", "points": names[:2], "interval_scale": 0.7}
+        document["measurements"] = [length]
+    before = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
+    assert (before.precision.bfloat16, before.landmarks[0].region95_mm) == (0.01, 0.5)
     (tmp_path / "mine" / CHECKPOINT).unlink()
     run(data, tmp_path / "mine", "--steps", 1, "--seed", 2)
-    assert load_checked(tmp_path / "mine", torch.device("cpu")).manifest.precision.bfloat16 is None
+    after = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
+    assert (after.precision.bfloat16, after.landmarks[0].region95_mm) == (None, None)
+    assert after.measurements[0].interval_scale == 1.0
+    assert after.landmarks[0].presence_threshold == 0.4
 
 
 @pytest.mark.parametrize("name", ["My_Model", "a b", "x" * 65])
