@@ -1,7 +1,7 @@
 """Field -> Plan: what the compiled loops take: a field's memory and the order to read it in.
 
 Any memory layout is read in place, by strides. Where voxels are evenly spaced in memory, they are
-read as one long sequence, cut into rows that fit the nearest cache; otherwise row by row along k.
+read as one long sequence, cut into rows that fit the nearer caches; otherwise row by row along k.
 """
 
 from typing import Final, NamedTuple
@@ -17,8 +17,9 @@ from app.voting.reference import Placement, score_limit
 
 ACTIVATIONS: Final = {"none": NONE, "sigmoid": SIGMOID, "softmax": SOFTMAX}
 
-ROW_NUMBERS: Final = 1 << 10
-"""Numbers in a row whose length is free: few enough for the nearest cache with all else."""
+ROW_NUMBERS: Final = 1 << 12
+"""Numbers in a row whose length is free: few enough for the nearer caches with all else, and so
+many that memory is fetched ahead though each channel is somewhere else in it."""
 
 MIN_PROBABILITY: Final = 1e-30
 """Least probability of any vote: a score's limit for less would not hold in float32."""
@@ -43,8 +44,8 @@ class Flat(NamedTuple):
 class RowLayout(NamedTuple):
     """How scores are divided into rows: voxels evenly spaced in memory, in their order.
 
-    A row is all voxels along k; or, where all voxels are evenly spaced, as many as fit the nearest
-    cache, because every row costs a little of its own.
+    A row is all voxels along k; or, where all voxels are evenly spaced, as many as fit the nearer
+    caches, because every row costs a little of its own.
 
     Attributes:
         voxels: In all.
