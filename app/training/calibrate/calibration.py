@@ -28,12 +28,10 @@ from app.training.calibrate.regions import (
     leave_one_out,
     max_coverage,
     proven_coverage,
-    shares_within,
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
 from app.training.data.folds import Folds, check_same_data, content_digests, read_folds
-from app.training.data.issues import shorten
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
@@ -88,23 +86,6 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
     return folds
 
 
-def check_same_landmarks(model: LoadedModel, folder: Path) -> None:
-    """Check that another model has the same landmarks, as its errors are to count for them.
-
-    Raises:
-        BadParameter: It has not.
-    """
-    mine, others = (
-        {landmark.name for landmark in manifest.landmarks}
-        for manifest in (model.manifest, read_manifest(folder))
-    )
-    if mine != others:
-        raise BadParameter(
-            f"--regions-from: expected a model of the same landmarks, {folder} differs by "
-            f"{shorten(sorted(mine ^ others))}"
-        )
-
-
 def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[str, LoadedModel]:
     """Load the models of all folds.
 
@@ -127,33 +108,29 @@ def calibrate_model(
     runs: CalibrationRuns,
     console: Console,
     folds: Folds | None = None,
-    elsewhere: CalibrationRuns | None = None,
 ) -> None:
     """Choose regions and thresholds, print what they are based on, and write them.
 
     Args:
         folder: The model folder.
         model: The model as it is.
-        runs: Of the scans that thresholds follow from, and regions unless ``elsewhere`` is given.
+        runs: Of the scans that regions and thresholds follow from.
         console: Where to print.
-        folds: The folds whose models the regions' runs are of; None: they are of the model itself.
-        elsewhere: Of the scans that regions follow from; those of ``runs`` then show how well these
-            hold, as none of their errors is in them.
+        folds: The folds whose models the runs are of; None: they are of the model itself.
 
     Raises:
         BadParameter: There are too few errors for a region; nothing is written.
     """
     specs, measured = model.manifest.landmarks, runs.whole()
     console.print(summarise_errors(measured))
-    errors = measured if elsewhere is None else elsewhere.whole()
-    regions = calibrate_regions(errors, specs)
+    regions = calibrate_regions(measured, specs)
     if regions is None:
-        raise BadParameter(describe_too_few(errors))
+        raise BadParameter(describe_too_few(measured))
     calibration = Calibration(
         regions,
         choose_thresholds(model, runs.before),
-        calibrate_intervals(model.manifest.measurements, errors, regions),
-        describe_coverage(regions, folds, {outcome.scan for outcome in errors}),
+        calibrate_intervals(model.manifest.measurements, measured, regions),
+        describe_coverage(regions, folds, {outcome.scan for outcome in measured}),
         folded=folds is not None,
     )
     print_thresholds(model, calibration.thresholds, console)
@@ -163,10 +140,7 @@ def calibrate_model(
     console.print(calibration.summary())
     if model.manifest.measurements:
         console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")
-    if elsewhere is None:
-        print_shares("the regions of the other scans", leave_one_out(measured, specs), console)
-    else:
-        print_shares("these regions", shares_within(measured, regions), console)
+    print_shares(leave_one_out(measured, specs), console)
     write_calibration(folder, calibration)
 
 
@@ -180,10 +154,10 @@ def print_thresholds(
         console.print(f"{title}: {describe_thresholds(chosen, old)}")
 
 
-def print_shares(regions: str, shares: Mapping[str, float], console: Console) -> None:
-    """Print which share of each scan's errors some regions hold."""
+def print_shares(shares: Mapping[str, float], console: Console) -> None:
+    """Print which share of each scan's errors the regions from all other scans hold."""
     covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    console.print(f"errors within {regions}: {covered or 'too few scans'}")
+    console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
 
 
 def describe_too_few(outcomes: Sequence[Outcome]) -> str:

@@ -1,13 +1,11 @@
 """``landmarkd calibrate``: 95 % regions and presence thresholds from held-out scans."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from app.training.cli.arguments import (
-    FOLDER,
     Device,
     Landmarks,
     MissingIs,
@@ -18,25 +16,12 @@ from app.training.cli.arguments import (
     require_extra,
 )
 
-if TYPE_CHECKING:
-    from app.model import LoadedModel
-    from app.training.data.folds import Folds
-
-
 Only = Annotated[
     list[str] | None,
     typer.Option(help="Name of a scan that the model was not trained on; may be repeated."),
 ]
 UseFolds = Annotated[
     bool, typer.Option("--folds", help="Use all scans, each with the model of its fold.")
-]
-RegionsFrom = Annotated[
-    Path | None,
-    typer.Option(
-        **FOLDER,
-        help="With --only: a model that was trained with folds, whose errors on all other scans "
-        "give the regions.",
-    ),
 ]
 
 
@@ -46,7 +31,6 @@ def calibrate(
     landmarks: Landmarks,
     only: Only = None,
     folds: UseFolds = False,
-    regions_from: RegionsFrom = None,
     missing: MissingIs = "unknown",
     device: Device = "auto",
 ) -> None:
@@ -56,50 +40,28 @@ def calibrate(
     votes that separates landmarks that are present from those that are cut away: each scan is
     answered whole, in halves, and as blank scans of its shape. With --folds, for a model that was
     trained with folds, each scan is answered by the model that was trained without it, so that all
-    of them count. A few held-out scans have few errors: --regions-from takes the errors of the same
-    recipe's folds instead, and shows how well they hold on the held-out scans.
+    of them count.
     """
     require_extra()
-    from app.training.calibrate.calibration import calibrate_model
+    from app.compute import choose_device
+    from app.training.calibrate.calibration import (
+        calibrate_model,
+        finished_folds,
+        load_fold_models,
+    )
     from app.training.calibrate.calibration_runs import run_all
     from app.training.evaluate.leakage import refuse_leaked
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
-    if folds and regions_from:
-        raise typer.BadParameter("expected --regions-from with --only NAME, got it with --folds")
     held_out = pair_scans(scans, landmarks, only or ())
     if only:
         refuse_leaked(model, held_out)
-    loaded, console, elsewhere = load_model(model, device), Console(stderr=True), None
+    loaded = load_model(model, device)
     made, models = None, dict.fromkeys(only or (), loaded)
-    if source := model if folds else regions_from:
-        made, of_folds = read_fold_models(source, loaded, scans, landmarks, device)
-        if folds:
-            models = of_folds
-        else:
-            others = [one for one in pair_scans(scans, landmarks, ()) if one.name not in models]
-            elsewhere = run_all(of_folds, others, console, missing)
-    runs = run_all(models, held_out, console, missing)
-    calibrate_model(model, loaded, runs, Console(), made, elsewhere)
+    if folds:
+        made = finished_folds(model, scans, landmarks)
+        models = load_fold_models(model, made, choose_device(device))
+    runs = run_all(models, held_out, Console(stderr=True), missing)
+    calibrate_model(model, loaded, runs, Console(), made)
     load_model(model, device)
-
-
-def read_fold_models(
-    folder: Path, model: "LoadedModel", scans: Path, landmarks: Path, device: str
-) -> "tuple[Folds, dict[str, LoadedModel]]":
-    """Read the folds of a model of the same landmarks, and load the model of each scan.
-
-    Raises:
-        LandmarkdError: There are none, they are not finished, or they are of something else.
-    """
-    from app.compute import choose_device
-    from app.training.calibrate.calibration import (
-        check_same_landmarks,
-        finished_folds,
-        load_fold_models,
-    )
-
-    folds = finished_folds(folder, scans, landmarks)
-    check_same_landmarks(model, folder)
-    return folds, load_fold_models(folder, folds, choose_device(device))

@@ -141,46 +141,6 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
         assert "proven" not in words  # Of regions that landmarks share, nothing is.
 
 
-@pytest.mark.no_cover
-def test_regions_can_be_taken_from_the_folds_of_another_model(
-    phantoms: Path, tmp_path: Path
-) -> None:
-    """Without the scans that are held out, which show how well they hold."""
-    model = tmp_path / "phantom"
-    shutil.copytree(PHANTOM, model)
-    where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    words = (*where, "--only", FIRST, "--missing", "absent")
-    output = " ".join(
-        landmarkd("calibrate", model, *words, "--regions-from", phantoms / "mine").split()
-    )
-    assert "errors of 2 models on 4 specimens that they were not trained on" in output
-    assert f"errors within these regions: {FIRST} " in output
-    assert "errors of 2 models on 4 specimens" in " ".join(
-        (model / "README.md").read_text().split()
-    )
-    folds = read_folds(phantoms / "mine")
-    assert folds is not None
-    errors = [
-        one.error_mm
-        for number in (1, 2)
-        for one in (
-            read_outcomes(folds.folder(phantoms / "mine", number)) or pytest.fail("none")
-        ).outcomes
-        if one.scan != FIRST and one.status == "detected" and np.isfinite(one.error_mm)
-    ]
-    (radius,) = {landmark.region95_mm for landmark in read_manifest(model).landmarks}
-    assert radius == pytest.approx(max(errors), abs=1)
-
-
-def test_regions_cannot_be_taken_from_other_landmarks(phantoms: Path) -> None:
-    where = ("--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks")
-    words = (*where, "--only", FIRST, "--regions-from", phantoms / "mine")
-    with pytest.raises(
-        BadParameter, match=r"expected a model of the same landmarks.*differs by 1, 10, 11"
-    ):
-        landmarkd("calibrate", PHANTOM.parent / "mouse-skull", *words)
-
-
 @pytest.mark.parametrize("more", [[], ["--only", FIRST, "--folds"]])
 def test_calibration_is_by_held_out_scans_or_by_folds(phantoms: Path, more: list[str]) -> None:
     where = ["--scans", phantoms / "scans", "--landmarks", phantoms / "landmarks"]
