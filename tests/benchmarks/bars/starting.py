@@ -34,6 +34,6 @@ def s6_starting(run: Run) -> Iterator[Row]:
         "s",
         RIVAL,
         statistics.median(theirs),
-        Limit(1.5, "cost"),
+        Limit(1.2, "cost"),
         rounds=turns,
     )
