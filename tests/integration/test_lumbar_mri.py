@@ -1,4 +1,7 @@
-"""The shipped lumbar-mri model on spines it never saw: whole, in other contrasts, and not there."""
+"""The shipped lumbar-mri model on spines: whole, in other contrasts, and not there.
+
+It has learned from all of them; what it does on others is measured by ``make bench``.
+"""
 
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from tests.support.spines import (
     CONTRASTS,
     LORDOSIS,
     MODEL,
-    UNSEEN,
+    SUBJECTS,
     read_spine,
     spine_files,
 )
@@ -36,14 +39,14 @@ def detector() -> Detector:
 
 @pytest.fixture(scope="module")
 def outcomes(detector: Detector, data_dir: Path) -> tuple[Outcome, ...]:
-    files = [spine_files(data_dir, name) for name in UNSEEN]
+    files = [spine_files(data_dir, name) for name in SUBJECTS]
     return tuple(one for each in files for one in validate_scan(detector, each))
 
 
-def test_errors_on_unseen_spines_hold_their_bar(outcomes: tuple[Outcome, ...]) -> None:
+def test_errors_hold_their_bar(outcomes: tuple[Outcome, ...]) -> None:
     centres = [one for one in outcomes if one.group == "centre"]
     corners = [one for one in outcomes if one.group == "corner"]
-    assert (len(centres), len(corners)) == (5 * len(UNSEEN), 20 * len(UNSEEN))
+    assert (len(centres), len(corners)) == (5 * len(SUBJECTS), 20 * len(SUBJECTS))
     assert errors_mm(centres).mean() <= CENTRE_MM
     assert errors_mm(corners).mean() <= CORNER_MM
     assert np.mean([one.identified for one in centres]) >= IDENTIFIED
@@ -59,7 +62,7 @@ def test_regions_hold_nearly_all_errors(outcomes: tuple[Outcome, ...]) -> None:
 def test_levels_are_named_rightly_in_another_contrast(
     detector: Detector, data_dir: Path, contrast: str
 ) -> None:
-    name = UNSEEN[3]
+    name = SUBJECTS[3]
     truth = read_landmarks(spine_files(data_dir, name).landmarks)
     found = detector.detect(CONTRASTS[contrast](read_spine(data_dir, name))).landmarks
     for landmark in found:
@@ -68,7 +71,7 @@ def test_levels_are_named_rightly_in_another_contrast(
             assert np.linalg.norm(landmark.ras_mm - truth[landmark.name]) < 10.0
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_no_level_is_sure_where_neither_sacrum_nor_ribs_are_shown(
     detector: Detector, data_dir: Path, name: str
 ) -> None:
@@ -83,10 +86,10 @@ def test_no_level_is_sure_where_neither_sacrum_nor_ribs_are_shown(
 def test_no_level_is_sure_where_another_arrangement_has_nearly_as_many_votes(
     detector: Detector, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of unseen spines the model is surer than that, so fewer votes have to do."""
+    """Of these spines the model is surer than that, so fewer votes have to do."""
     monkeypatch.setattr("app.voting.constellation.MIN_RIVAL_MASS", 0.05)
     monkeypatch.setattr("app.voting.constellation.MIN_RIVAL_COUNT", 0.1)
-    answers = [detector.detect(read_spine(data_dir, name)) for name in UNSEEN]
+    answers = [detector.detect(read_spine(data_dir, name)) for name in SUBJECTS]
     doubted = [
         answer
         for answer in answers
@@ -102,7 +105,7 @@ def test_no_level_is_sure_where_another_arrangement_has_nearly_as_many_votes(
 
 def test_what_is_no_spine_shows_none(detector: Detector, data_dir: Path) -> None:
     scans = [read_brain(data_dir, BRAINS[0]), read_skull(data_dir, "NU_J")]
-    for volume in (*scans, *blanks(read_spine(data_dir, UNSEEN[0]))):
+    for volume in (*scans, *blanks(read_spine(data_dir, SUBJECTS[0]))):
         statuses = [landmark.status for landmark in detector.detect(volume).landmarks]
         assert statuses.count("detected") <= 1
 
@@ -114,7 +117,7 @@ def test_lordosis_and_its_interval_hold_their_bar(
     assert len(specs) == 1 + 4 + 8 + 4
     deviations = compare_measurements(specs, outcomes)
     lordosis = [one for one in deviations if one.spec.name == LORDOSIS]
-    assert len(lordosis) == len(UNSEEN)
+    assert len(lordosis) == len(SUBJECTS)
     assert all(one.found > 0 for one in lordosis)
     assert np.mean([one.error for one in lordosis]) <= 3.0
     held = [one.error <= one.half_width for one in deviations if one.half_width is not None]

@@ -1,4 +1,4 @@
-"""Lumbar spines that the lumbar-mri model was not trained on, and the same as others would scan."""
+"""Lumbar spines, and the same as others would scan them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,8 @@ from app.io import Volume, read_volume
 from app.training.data.specimens import SpecimenFiles
 
 MODEL: Final = Path(__file__).resolve().parents[2] / "models" / "lumbar-mri"
-UNSEEN: Final = tuple(f"subject-{number:02}" for number in (2, 9, 15, 21, 27, 34, 40, 47))
+SUBJECTS: Final = tuple(f"subject-{number:02}" for number in (2, 9, 15, 21, 27, 34, 40, 47))
+"""Some of them. The lumbar-mri model has learned from all."""
 
 LORDOSIS: Final = "lordosis L1-L5"
 

@@ -26,7 +26,12 @@ OF_TODAY = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 README_LINES = 130
 IMAGE_BYTES = 400_000
-NOT_SETTINGS = {"LANDMARKD_DATA", "LANDMARKD_API_KEY", "LANDMARKD_SKULL_FOLDS"}
+NOT_SETTINGS = {
+    "LANDMARKD_DATA",
+    "LANDMARKD_API_KEY",
+    "LANDMARKD_SKULL_FOLDS",
+    "LANDMARKD_LUMBAR_FOLDS",
+}
 """Of the tests and benchmarks, and of the command line as a client."""
 
 TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "learn")

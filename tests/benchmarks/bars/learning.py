@@ -101,10 +101,10 @@ def learning(run: Run) -> Iterator[Row]:
         path.name.removesuffix(".nii.gz") for path in (data / "lumbar-mri" / "scans").iterdir()
     )
     seen = _shuffled(
-        [spines.spine_files(data, name) for name in names if name not in spines.UNSEEN]
+        [spines.spine_files(data, name) for name in names if name not in spines.SUBJECTS]
     )
     last = KNOWN + COUNTS[-1]
-    unseen = [spines.spine_files(data, name) for name in spines.UNSEEN] + seen[last:]
+    unseen = [spines.spine_files(data, name) for name in spines.SUBJECTS] + seen[last:]
     schedule = Schedule(_steps(run), None, RATE, 1)
     yield from _curve(run, Cohort(seen[:KNOWN], seen[KNOWN:last], unseen, SPINES, schedule))
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.support.skulls import scan_path
-from tests.support.spines import UNSEEN, spine_files
+from tests.support.spines import SUBJECTS, spine_files
 
 SERVE = """\
 import sys
@@ -92,7 +92,7 @@ def test_no_request_compiles_a_loop_once_a_model_is_loaded(data_dir: Path) -> No
 
     A skull shows hardly a vote to the spine's model.
     """
-    scans = (scan_path(data_dir, "NU_J"), spine_files(data_dir, UNSEEN[0]).scan)
+    scans = (scan_path(data_dir, "NU_J"), spine_files(data_dir, SUBJECTS[0]).scan)
     # In a process of its own: other tests compile loops, too.
     done = subprocess.run(
         [sys.executable, "-c", SERVE, *map(str, scans)],
