@@ -263,6 +263,25 @@ def test_readme_has_the_measured_errors_of_the_models() -> None:
     assert f"{error:.2f} voxels ({2 * error:.2f} mm) mean, 100 scans" in text
 
 
+def test_readme_has_the_errors_of_the_cross_validated_spines() -> None:
+    path = ROOT / "models" / "lumbar-mri" / "crossvalidation" / "errors.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    scans = {row["scan"] for row in rows}
+    centres = [row for row in rows if " " not in row["landmark"]]
+    right = scans - {row["scan"] for row in centres if row["identified"] != "True"}
+    means = []
+    for corners in (False, True):
+        errors = [
+            float(row["error_mm"])
+            for row in rows
+            if row["scan"] in right and (" " in row["landmark"]) == corners
+        ]
+        means.append(sum(errors) / len(errors))
+    figures = f"centres {means[0]:.1f} mm, corners {means[1]:.1f} mm mean"
+    assert f"{figures}, cross-validated on {len(right)} of {len(scans)} people" in read(README)
+
+
 def _rows(name: str) -> list[dict[str, str]]:
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

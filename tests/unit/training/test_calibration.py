@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.errors import BadParameter
 from app.inference.load import load_checked
+from app.model import editing
 from app.model.manifest import read_manifest
 from app.training.calibrate.calibration import Calibration, calibrate_model, write_calibration
 from app.training.calibrate.calibration_runs import CalibrationRun, CalibrationRuns, run_scan
@@ -159,7 +160,9 @@ def test_the_command_names_scans_that_are_not_there(trained: Path) -> None:
 
 
 def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
-    """To the second network, whose hash is updated; thresholds to both."""
+    """To the second network, whose hash is updated; thresholds to both; [precision] stays."""
+    with editing(trained / "mine") as document:
+        document["precision"] = {"bfloat16": 0.01}
     specs = read_manifest(trained / "mine").landmarks
     regions = calibrate_regions([outcome(0.4321, scan=str(i)) for i in range(30)], specs)
     assert regions is not None
@@ -173,4 +176,5 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     assert {landmark.presence_threshold for landmark in outer} == {0.11}
     assert {landmark.presence_threshold for landmark in inner} == {0.22}
     assert {landmark.region95_mm for landmark in inner} == {0.433}
-    assert load_checked(trained / "mine", torch.device("cpu")).manifest.name == "mine"
+    loaded = load_checked(trained / "mine", torch.device("cpu")).manifest
+    assert (loaded.name, loaded.precision.bfloat16) == ("mine", 0.01)
