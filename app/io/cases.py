@@ -19,7 +19,7 @@ from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, wri
 from app.io.metaimage_header import METAIMAGE_MAGIC
 from app.io.nrrd_header import NRRD_MAGIC
 from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
-from app.io.slicer import RasPoint, read_landmarks, write_mrk_json
+from app.io.slicer import RasPoint, read_landmarks, read_missing, write_mrk_json
 from app.io.volume import Volume
 
 OWN_KEY: Final = "landmarkd"
@@ -127,6 +127,8 @@ def read_truth(path: Path) -> dict[str, RasPoint | None]:
     """
     points = read_landmarks(path)
     absent = [str(point["label"]) for point in _controls(path) if _is_absent(point)]
+    if path.name.lower().endswith(".fcsv"):
+        absent = read_missing(path)
     return points | dict.fromkeys(absent)
 
 

@@ -7,7 +7,7 @@ position. Files of other tools may be in RAS; whatever is read is turned into mm
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -48,12 +48,25 @@ LONG_COLUMNS: Final = (
 MEASUREMENT_COLUMNS: Final = (
     "name", "value", "unit", "low95", "high95", "reason", "description",
 )  # fmt: skip
+READ_TABLES: Final[Sequence[tuple[str, str, Frame]]] = (
+    ("label", "lps", "LPS"),
+    ("label", "ras", "RAS"),
+    ("name", "xyz", "RAS"),
+)
+"""Columns of the names and of the axes, and the frame, of tables that are read."""
+
 # vtkMRMLMarkupsNode::PositionStatus, written after the columns that the header names.
 FCSV_UNDEFINED: Final = 0
 FCSV_DEFINED: Final = 2
+FCSV_MISSING: Final = 3
+FCSV_LABEL: Final = 11
+FCSV_STATUS: Final = 14
 
 RAS_SIGNS: Final[Mapping[Frame, RasPoint]] = {"LPS": np.array([-1.0, -1.0, 1.0]), "RAS": np.ones(3)}
 """Factors from the frame of a file to RAS."""
+
+FRAMES: Final[Mapping[str, Frame]] = {"LPS": "LPS", "1": "LPS", "RAS": "RAS", "0": "RAS"}
+"""Names of frames in files; Slicer before 4.11 wrote numbers."""
 
 
 def write_mrk_json(answer: LandmarksAnswer) -> bytes:
@@ -143,7 +156,8 @@ def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint
 
     Args:
         path: A 3D Slicer Markups file (``.mrk.json``), a Slicer list (``.fcsv``) or a table
-            (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm) or ``name,x,y,z`` (RAS mm).
+            (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm), ``label,r,a,s`` or
+            ``name,x,y,z`` (RAS mm); a point without coordinates is not defined.
         undefined: Whether to list points that the file marks as not defined, with NaN.
 
     Returns:
@@ -164,6 +178,12 @@ def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint
         for name, point in points.items()
         if undefined or point is not None
     }
+
+
+def read_missing(path: Path) -> list[str]:
+    """List the points that a Slicer list (``.fcsv``) says are missing in the scan."""
+    rows = _fcsv_rows(path.read_text(encoding="utf-8-sig"))
+    return [row[FCSV_LABEL] for row in rows if _fcsv_status(row) == FCSV_MISSING]
 
 
 def declared_frame(path: Path) -> Frame:
@@ -299,7 +319,10 @@ def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
     pairs: list[tuple[str, RasPoint | None]] = []
     for markup in document["markups"]:
-        frame = "LPS" if str(markup.get("coordinateSystem", "LPS")) in ("LPS", "1") else "RAS"
+        frame = _frame(str(markup.get("coordinateSystem", "LPS")))
+        units = markup.get("coordinateUnits", "mm")
+        if set(np.atleast_1d(units)) != {"mm"}:  # Perhaps one of each axis.
+            raise ValueError(f"expected coordinates in mm, got {units}")
         points = markup["controlPoints"]
         if not isinstance(points, list):
             raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
@@ -316,37 +339,50 @@ def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
     pairs: list[tuple[str, RasPoint | None]] = []
     for line in text.splitlines():
-        if line.startswith("#"):
-            if "CoordinateSystem" in line:
-                # Slicer before 4.11 wrote numbers: 0 is RAS, 1 is LPS.
-                frame = "RAS" if line.split("=")[1].strip() in ("RAS", "0") else "LPS"
-            continue
-        fields = next(csv.reader([line]), [])
-        if len(fields) >= 12:
-            position = RAS_SIGNS[frame] * np.asarray(fields[1:4], dtype=np.float64)
-            undefined = len(fields) >= 15 and fields[14] == "0"
-            pairs.append((fields[11], None if undefined else position))
+        if line.startswith("#") and "CoordinateSystem" in line:
+            # A spreadsheet fills the line up with commas.
+            frame = _frame(line.partition("=")[2].partition(",")[0])
+    for row in _fcsv_rows(text):
+        position = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64)
+        pairs.append((row[FCSV_LABEL], position if _fcsv_status(row) == FCSV_DEFINED else None))
     return frame, pairs
+
+
+def _fcsv_rows(text: str) -> Iterator[list[str]]:
+    for row in csv.reader(line for line in text.splitlines() if not line.startswith("#")):
+        if any(row):
+            if len(row) <= FCSV_LABEL:
+                raise ValueError(f"expected rows of at least 12 columns, got {len(row)}")
+            yield row
+
+
+def _fcsv_status(row: Sequence[str]) -> int:
+    """Return whether the point of a row is defined; before Slicer 4.11, all are."""
+    return int("".join(row[FCSV_STATUS : FCSV_STATUS + 1]) or FCSV_DEFINED)
+
+
+def _frame(name: str) -> Frame:
+    if (frame := FRAMES.get(name.strip().upper())) is None:
+        raise ValueError(f"expected coordinates in LPS or RAS, got {name.strip()!r}")
+    return frame
 
 
 def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
     columns = rows.fieldnames or ()
-    frame: Frame
-    if {"label", "l", "p", "s"} <= set(columns):
-        frame, label, axes = "LPS", "label", "lps"
-    elif {"name", "x", "y", "z"} <= set(columns):
-        frame, label, axes = "RAS", "name", "xyz"
-    else:
-        raise ValueError(
-            f"expected columns label,l,p,s or name,x,y,z, got {','.join(columns) or 'none'}"
-        )
-    pairs = [
-        (
-            row[label],
-            RAS_SIGNS[frame] * np.array([row[axis] for axis in axes], dtype=np.float64)
-            if row.get("defined", "1") not in ("0", "false")
-            else None,
-        )
-        for row in rows
-    ]
-    return frame, pairs
+    for label, axes, frame in READ_TABLES:
+        if {label, *axes} <= set(columns):
+            pairs = [(row[label], _defined([row[axis] for axis in axes], row)) for row in rows]
+            return frame, [
+                (name, None if point is None else RAS_SIGNS[frame] * point) for name, point in pairs
+            ]
+    raise ValueError(
+        "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "
+        f"{','.join(columns) or 'none'}"
+    )
+
+
+def _defined(cells: Sequence[str], row: Mapping[str, str]) -> RasPoint | None:
+    """Read the coordinates of a row; None if it has none, or says that they mean nothing."""
+    defined = (row.get("defined") or "1").strip().lower()
+    is_defined = defined == "true" or (defined != "false" and float(defined) != 0)
+    return np.array(cells, dtype=np.float64) if is_defined and any(cells) else None

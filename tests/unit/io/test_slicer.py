@@ -35,17 +35,50 @@ def test_undefined_point_is_left_out(tmp_path: Path) -> None:
 
 def test_fiducial_list_is_read_with_old_and_new_frame_names(tmp_path: Path) -> None:
     row = "id_1,1.5,2,3,0,0,0,1,1,1,0,nasion,,,"
-    for system, expected in (("LPS", -1.5), ("1", -1.5), ("RAS", 1.5), ("0", 1.5)):
+    for system, expected in (("LPS", -1.5), ("1,,,", -1.5), ("RAS", 1.5), ("0,,,", 1.5)):
         text = f"# Markups fiducial file version = 4.11\n# CoordinateSystem = {system}\n{row}\n"
         point = read_landmarks(write(tmp_path / "a.fcsv", text))["nasion"]
         assert point[0] == expected
 
 
-def test_tables_are_read_by_their_column_names(tmp_path: Path) -> None:
+def test_fiducial_list_says_which_points_are_defined(tmp_path: Path) -> None:
+    row = "1,1.5,2,3,0,0,0,1,1,1,0,point-{status},,,{status},0\n"
+    text = "# CoordinateSystem = LPS\n" + "".join(row.format(status=n) for n in range(4))
+    assert list(read_landmarks(write(tmp_path / "a.fcsv", text))) == ["point-2"]
+
+
+def test_fiducial_list_of_other_columns_is_refused(tmp_path: Path) -> None:
+    text = "# columns = label,x,y,z,sel,vis\nnasion,1,2,3,1,1\n"
+    with pytest.raises(ValueError, match="at least 12 columns, got 6"):
+        read_landmarks(write(tmp_path / "a.fcsv", text))
+
+
+@pytest.mark.parametrize(
+    "columns", ["name\tx\ty\tz\nn\t-1\t-2\t3\n", "label\tr\ta\ts\nn\t-1\t-2\t3\n"]
+)
+def test_tables_are_read_by_their_column_names(tmp_path: Path, columns: str) -> None:
     lps = write(tmp_path / "a.csv", "label,l,p,s,defined\nn,1,2,3,1\nm,0,0,0,0\n")
-    ras = write(tmp_path / "b.tsv", "name\tx\ty\tz\nn\t-1\t-2\t3\n")
+    ras = write(tmp_path / "b.tsv", columns)
     assert list(read_landmarks(lps)) == ["n"]
     np.testing.assert_array_equal(read_landmarks(lps)["n"], read_landmarks(ras)["n"])
+
+
+@pytest.mark.parametrize("row", ["0,0,0,0.0", "0,0,0,False", "0,0,0,FALSE", ",,,1", ",,,"])
+def test_row_of_a_table_without_a_position_is_not_defined(tmp_path: Path, row: str) -> None:
+    text = f"label,l,p,s,defined\nm,{row}\nn,1,2,3,True\n"
+    assert list(read_landmarks(write(tmp_path / "a.csv", text))) == ["n"]
+
+
+def test_unknown_frame_or_unit_is_refused(tmp_path: Path) -> None:
+    lower = write(tmp_path / "a.mrk.json", markup("ras", [{"label": "n", "position": [1, 2, 3]}]))
+    np.testing.assert_array_equal(read_landmarks(lower)["n"], [1, 2, 3])
+    with pytest.raises(ValueError, match="expected coordinates in LPS or RAS, got 'IJK'"):
+        read_landmarks(write(tmp_path / "b.mrk.json", markup("IJK", [])))
+    with pytest.raises(ValueError, match="expected coordinates in LPS or RAS, got '2'"):
+        read_landmarks(write(tmp_path / "c.fcsv", "# CoordinateSystem = 2\n"))
+    micrometres = {"markups": [{"coordinateUnits": ["um", "um", "um"], "controlPoints": []}]}
+    with pytest.raises(ValueError, match="expected coordinates in mm"):
+        read_landmarks(write(tmp_path / "d.mrk.json", json.dumps(micrometres)))
 
 
 def test_duplicate_name_is_refused(tmp_path: Path) -> None:
