@@ -28,7 +28,7 @@ class HistoryRow:
         seconds: Training time so far, without interruptions.
         mean_mm: Mean error on the held-out scans; None if not measured, or nothing was found.
         p95_mm: 95th percentile of it.
-        missed: Landmarks of these scans that were not found; None if not measured.
+        not_found: Landmarks of these scans without a position; None if not measured.
     """
 
     step: int
@@ -37,7 +37,7 @@ class HistoryRow:
     seconds: float
     mean_mm: float | None = None
     p95_mm: float | None = None
-    missed: int | None = None
+    not_found: int | None = None
 
 
 def read_history(folder: Path, steps: int) -> list[HistoryRow]:
@@ -109,5 +109,5 @@ def _parse(cells: dict[str, str]) -> HistoryRow:
         seconds=float(cells["seconds"]),
         mean_mm=number("mean_mm"),
         p95_mm=number("p95_mm"),
-        missed=int(cells["missed"]) if cells["missed"] else None,
+        not_found=int(cells["not_found"]) if cells["not_found"] else None,
     )

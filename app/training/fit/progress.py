@@ -54,8 +54,8 @@ class TrainingProgress:
         text = "saved (no scans held out, so no error)"
         if outcomes:
             text = summarise_errors(outcomes)
-            missed = sum(one.present and one.found_mm is None for one in outcomes)
-            row = replace(row, missed=missed)
+            not_found = sum(one.present and one.found_mm is None for one in outcomes)
+            row = replace(row, not_found=not_found)
         errors = np.array([one.error_mm for one in outcomes if np.isfinite(one.error_mm)])
         if errors.size:
             p95 = float(np.percentile(errors, 95))

@@ -272,7 +272,10 @@ def test_folds_can_be_done_one_by_one(data: Path) -> None:
     train(data, "--fold", 1)
     with pytest.raises(BadParameter, match="expected a first network of all scans, too"):
         refine(data, "--fold", 1)
+    folder = ("-o", data / "mine", *TILES)
+    landmarkd("train", data / "scans", data / "landmarks", *folder, "--validate", "none")
     output = train(data)
     for number in (1, 2, 3):
         assert f"fold {number} of 3: is done" in output
+    assert re.search(r"all \d+ steps are done", output)
     assert len(read_csv(data / "mine" / "folds" / "errors.csv")) == 15

@@ -67,7 +67,7 @@ def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path
     rows = list(csv.DictReader((folder / HISTORY).read_text().splitlines()))
     assert [row["step"] for row in rows] == ["2"]
     assert float(rows[0]["score_loss"]) > 0
-    assert rows[0]["missed"] == "5"
+    assert rows[0]["not_found"] == "5"
     assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
 
 
