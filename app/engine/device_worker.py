@@ -42,7 +42,7 @@ from app.engine.jobs import DeviceEvent, HealthChanged, Job, Progressed, Settled
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, TimedOut, WorkQueue
-from app.errors import InsufficientMemory
+from app.errors import ClientLeft, InsufficientMemory
 from app.inference import (
     BatchReport,
     Detection,
@@ -262,13 +262,16 @@ class DeviceWorker:
         """Return what a batch on a CPU gives way to between its layers: smaller scans.
 
         Those that run beside it have all cores, and others run here. They take turns with it, so
-        that together they take at most about as long as it does itself.
+        that together they take at most about as long as it does itself. It ends once nobody waits
+        for it any more.
         """
         most_s = len(batch.tiles) * self._sizes.cost(batch.lane)
         start_s, others_s = time.perf_counter(), 0.0
 
         def give_way() -> None:
             nonlocal others_s
+            if not any(job.has_waiters for job in batch.requests()):
+                raise ClientLeft("expected someone to wait for the scan, got nobody")
             own_s = time.perf_counter() - start_s - others_s
             spare_s = min(most_s, FIRST_TURN_S + own_s)
             pause = self._cores.paused()

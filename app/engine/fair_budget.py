@@ -3,7 +3,8 @@
 Who needs some of it waits for all of it at once, so that no two wait for each other with half of
 what they need. What does not fit now waits within its deadline. Of those that wait, the client that
 holds least comes first, then the oldest. One that does not fit yet is passed by those behind it,
-but not for ever: only until it has waited PATIENCE_S.
+but not for ever: once it has waited PATIENCE_S, only in every other PATIENCE_S. They would wait as
+long as it does else, which may be long: for an answer that is read slowly.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Final
 from app.errors import DeadlineExceeded
 
 PATIENCE_S: Final = 5.0
-"""A request that has waited so long is not passed by those behind it any more."""
+"""A request that has waited so long is not passed by those behind it, for so long at a time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,8 +95,8 @@ class FairBudget:
         self._grant()
         try:
             async with asyncio.timeout_at(deadline):
-                # Shielded: it may be granted after this task was cancelled and before it notices.
-                await asyncio.shield(reservation.granted)
+                while not (await asyncio.wait([reservation.granted], timeout=PATIENCE_S))[0]:
+                    self._grant()  # Those before it may be passed again.
         except BaseException as error:
             self.release(reservation)
             if isinstance(error, TimeoutError):
@@ -135,7 +136,8 @@ class FairBudget:
         for one in sorted(self._waiting, key=lambda one: (self.held[one.client], one.since)):
             if self.fits(one.amount, one.client):
                 return one
-            if now - one.since > PATIENCE_S and self._is_within_share(one.amount, one.client):
+            is_impatient = now - one.since > PATIENCE_S and now // PATIENCE_S % 2
+            if is_impatient and self._is_within_share(one.amount, one.client):
                 return None
         return None
 

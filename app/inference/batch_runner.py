@@ -97,7 +97,7 @@ def collect_batch(batch: InFlightBatch) -> BatchReport:
 
 def _collect(batch: InFlightBatch, report: BatchReport) -> None:
     error, tiles = _collect_pass(batch, report), batch.tiles
-    if error is None:
+    if error is None or not any(batch.is_active(state) for state, _ in tiles):
         return
     if isinstance(error, InsufficientMemory):
         release_memory()

@@ -213,6 +213,28 @@ def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
     asyncio.run(scenario())
 
 
+def test_pass_over_a_large_scan_ends_with_its_last_client(
+    model: LoadedModel, inner: nn.Module
+) -> None:
+    """And is no fault of the same scan, asked for again meanwhile."""
+    network = Held(inner)
+    held = with_network(model, network)
+
+    async def scenario() -> None:
+        async with running(batch_size=1) as loop:
+            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
+            await wait_for(network.begun)
+            large.cancel()
+            await asyncio.wait([large])
+            again = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
+            await asyncio.sleep(0)
+            network.go_on.set()
+            async with asyncio.timeout(20):  # The first pass would wait longer for its end.
+                await again
+
+    asyncio.run(scenario())
+
+
 def test_device_that_runs_beside_the_host_is_not_interrupted(
     model: LoadedModel, inner: nn.Module
 ) -> None:

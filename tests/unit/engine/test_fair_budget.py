@@ -46,6 +46,19 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.fixture
+def patience_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(fair_budget, "PATIENCE_S", 0.5)
+    return 0.5
+
+
+async def lose_patience(patience_s: float) -> None:
+    """Wait until those that wait now are not passed any more, for most of ``patience_s``."""
+    await asyncio.sleep(patience_s)
+    passed_s = asyncio.get_running_loop().time() % (2 * patience_s)
+    await asyncio.sleep((patience_s - passed_s) % (2 * patience_s) + 0.01)
+
+
 def test_what_does_not_fit_now_waits_until_it_does() -> None:
     async def test() -> None:
         budget = FairBudget(100)
@@ -105,9 +118,7 @@ def test_the_client_that_holds_least_comes_first() -> None:
     run(test)
 
 
-def test_small_requests_pass_a_large_one_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_requests_pass_a_large_one_but_not_for_ever(patience_s: float) -> None:
     async def test() -> None:
         budget = FairBudget(100)
         holder, large = Client(budget, "a", 50), Client(budget, "b", 90)
@@ -115,7 +126,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever(
         early = Client(budget, "c", 10)
         await settle()
         assert early.holding.is_set()
-        monkeypatch.setattr(fair_budget, "PATIENCE_S", -1.0)
+        await lose_patience(patience_s)
         late = Client(budget, "d", 10)
         await settle()
         assert not late.holding.is_set()
@@ -130,11 +141,27 @@ def test_small_requests_pass_a_large_one_but_not_for_ever(
     run(test)
 
 
-def test_one_that_waits_long_is_passed_by_clients_that_hold_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_requests_do_not_wait_as_long_as_a_large_one_does(patience_s: float) -> None:
+    """It may wait for an answer that is read slowly."""
+
+    async def test() -> None:
+        budget = FairBudget(100)
+        reader, large = Client(budget, "a", 5), Client(budget, "b", 97)
+        await settle()
+        await lose_patience(patience_s)
+        small = Client(budget, "c", 10)
+        async with asyncio.timeout(2 * patience_s):
+            await small.holding.wait()
+        assert not large.holding.is_set()
+        for one in (reader, small, large):
+            await one.holding.wait()
+            await one.leave()
+
+    run(test)
+
+
+def test_one_that_waits_long_is_passed_by_clients_that_hold_less(patience_s: float) -> None:
     """Two clients with many large requests must not keep out a third one with a small one."""
-    monkeypatch.setattr(fair_budget, "PATIENCE_S", -1.0)
 
     async def test() -> None:
         budget = FairBudget(100)
@@ -142,6 +169,7 @@ def test_one_that_waits_long_is_passed_by_clients_that_hold_less(
         await settle()
         waiting = [Client(budget, "a", 40), Client(budget, "b", 40)]
         await settle()
+        await lose_patience(patience_s)
         small = Client(budget, "c", 10)
         await settle()
         assert small.holding.is_set()
