@@ -21,7 +21,15 @@ UNIT_TOLERANCE: Final = 1e-3
 """Of directions, which are written with 6 digits or so."""
 
 MAX_DEVIATION: Final = 0.05
-"""Of an image from its place in a stack of equal steps, in the smallest spacing."""
+"""Of an image from its place in a stack of equal steps: along the normal in steps, beside it in the
+smallest spacing of pixels."""
+
+ROUNDING_MM: Final = 0.11
+"""Deviation along the normal that is allowed up to the share below. Positions with one decimal are
+up to 0.1 mm off a line from the first to the last, as all three are rounded."""
+
+MAX_ROUNDING: Final = 0.25
+"""Share of the step that is never exceeded. Where an image is missing, another is a third off."""
 
 SAME_PLACE: Final = 1e-3
 """Of the step between images: nearer ones are at one place."""
@@ -59,7 +67,7 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[tuple[Plane, ...], Affine, li
             warnings.append("the file does not say how thick its slice is; 1 mm was assumed")
         step = thickness * normal
     else:
-        step = _step(positions, heights, min(first.spacing))
+        step = _step(positions, normal, min(first.spacing))
         tilt = math.degrees(math.acos(min(1.0, float(step @ normal) / float(np.linalg.norm(step)))))
         if tilt > TILT_DEGREES:
             warnings.append(
@@ -88,9 +96,13 @@ def _directions(plane: Plane) -> Float64[np.ndarray, "3 3"]:
 
 
 def _step(
-    positions: Points, heights: Float64[np.ndarray, " planes"], spacing: float
+    positions: Points, normal: Float64[np.ndarray, " 3"], spacing: float
 ) -> Float64[np.ndarray, " 3"]:
-    """Return the step from one image to the next, from sorted positions in equal steps."""
+    """Return the step from one image to the next, from sorted positions in equal steps.
+
+    It leads from the first to the last, so that their rounding does not add up over the stack.
+    """
+    heights = positions @ normal
     steps = np.diff(heights)
     usual = float(np.median(steps))
     same = steps <= max(SAME_PLACE * usual, MIN_SPACING_MM)
@@ -101,17 +113,27 @@ def _step(
         )
     count = len(positions)
     step = np.asarray((positions[-1] - positions[0]) / (count - 1))
-    places = positions[0] + np.arange(count)[:, None] * step
-    deviation = np.linalg.norm(positions - places, axis=1)
-    if deviation.max() <= MAX_DEVIATION * min(spacing, usual):
-        return step
+    offsets = positions - positions[0] - np.arange(count)[:, None] * step
+    along = offsets @ normal
+    beside = np.linalg.norm(offsets - along[:, None] * normal, axis=1)
+    mean = (heights[-1] - heights[0]) / (count - 1)
+    allowed = min(max(MAX_DEVIATION * mean, ROUNDING_MM), MAX_ROUNDING * mean)
     worst = int(np.abs(steps - usual).argmax())
-    if abs(steps[worst] - usual) > MAX_DEVIATION * min(spacing, usual):
+    unevenness = abs(steps[worst] - usual)
+    # Rounding may put few images back in line though one is missing, but makes no step of two.
+    if (
+        np.abs(along).max() <= allowed
+        and unevenness <= 2 * allowed
+        and beside.max() <= MAX_DEVIATION * spacing
+    ):
+        return step
+    if unevenness > allowed:
         raise BadGeometry(
             f"expected equal steps between images, got {steps[worst]:.6g} mm instead of "
             f"{usual:.6g} mm behind image {worst + 1} of {count}, at {heights[worst]:.6g} mm along "
             "the normal; is one missing?"
         )
+    deviation = np.linalg.norm(offsets, axis=1)
     raise BadGeometry(
         f"expected images in a straight stack, got image {int(deviation.argmax()) + 1} of {count} "
         f"{deviation.max():.3g} mm beside its place"

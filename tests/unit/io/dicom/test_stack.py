@@ -1,0 +1,100 @@
+"""Stacks: positions that are rounded, images that are missing, doubled, or beside the others."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from app.errors import BadGeometry
+from app.geometry import Affine, transform
+from app.io.dicom.image import PixelType, Plane
+from app.io.dicom.stack import stack_planes
+
+PIXELS = PixelType("1.2.840.10008.1.2.1", rows=6, columns=5, dtype=np.dtype("<i2"), bits=16)
+AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+START_MM = -500.123
+
+
+def places(count: int, step_mm: float, decimals: int = 1, start_mm: float = START_MM) -> np.ndarray:
+    """Positions of axial images, as they are written with so many decimals."""
+    heights = np.round(start_mm + step_mm * np.arange(count), decimals)
+    return np.stack([np.full(count, -100.0), np.full(count, -80.0), heights], axis=1)
+
+
+def stack(positions: np.ndarray, pixel_mm: float = 0.35) -> Affine:
+    """Stack images at positions in mm, LPS; returns the affine."""
+    planes = [
+        Plane(file, 0, PIXELS, AXIAL, (pixel_mm, pixel_mm), tuple(place), None, (1.0, 0.0))
+        for file, place in enumerate(positions.tolist())
+    ]
+    return stack_planes(planes)[1]
+
+
+STEPS_MM = (0.4375, 0.625, 0.75, 1.25, 3.85, 5.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 9, 40, 300])
+@pytest.mark.parametrize("step_mm", STEPS_MM)
+def test_rounded_positions_shift_no_image_by_more_than_they_are_rounded(
+    step_mm: float, count: int
+) -> None:
+    ends = np.array([[0, 0, k] for k in range(count)], float)
+    found = transform(stack(places(count, step_mm)), ends)[:, 2]
+    assert_allclose(found, START_MM + step_mm * np.arange(count), rtol=0, atol=0.0501)
+
+
+@pytest.mark.parametrize("decimals", [1, 6])
+@pytest.mark.parametrize("step_mm", STEPS_MM)
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 9, 40, 300])
+def test_a_missing_image_is_noticed_wherever_it_is(
+    count: int, step_mm: float, decimals: int
+) -> None:
+    gaps = {*range(1, min(count, 9)), count // 2, count - 1}
+    starts = START_MM + 0.01 * np.arange(10)  # Each rounds the positions otherwise.
+    for gap, start_mm in product(gaps, starts):
+        whole = places(count + 1, step_mm, decimals, start_mm)
+        with pytest.raises(BadGeometry, match=r"is one missing\?"):
+            stack(np.delete(whole, gap, axis=0))
+
+
+@pytest.mark.parametrize("decimals", [1, 6])
+@pytest.mark.parametrize("step_mm", STEPS_MM)
+@pytest.mark.parametrize("count", [2, 3, 4, 9, 40, 300])
+def test_an_image_at_the_place_of_another_is_noticed(
+    count: int, step_mm: float, decimals: int
+) -> None:
+    whole = places(count, step_mm, decimals)
+    for twice in {0, count // 2, count - 1}:
+        with pytest.raises(BadGeometry, match="expected one image at each place, got 2 or more"):
+            stack(np.insert(whole, twice, whole[twice], axis=0))
+
+
+@pytest.mark.parametrize(
+    ("step_mm", "fine_mm", "too_much_mm"), [(0.2, 0.04, 0.06), (1.0, 0.1, 0.12), (5.0, 0.24, 0.26)]
+)
+def test_an_image_may_be_off_along_the_normal_by_rounding_or_a_share_of_the_step(
+    step_mm: float, fine_mm: float, too_much_mm: float
+) -> None:
+    positions = places(9, step_mm, 6)
+    positions[4, 2] += fine_mm
+    stack(positions)
+    positions[4, 2] += too_much_mm - fine_mm
+    with pytest.raises(BadGeometry, match="expected equal steps between images"):
+        stack(positions)
+
+
+def test_an_image_may_be_off_beside_the_stack_by_a_share_of_the_pixels_alone() -> None:
+    positions = places(9, 5.0)
+    positions[4, 0] += 0.04 * 0.35
+    stack(positions)
+    positions[4, 0] += 0.02 * 0.35
+    with pytest.raises(BadGeometry, match=r"image 5 of 9 0\.021 mm beside its place"):
+        stack(positions)
+
+
+def test_steps_that_grow_are_no_stack_though_each_is_near_the_one_before() -> None:
+    positions = places(40, 1.0)
+    positions[:, 2] = START_MM + np.cumsum(np.linspace(0.95, 1.05, 40))
+    with pytest.raises(BadGeometry, match=r"image \d+ of 40 0\.4\d* mm beside its place"):
+        stack(positions)
