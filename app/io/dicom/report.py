@@ -10,16 +10,18 @@ It needs highdicom, an extra: import this module where a report is written.
 
 import io
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from highdicom import UID, sr
+from highdicom import UID, PatientSexValues, sr
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
+from pydicom.valuerep import DA, TM
 
+from app.errors import UnknownFormat
 from app.io.dicom.evidence import Evidence
 from app.io.dicom.image import Uids
 from app.io.schemas import LandmarkAnswer, LandmarksAnswer, MeasurementAnswer
@@ -55,6 +57,11 @@ EMPTY: Final = (
 )  # fmt: skip
 """Attributes that a report must have, and that may be empty."""
 
+PARSERS: Final[dict[str, Callable[[Any], object]]] = {
+    "PatientBirthDate": DA, "PatientSex": PatientSexValues, "StudyDate": DA, "StudyTime": TM,
+}  # fmt: skip
+"""Those of them that a report may have only as DICOM defines them, which many files do not."""
+
 
 def write_report(answer: LandmarksAnswer, evidence: Evidence) -> bytes:
     """Write an answer as a DICOM file.
@@ -65,35 +72,54 @@ def write_report(answer: LandmarksAnswer, evidence: Evidence) -> bytes:
 
     Returns:
         The file; who is its patient it says only if ``evidence`` does.
+
+    Raises:
+        UnknownFormat: The images are of no standard class, or say of their patient or study what
+            no report can.
     """
     images = [_reference(uids) for uids in evidence.uids]
     if evidence.head is not None:
         images[0] = evidence.head
     for name in EMPTY:
-        if name not in images[0]:
+        if not _is_valid(images[0], name):
             setattr(images[0], name, None)
-    content = _Content(answer, evidence.uids[0].frame_of_reference)
-    report = sr.Comprehensive3DSR(
-        evidence=images,
-        content=sr.MeasurementReport(
-            observation_context=_observer(answer),
-            procedure_reported=codes.SCT.ImagingProcedure,
-            imaging_measurements=content.groups(),
-        ),
-        series_instance_uid=UID(),
-        series_number=1,
-        sop_instance_uid=UID(),
-        instance_number=1,
-        manufacturer=MAKER,
-        manufacturer_model_name=answer.model.name,
-        software_versions=[f"landmarkd {version(MAKER)}", answer.model.version],
-        series_description="Landmarks",
-        is_complete=True,
-        specific_character_set="ISO_IR 192",
+    content = sr.MeasurementReport(
+        observation_context=_observer(answer),
+        procedure_reported=codes.SCT.ImagingProcedure,
+        imaging_measurements=_Content(answer, evidence.uids[0].frame_of_reference).groups(),
     )
     target = io.BytesIO()
-    report.save_as(target)
+    try:
+        report = sr.Comprehensive3DSR(
+            evidence=images,
+            content=content,
+            series_instance_uid=UID(),
+            series_number=1,
+            sop_instance_uid=UID(),
+            instance_number=1,
+            manufacturer=MAKER,
+            manufacturer_model_name=answer.model.name,
+            software_versions=[f"landmarkd {version(MAKER)}", answer.model.version],
+            series_description="Landmarks",
+            is_complete=True,
+            specific_character_set="ISO_IR 192",
+        )
+        report.save_as(target)
+    except (KeyError, TypeError, ValueError):  # Its message may quote what the images say.
+        raise UnknownFormat(
+            "expected images of a standard SOP class, with valid attributes of their patient and "
+            "study, for format=dcm, which copies them; got others"
+        ) from None
     return target.getvalue()
+
+
+def _is_valid(image: Dataset, name: str) -> bool:
+    """Say whether an image has an attribute, and a report may have it as it stands there."""
+    try:
+        PARSERS.get(name, str)(image[name].value)
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 class _Content:

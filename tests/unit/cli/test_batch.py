@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.cli.scan_files import read_scan
-from tests.support.dicom_files import as_dicom
+from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_model_folder
 from tests.support.services import toy_models, toy_scan
 
@@ -147,6 +147,22 @@ def test_a_scan_that_fails_is_counted_and_stops_no_other(
     assert "broken.nii: " in result.stderr
     assert "1 failed" in result.stderr
     assert len(read(table)) == 3 * LANDMARKS
+
+
+def test_images_that_no_report_can_be_made_of_stop_no_other_report(
+    models: Path, tmp_path: Path
+) -> None:
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    voxels = np.ones((20, 18, 24), np.int16)
+    private = as_dicom(voxels, SOPClassUID="1.3.46.670589.11.0.0.12.1")
+    for name, files in (("a", private), ("b", as_dicom(voxels, PatientSex="U"))):
+        (scans / f"{name}.zip").write_bytes(zipped(files))
+    out = tmp_path / "out"
+    result = run("detect", scans, "-o", out, "--format", "dcm", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "a.zip: expected images of a standard SOP class" in result.stderr
+    assert [path.name for path in out.iterdir()] == ["b.dcm"]
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])

@@ -182,6 +182,45 @@ def test_a_report_says_whose_the_images_are_only_where_it_is_asked_to() -> None:
         assert dataset.file_meta.TransferSyntaxUID.is_little_endian
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value for VR")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("PatientSex", sex) for sex in ("U", "N", "male", "UNKNOWN", ["M", "F"])),
+        *(("StudyTime", time) for time in ("10:11:12", "101112.1234567", "2511")),
+        *(("StudyDate", date) for date in ("2024", "00000000", "20241301")),
+        ("PatientBirthDate", "1960"),
+    ],
+)
+def test_what_no_report_can_say_of_a_patient_or_study_is_left_empty(
+    name: str, value: str | list[str]
+) -> None:
+    scan = zipped([changed(file, **PERSON | {name: value}) for file in FILES])
+    dataset, _ = read_report(report_on(scan, identified=True))
+    said = {each: str(dataset[each].value or "") for each in PERSON if each in dataset}
+    assert said.keys() == PERSON.keys() - {"InstitutionName"}
+    assert said == {each: PERSON[each] for each in said} | {
+        name: "", "SpecificCharacterSet": "ISO_IR 192",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("elements", "identified"),
+    [
+        ({"SOPClassUID": "1.3.46.670589.11.0.0.12.1"}, False),
+        ({"SOPClassUID": "1.3.46.670589.11.0.0.12.1"}, True),
+        ({"PatientName": ["Doe", "John"]}, True),
+    ],
+)
+def test_images_that_no_report_can_be_made_of_are_refused(
+    elements: dict[str, Any], *, identified: bool
+) -> None:
+    scan = zipped([changed(file, **elements) for file in FILES])
+    with pytest.raises(UnknownFormat, match=r"^expected images of a standard SOP class") as caught:
+        report_on(scan, identified=identified)
+    assert "Doe" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
