@@ -6,6 +6,7 @@ groups, which say for each frame, or for all, what other files say once).
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +80,7 @@ class Plane:
         orientation: Directions along a row and along a column, LPS.
         spacing: Between rows and between columns, in mm.
         position: Centre of the first pixel, in mm, LPS.
-        thickness: In mm; None if the file does not say.
+        thickness: In mm; None if the file does not say, or not as a number.
         scale: Slope and intercept: a value is stored pixel * slope + intercept.
     """
 
@@ -118,7 +119,8 @@ class Image:
         length: Bytes of the pixels; None if they are compressed.
         frames: Images in the file.
         planes: One for each frame.
-        problem: Why there are no planes: what the file shows is no part of a 3D scan.
+        problem: Why there are no planes: what the file shows is no part of a 3D scan, or what it
+            says about it is malformed.
     """
 
     uids: Uids
@@ -142,7 +144,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         Its images; None if it is not DICOM, or has no pixels.
 
     Raises:
-        BrokenVolume: It is truncated or corrupt.
+        BrokenVolume: It is truncated or corrupt up to its pixels.
         NotAVolume: All of it is deflated.
     """
     head = read_head(file.open(check_cancelled), file.size)
@@ -163,13 +165,13 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         pixels = _pixel_type(head)
         frames = _frames(head)
         planes = tuple(_plane(head, index, frame, pixels) for frame in range(frames))
-    except (BadGeometry, BadVoxels) as error:
+        if head.length is not None and head.length < frames * pixels.frame_bytes:
+            raise BrokenVolume(
+                f"expected {frames * pixels.frame_bytes:,} bytes of pixels in a DICOM file, "
+                f"got {head.length:,}"
+            )
+    except RequestError as error:  # Of this file alone: the scan may be another series.
         return Image(uids, modality, head.offset, head.length, problem=error)
-    if head.length is not None and head.length < frames * pixels.frame_bytes:
-        raise BrokenVolume(
-            f"expected {frames * pixels.frame_bytes:,} bytes of pixels in a DICOM file, "
-            f"got {head.length:,}"
-        )
     return Image(uids, modality, head.offset, head.length, frames, planes)
 
 
@@ -222,7 +224,9 @@ def _plane(head: Head, file: int, frame: int, pixels: PixelType) -> Plane:
             raise BadGeometry(f"expected a DICOM image with {tag.name}, got one without")
         return found
 
-    thickness = numbers(Tag.SliceThickness, 1)
+    thickness = None
+    with suppress(BrokenVolume):  # Only a single slice needs it.
+        thickness = numbers(Tag.SliceThickness, 1)
     (slope,) = numbers(Tag.RescaleSlope, 1) or (1.0,)
     (intercept,) = numbers(Tag.RescaleIntercept, 1) or (0.0,)
     if not np.isfinite((slope, intercept)).all():

@@ -223,9 +223,8 @@ def _group(images: dict[int, Image]) -> list[_Group]:
 
 def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) -> _Group:
     """Choose a group of planes; images that are no planes are passed over in other series only."""
-    problems = {image.uids.series: image.problem for image in images.values() if image.problem}
     if not groups:
-        raise next(iter(problems.values()))
+        raise next(image.problem for image in images.values() if image.problem)
     if series is None and len(groups) > 1:
         listed = [f"series={at}: {group.describe()}" for at, group in enumerate(groups[:LISTED])]
         more = ["…"] if len(groups) > LISTED else []
@@ -235,9 +234,13 @@ def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) 
         )
     check_series(series, len(groups))
     group = groups[series or 0]
-    problem = problems.get(group.series)
-    if problem:
-        raise problem
+    series_images = [image for image in images.values() if image.uids.series == group.series]
+    problems = [image.problem for image in series_images if image.problem]
+    if problems:
+        raise type(problems[0])(
+            f"{problems[0]}, in {len(problems)} of {len(series_images)} files of the series; leave "
+            "out what is no slice of the scan"
+        )
     return group
 
 

@@ -235,6 +235,64 @@ def test_images_that_cannot_be_placed_or_read_are_refused(
         read_volume(content)
 
 
+def as_text(file: bytes, name: str, text: str) -> bytes:
+    """Change a number of a file to what may be none."""
+    dataset = pydicom.dcmread(io.BytesIO(file))
+    dataset[name] = pydicom.DataElement(name, "LO", text)
+    return write(dataset, ExplicitVRLittleEndian)
+
+
+MALFORMED = [
+    ("PixelSpacing", "0.5"),
+    ("ImagePositionPatient", "0\\0"),
+    ("ImageOrientationPatient", "1\\0\\0\\0\\x\\0"),
+    ("RescaleSlope", "1,0"),
+    ("RescaleIntercept", PATIENT),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), MALFORMED)
+def test_a_malformed_number_is_named_and_refuses_its_series_alone(name: str, text: str) -> None:
+    files = as_dicom()
+    foreign = as_text(as_dicom(SeriesInstanceUID="1.2.9")[0], name, text)
+    content = zipped([foreign, *files, *as_dicom(counting((3, 4, 2)), SeriesInstanceUID="1.2.3")])
+    assert_array_equal(read_volume(content, selection=Selection(series=0)).voxels, counting())
+    with pytest.raises(BrokenVolume, match=rf"^expected \d numbers in {name}, got") as caught:
+        read_volume(zipped([*files[:3], as_text(files[3], name, text)]))
+    assert text not in str(caught.value)
+    assert "in 1 of 4 files of the series" in str(caught.value)
+
+
+@pytest.mark.parametrize("elements", [{"Rows": None}, {"Rows": 6}, {"NumberOfFrames": "0"}])
+def test_a_file_that_contradicts_itself_refuses_its_series_alone(elements: dict[str, Any]) -> None:
+    foreign = changed(as_dicom(SeriesInstanceUID="1.2.9")[0], **elements)
+    with pytest.raises(BrokenVolume, match=r"^expected .*, got "):
+        read_volume(foreign)
+    content = zipped([foreign, *as_dicom()])
+    assert_array_equal(read_volume(content, selection=Selection(series=0)).voxels, counting())
+
+
+def test_thickness_that_is_no_number_matters_to_a_single_slice_alone() -> None:
+    files = [as_text(file, "SliceThickness", "5.0 mm") for file in as_dicom()]
+    volume = read_volume(zipped(files))
+    assert_allclose(volume.affine, PLACE, atol=1e-9)
+    assert volume.warnings == ()
+    assert read_volume(files[0]).warnings[0].endswith("1 mm was assumed")
+
+
+def test_colours_among_the_images_of_a_series_are_counted() -> None:
+    files = as_dicom()
+    colours = changed(
+        files[0], SOPInstanceUID="1.2.7", PhotometricInterpretation="RGB", SamplesPerPixel=3
+    )
+    said = (
+        "^expected one grey value per pixel, got colours or a palette, in 1 of 5 files of the "
+        "series; leave out what is no slice of the scan$"
+    )
+    with pytest.raises(BadVoxels, match=said):
+        read_volume(zipped([*files, colours]))
+
+
 def test_part_of_a_series_that_cannot_be_placed_is_not_ignored() -> None:
     files = as_dicom()
     files[3] = changed(files[3], ImagePositionPatient=None)
