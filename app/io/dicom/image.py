@@ -171,7 +171,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
                 f"got {head.length:,}"
             )
     except RequestError as error:  # Of this file alone: the scan may be another series.
-        return Image(uids, modality, head.offset, head.length, problem=error)
+        return Image(uids, modality, head.offset, head.length, problem=error.with_traceback(None))
     return Image(uids, modality, head.offset, head.length, frames, planes)
 
 

@@ -1,6 +1,7 @@
 """Series: order, steps, gantry tilt, several series, and images that are no stack."""
 
 import io
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -270,6 +271,19 @@ def test_a_file_that_contradicts_itself_refuses_its_series_alone(elements: dict[
         read_volume(foreign)
     content = zipped([foreign, *as_dicom()])
     assert_array_equal(read_volume(content, selection=Selection(series=0)).voxels, counting())
+
+
+def test_of_files_that_cannot_be_placed_the_reason_alone_is_kept() -> None:
+    file = as_enhanced(counting((2, 2, 400)), PhotometricInterpretation="RGB")
+    contents = [zipped([file] * count) for count in (2, 12)]
+    peaks = []
+    for content in contents:
+        tracemalloc.start()
+        with pytest.raises(BadVoxels, match="colours"):
+            check_header(content)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_thickness_that_is_no_number_matters_to_a_single_slice_alone() -> None:
