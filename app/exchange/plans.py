@@ -14,8 +14,8 @@ from app.errors import BadParameter, ModelRefused
 
 UNETS: Final = "dynamic_network_architectures.architectures.unet"
 
-REORIENTS: Final = "NibabelIOWithReorient"
-"""The reader of scans that brings them to RAS first."""
+REORIENTS: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
+"""The readers of scans that bring them to RAS first."""
 
 RESAMPLING: Final = {
     "resampling_fn_data": "resample_data_or_seg_to_shape",
@@ -144,7 +144,8 @@ def _architecture(chosen: Json) -> tuple[str, Mapping[str, Any]]:
 
 def _orientation(plans: Json, given: str | None) -> str:
     """Say where the axes of the network's input point to."""
-    reoriented = plans.get("image_reader_writer") == REORIENTS
+    reader = plans.get("image_reader_writer")
+    reoriented = reader in REORIENTS
     of_file = "RAS" if reoriented else given
     if of_file is None:
         raise BadParameter(
@@ -152,7 +153,7 @@ def _orientation(plans: Json, given: str | None) -> str:
             "such as RAS or LPS, as nnU-Net does not look; nibabel.aff2axcodes says it of a file"
         )
     if reoriented and given not in (None, "RAS"):
-        raise BadParameter(f"--orientation: expected RAS, as {REORIENTS} read them, got {given}")
+        raise BadParameter(f"--orientation: expected RAS, as {reader} read them, got {given}")
     if len(of_file) != 3:
         raise BadParameter(f"--orientation: expected three letters such as RAS, got {of_file}")
     return "".join(of_file[::-1][axis] for axis in plans["transpose_forward"])

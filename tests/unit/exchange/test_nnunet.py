@@ -169,10 +169,15 @@ def test_intensities_of_ct_are_clipped_as_in_training(results: Path, tmp_path: P
     assert (rule.mean, rule.deviation) == (3.0, 2.0)
 
 
-def test_scans_that_were_reoriented_need_no_orientation(results: Path, tmp_path: Path) -> None:
-    change(results / "plans.json", image_reader_writer="NibabelIOWithReorient")
+@pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])
+def test_scans_that_were_reoriented_need_no_orientation(
+    results: Path, tmp_path: Path, reader: str
+) -> None:
+    change(results / "plans.json", image_reader_writer=reader)
     folder = import_nnunet(results, tmp_path / "blobs")
     assert read_manifest(folder).input.orientation == "ARS"
+    with pytest.raises(BadParameter, match=f"expected RAS, as {reader} read them, got LPS"):
+        import_nnunet(results, tmp_path / "others", orientation="LPS")
 
 
 def test_plans_before_version_2_4_name_the_same_network(results: Path, tmp_path: Path) -> None:
