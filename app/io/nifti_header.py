@@ -19,7 +19,8 @@ QUATERNION_TOLERANCE: Final = 1e-3
 """Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
 
 MAX_FORM_DISTANCE: Final = 0.5
-"""Voxels between sform and qform at a corner; rounding of float32 quaternions can reach 0.2."""
+"""Between sform and qform at a corner, in the smallest spacing; rounding of float32 quaternions can
+reach 0.2."""
 
 MM_PER_UNIT: Final = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 """By the length code of xyzt_units: unknown, metre, millimetre, micron."""
@@ -180,16 +181,21 @@ def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, 
             "qform, got one that is not"
         )
     check_spacing(affines[0])
+    return affines[0], warnings + _compare_forms(affines[0], affines[-1], corners(shape))
+
+
+def _compare_forms(used: Affine, qform: Affine, points: Points) -> list[str]:
+    """Warn of a qform that takes voxel indices elsewhere than the affine that is used."""
+    distances = np.linalg.norm(transform(used, points) - transform(qform, points), axis=1)
+    far_mm = distances.max()
     # A NaN, from an invalid qform, counts as disagreement.
-    if not _distance(affines[0], affines[-1], corners(shape)) <= MAX_FORM_DISTANCE:
-        warnings.append("the qform disagrees with the sform, which was used")
-    return affines[0], warnings
-
-
-def _distance(used: Affine, other: Affine, points: Points) -> float:
-    """Return the largest distance between two affines at some points, in the smallest spacing."""
-    distances = np.linalg.norm(transform(used, points) - transform(other, points), axis=1)
-    return float(distances.max() / spacing_of(used).min())
+    if far_mm <= MAX_FORM_DISTANCE * spacing_of(used).min():
+        return []
+    where = f"up to {far_mm:.3g} mm away" if np.isfinite(far_mm) else "which is not valid"
+    return [
+        "the qform disagrees with the sform, which was used; 3D Slicer and ITK may show the scan "
+        f"by the qform, {where}"
+    ]
 
 
 def _qform(fields: Nifti1Header) -> Affine:

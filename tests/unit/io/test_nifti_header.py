@@ -231,8 +231,24 @@ def test_invalid_qform_is_refused_alone_and_warned_of_beside_an_sform(
     with pytest.raises(BadGeometry, match="expected a finite affine"):
         header_of(nifti(sform_code=0, qform_code=1, **fields))
     header = header_of(nifti(sform_code=1, qform_code=1, **fields))
-    assert header.warnings == ("the qform disagrees with the sform, which was used",)
+    (warning,) = header.warnings
+    assert warning.startswith("the qform disagrees with the sform, which was used; ")
+    assert warning.endswith(" by the qform, which is not valid")
     assert_allclose(header.affine, AFFINE, rtol=1e-6)
+
+
+def test_distance_between_forms_is_that_of_the_corner_farthest_apart() -> None:
+    rows: dict[str, Any] = {"srow_x": [2, 0, 0, 0], "srow_y": [0, 3, 0, 0], "srow_z": [0, 0, 4, 0]}
+    half_turn: dict[str, Any] = {"quatern_b": 0, "quatern_c": 0, "quatern_d": 1}
+    place: dict[str, Any] = {"qoffset_x": 0, "qoffset_y": 0, "qoffset_z": 7}
+    pixdim = [1, 2, 3, 4, 1, 1, 1, 1]
+    header = header_of(nifti(qform_code=1, pixdim=pixdim, **rows, **half_turn, **place))
+    assert_allclose(header.affine, np.diag([2, 3, 4, 1]))
+    # Corner (6, 4, 0) of (7, 5, 4) voxels is at (12, 12, 0) mm, or at (-12, -12, 7) mm.
+    assert header.warnings == (
+        "the qform disagrees with the sform, which was used; 3D Slicer and ITK may show the scan "
+        "by the qform, up to 34.7 mm away",
+    )
 
 
 def test_forms_that_agree_give_no_warning() -> None:

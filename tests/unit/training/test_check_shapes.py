@@ -1,7 +1,9 @@
 """What may be wrong with training data, but need not be, is a warning that says why."""
 
+import gzip
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -82,6 +84,15 @@ def no_unit(data: Path) -> None:
     write_scan(data / "scans" / "s2.nii.gz", 2, make_affine(2), unit="unknown")
 
 
+def two_frames(data: Path) -> None:
+    path = data / "scans" / "s2.nii.gz"
+    image = nib.Nifti1Image.from_bytes(gzip.decompress(path.read_bytes()))
+    shifted = make_affine(2)
+    shifted[:3, 3] += (3, 0, 4)
+    image.set_qform(shifted, 1)
+    image.to_filename(path)
+
+
 def other_size(data: Path) -> None:
     middle = middle_of(make_affine(2))
     points = {label: middle + 0.1 * (point - middle) for label, point in points_of(2).items()}
@@ -100,6 +111,7 @@ def other_size(data: Path) -> None:
         (in_one_file, "landmark 'chin' is in 1 of 6 files"),
         (left_handed, "left-handed, those of the others are not"),
         (thick_slices, "times as long as wide, those of the others are not"),
+        (two_frames, "may show the scan by the qform, up to 5 mm away"),
         (other_size, "times as far apart as in the other scans"),
     ],
 )
