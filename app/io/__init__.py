@@ -36,8 +36,7 @@ from app.io.formats import (
     write_answer,
 )
 from app.io.gzip_stream import Content, MemoryFile, write_gzip
-from app.io.header import Header, check_spacing
-from app.io.nifti_header import UNIT_WARNINGS
+from app.io.header import UNIT_WARNINGS, Header, check_spacing
 from app.io.scan_archive import count_scans, extract_scan
 from app.io.schemas import (
     AliveAnswer,

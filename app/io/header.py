@@ -21,6 +21,16 @@ MAX_SPACING_MM: Final = 1e3
 MIN_DETERMINANT: Final = 1e-3
 """Of the unit vectors along the axes; below this they lie almost in one plane."""
 
+MM_PER_UNIT: Final = {"": 1.0, "um": 1e-3, "mm": 1.0, "cm": 10.0, "m": 1e3}
+"""By the unit of length that a file names; without one, mm are assumed."""
+
+UNIT_WARNINGS: Final = {
+    "": "the file does not name its unit of length; millimetres were assumed",
+    "um": "the file measures in microns; they were converted to millimetres",
+    "cm": "the file measures in centimetres; they were converted to millimetres",
+    "m": "the file measures in metres; they were converted to millimetres",
+}
+
 TEXT_BYTES: Final = 64 << 10
 """Of a header that is text: several times what the longest honest ones take."""
 

@@ -13,7 +13,7 @@ from nibabel.nifti2 import Nifti2Header
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import Affine, Points, corners, scaling, spacing_of, transform
 from app.io.gzip_stream import FileStream
-from app.io.header import Header, check_spacing, shape_of
+from app.io.header import MM_PER_UNIT, UNIT_WARNINGS, Header, check_spacing, shape_of
 
 QUATERNION_TOLERANCE: Final = 1e-3
 """Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
@@ -22,14 +22,8 @@ MAX_FORM_DISTANCE: Final = 0.5
 """Between sform and qform at a corner, in the smallest spacing; rounding of float32 quaternions can
 reach 0.2."""
 
-MM_PER_UNIT: Final = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
-"""By the length code of xyzt_units: unknown, metre, millimetre, micron."""
-
-UNIT_WARNINGS: Final = {
-    0: "the file does not name its unit of length; millimetres were assumed",
-    1: "the file measures in metres; they were converted to millimetres",
-    3: "the file measures in microns; they were converted to millimetres",
-}
+UNITS: Final = {0: "", 1: "m", 2: "mm", 3: "um"}
+"""Units of length by the code of xyzt_units; 0 is unknown."""
 
 CIFTI_INTENTS: Final = range(3000, 3100)
 """Intent codes of CIFTI-2: matrices over surfaces and parcels in a NIfTI-2 file."""
@@ -166,9 +160,10 @@ def _offset(fields: Nifti1Header) -> int:
 @np.errstate(all="ignore")  # Overflows fail the checks.
 def _affine(fields: Nifti1Header, shape: tuple[int, int, int]) -> tuple[Affine, list[str]]:
     """Read the affine in mm: the sform if it is set, else the qform."""
-    unit = int(fields["xyzt_units"]) & 7
-    if unit not in MM_PER_UNIT:
-        raise BadGeometry(f"expected lengths in mm, metre or micron, got the unit code {unit}")
+    code = int(fields["xyzt_units"]) & 7
+    if code not in UNITS:
+        raise BadGeometry(f"expected lengths in mm, metre or micron, got the unit code {code}")
+    unit = UNITS[code]
     warnings = [UNIT_WARNINGS[unit]] if unit in UNIT_WARNINGS else []
     to_mm = scaling([MM_PER_UNIT[unit]] * 3)
     forms = {"sform": fields.get_sform(), "qform": _qform(fields)}

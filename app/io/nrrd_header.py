@@ -14,6 +14,8 @@ from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import LPS_FROM_RAS, Affine, scaling
 from app.io.gzip_stream import FileStream
 from app.io.header import (
+    MM_PER_UNIT,
+    UNIT_WARNINGS,
     Header,
     make_affine,
     parse_lengths,
@@ -52,13 +54,13 @@ WORLDS: Final[dict[str, Affine]] = {
     "left-posterior-superior": LPS_FROM_RAS,
     "lps": LPS_FROM_RAS,
 }
-"""Maps of mm in the spaces that say where the patient is to mm in RAS."""
+"""Maps of the spaces that say where the patient is to RAS."""
 
-UNITS_MM: Final = {
-    "mm": 1.0,
-    "cm": 10.0,
-    "m": 1e3,
-    **dict.fromkeys(("um", "micron", "\u03bcm", "\u00b5m"), 1e-3),  # Greek mu, and the micro sign.
+UNITS: Final = {
+    "mm": "mm",
+    "cm": "cm",
+    "m": "m",
+    **dict.fromkeys(("um", "micron", "\u03bcm", "\u00b5m"), "um"),  # Greek mu, and the micro sign.
 }
 
 FRAME_KINDS: Final = frozenset(("list", "time", "none", "???", "domain"))
@@ -100,10 +102,10 @@ def read_nrrd_header(stream: FileStream) -> Header:
     fields = _read_fields(stream)
     dtype = _dtype(fields)
     axes = _axes(fields)
-    world = _world(fields)
+    world, unit = _world(fields), _unit(fields)
     if "space origin" not in fields:
         raise BadGeometry("expected an NRRD file with space origin, got one without")
-    origin = _vector(fields["space origin"], "space origin")
+    columns = np.array([*axes.steps, _vector(fields["space origin"], "space origin")])
     if fields["encoding"] != "raw":
         stream.start_inflating()
     return Header(
@@ -113,7 +115,8 @@ def read_nrrd_header(stream: FileStream) -> Header:
         offset=stream.position,
         slope=1.0,
         intercept=0.0,
-        affine=make_affine(world, np.array([*axes.steps, origin])),
+        affine=make_affine(world @ scaling([MM_PER_UNIT[unit]] * 3), columns),
+        warnings=(UNIT_WARNINGS[unit],) if unit in UNIT_WARNINGS else (),
         interleaved=axes.interleaved,
     )
 
@@ -209,19 +212,23 @@ def _check_kinds(fields: Mapping[str, str], sizes: Sequence[int], spatial: Seque
 
 
 def _world(fields: Mapping[str, str]) -> Affine:
-    """Return the map of the file's world to mm, RAS."""
+    """Return the map of the file's world to RAS, in the file's unit."""
     world = WORLDS.get(fields.get("space", "").lower())
     if world is None:
         raise BadGeometry(
             "expected the space right-anterior-superior, left-anterior-superior or "
             "left-posterior-superior in an NRRD header, got none or another"
         )
-    units = {unit for unit in fields.get("space units", "").replace('"', " ").split() if unit}
-    known = [UNITS_MM[unit] for unit in units & UNITS_MM.keys()]
-    if len(units) > 1 or len(known) != len(units):
+    return world
+
+
+def _unit(fields: Mapping[str, str]) -> str:
+    """Return the unit of the file's world: mm if it names none."""
+    words = fields.get("space units", "").replace('"', " ").split() or ["mm"]
+    units = {UNITS.get(word, "") for word in words}
+    if len(units) > 1 or "" in units:
         raise BadGeometry("expected space units of mm, cm, m or um, got others")
-    to_mm = scaling([*known, 1.0][:1] * 3)
-    return np.asarray(world @ to_mm)
+    return units.pop()
 
 
 def _vector(text: str, field: str) -> list[float]:

@@ -101,7 +101,7 @@ def _issue_of(name: str, warning: str, inside: bool) -> Issue:
     """
     if warning == CONSTANT:
         return Issue("error", name, warning)
-    confirmed = inside and warning == UNIT_WARNINGS[0]
+    confirmed = inside and warning == UNIT_WARNINGS[""]
     return Issue("note" if confirmed else "warning", name, warning)
 
 

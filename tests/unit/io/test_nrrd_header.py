@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, LandmarkdError, NotAVolume, TooLarge
+from app.geometry import scaling
 from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, read_volume
 from tests.support.nifti_files import AFFINE, SHAPE, assert_fit_for_use, counting
 from tests.support.scan_files import WORLDS, as_nrrd
@@ -95,11 +96,35 @@ def test_vectors_are_not_frames() -> None:
 @pytest.mark.parametrize(
     "unit", ["um", "micron", "\u03bcm", "\u00b5m", "\u00b5m of latin-1"], ids=ascii
 )
-def test_lengths_in_micron_become_mm(unit: str) -> None:
+def test_lengths_in_micron_become_mm_with_a_warning(unit: str) -> None:
     fields: dict[str, Any] = {"space units": ["um"] * 3}
     letters = unit.split(maxsplit=1)[0].encode("latin-1" if "latin" in unit else "utf-8")
     volume = read_volume(as_nrrd(**fields).replace(b'"um"', b'"%b"' % letters))
     assert_allclose(volume.affine[:3], AFFINE[:3] / 1e3)
+    assert volume.warnings == ("the file measures in microns; they were converted to millimetres",)
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor", "said"), [("cm", 10, "centimetres"), ("m", 1e3, "metres")]
+)
+def test_longer_units_become_mm_with_a_warning(unit: str, factor: float, said: str) -> None:
+    fields: dict[str, Any] = {"space units": [unit] * 3}
+    volume = read_volume(as_nrrd(affine=scaling([1 / factor] * 3) @ AFFINE, **fields))
+    assert_allclose(volume.affine, AFFINE)
+    (warning,) = volume.warnings
+    assert f"measures in {said};" in warning
+
+
+def test_lengths_in_mm_give_no_warning() -> None:
+    fields: dict[str, Any] = {"space units": ["mm"] * 3}
+    assert read_volume(as_nrrd(**fields)).warnings == ()
+
+
+@pytest.mark.parametrize("units", ["furlong furlong furlong", "mm mm cm"])
+def test_other_units_are_refused(units: str) -> None:
+    fields: dict[str, Any] = {"space units": units.split()}
+    with pytest.raises(BadGeometry, match="expected space units of mm, cm, m or um, got others"):
+        read_volume(as_nrrd(**fields))
 
 
 @pytest.mark.parametrize(
