@@ -5,6 +5,7 @@ place voxels in space are read; texts, and key/value pairs, may hold anything.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -126,9 +127,10 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
     lines = read_lines(stream, lambda line: not line)
     fields: dict[str, str] = {}
     for line in lines[1:]:
-        name, separator, value = line.partition(":")
-        if line.startswith("#") or value.startswith("="):
+        # What comes first decides, as in teem: keys may hold colons, and a field's text ":=".
+        if line.startswith("#") or ":=" in line.partition(": ")[0]:
             continue
+        name, separator, value = line.partition(":")
         name = name.strip().lower()
         if not separator or name in fields:
             raise BrokenVolume("expected fields, each once, in an NRRD header, got something else")
@@ -171,9 +173,8 @@ def _dtype(fields: Mapping[str, str]) -> np.dtype[np.generic]:
 def _axes(fields: Mapping[str, str]) -> _Axes:
     """Tell the three axes in space from those along which there are frames."""
     sizes = parse_lengths(fields["sizes"], "sizes")
-    # Some writers put spaces behind the commas of a vector.
-    parts = fields.get("space directions", "").split(",")
-    words = ",".join(part.strip() for part in parts).split()
+    # Some writers put spaces behind the commas, or inside the brackets, of a vector.
+    words = re.findall(r"\([^()]*\)|\S+", fields.get("space directions", ""))
     if fields["dimension"] != str(len(sizes)):
         raise BrokenVolume("expected as many sizes as the dimension says, got others")
     if "space directions" not in fields:

@@ -128,6 +128,26 @@ def test_other_units_are_refused(units: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["a:b:=1\na:c:=2", "type:=DOE", "sizes:x:=DOE: 1", "content: DOE:=1", "content: DOE := 1"],
+)
+def test_what_comes_first_tells_a_pair_from_a_field(line: str) -> None:
+    content = as_nrrd().replace(b"endian:", line.encode() + b"\nendian:")
+    assert_allclose(read_volume(content).affine, AFFINE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b",", b", "), (b",", b" ,"), (b"(", b"( "), (b")", b" )")]
+)
+def test_vectors_may_hold_spaces(old: bytes, new: bytes) -> None:
+    content = as_nrrd()
+    assert content.count(old) >= 4
+    head, voxels = content.split(b"\n\n", 1)
+    volume = read_volume(head.replace(old, new) + b"\n\n" + voxels)
+    assert_allclose(volume.affine, AFFINE)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "error", "said"),
     [
         (b"encoding: raw", b"encoding: bzip2", NotAVolume, "got bzip2"),
@@ -146,6 +166,8 @@ def test_other_units_are_refused(units: str) -> None:
         (b"space directions:", b"directions:", BadGeometry, "with space directions"),
         (b"space origin: (", b"space origin: (nan,", BrokenVolume, "3 numbers in space origin"),
         (b"space origin: (", b"space origin: (1_0,", BrokenVolume, "3 numbers in space origin"),
+        (b"space directions: (", b"space directions: x (", BrokenVolume, "directions, got 4"),
+        (b"space directions: (", b"space directions: ((", BrokenVolume, "in space directions"),
         (b"space origin: (-20", b"space origin: (9e9", BadGeometry, "is its unit of length right"),
         (b"space: left", b"measured: left", BadGeometry, "got none or another"),
     ],
