@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from app.compute import adopt_thread_limit
-from app.errors import DeadlineExceeded
+from app.errors import DeadlineExceeded, Draining
 
 Result = TypeVar("Result")
 
@@ -35,6 +35,7 @@ class HostPool:
             threads, thread_name_prefix=name, initializer=adopt_thread_limit
         )
         self._on_crash = on_crash
+        self._closed = False
 
     def submit(
         self,
@@ -65,8 +66,10 @@ class HostPool:
 
         Raises:
             DeadlineExceeded: There was no result until the deadline.
+            Draining: The pool was closed before the function was called.
             LandmarkdError: Raised by the function.
         """
+        task = asyncio.current_task()
         cancelled = threading.Event()
 
         def check_cancelled() -> None:
@@ -74,16 +77,24 @@ class HostPool:
                 raise DeadlineExceeded("expected somebody to wait for the answer, got nobody")
 
         try:
+            if self._closed:
+                raise _stopped()
             async with asyncio.timeout_at(deadline):
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._executor, function, check_cancelled)
         except TimeoutError:
             raise DeadlineExceeded("expected an answer in time, got none") from None
+        except asyncio.CancelledError:
+            if task is None or task.cancelling():
+                raise
+            # Nobody has cancelled who waits: the pool was closed, and the work dropped.
+            raise _stopped() from None
         finally:
             cancelled.set()
 
     def close(self) -> None:
         """Let the threads end; work that has not begun is dropped."""
+        self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _call(
@@ -154,6 +165,10 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
     """Wait for what a function returns on a thread that ``start_daemon_thread`` starts."""
     return await asyncio.shield(asyncio.wrap_future(start_daemon_thread(function)))
+
+
+def _stopped() -> Draining:
+    return Draining("expected an answer before the service stopped, got none; try another")
 
 
 def _attempt(function: Callable[[], Result]) -> Result | BaseException:

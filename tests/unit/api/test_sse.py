@@ -1,21 +1,26 @@
 """Progress as server-sent events, and refusals before a body is read."""
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from starlette.types import Message
 
-from app.api.sse import EVENT_STREAM, wants_events
+from app.api.request_log import RECORD_KEY, RequestRecord
+from app.api.sse import EVENT_STREAM, EventStream, wants_events
+from app.engine.host_pool import HostPool
 from app.io.volume import HEAD_BYTES
 from tests.support import faulty_network as commands
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import TILES, Faulty, code_of
 from tests.support.model_folders import TILE
-from tests.support.services import until
+from tests.support.services import PATIENCE_S, until
 
 STREAM = {"Accept": EVENT_STREAM}
 
@@ -75,6 +80,37 @@ def test_queue_position_is_reported(service: Faulty) -> None:
 def test_fault_ends_the_stream_with_its_problem(service: Faulty) -> None:
     name, problem = events_of(service.ask(command_scan(commands.NAN), **STREAM))[-1]
     assert (name, problem["status"], problem["code"]) == ("problem", 500, "network-failed")
+
+
+def test_stream_whose_work_is_dropped_by_a_stop_ends_with_a_problem() -> None:
+    pool, go_on, sent = HostPool("host", 1), threading.Event(), list[bytes]()
+    record = RequestRecord("stopped", "POST")
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def work(_: object) -> bytes:
+            asked.set()
+            return await pool.run(lambda _: b"", asyncio.get_running_loop().time() + PATIENCE_S)
+
+        pool.submit(lambda: go_on.wait(PATIENCE_S), lambda _: None)
+        stream = EventStream(work)({RECORD_KEY: record, "type": "http"}, receive, send)
+        answering = asyncio.create_task(stream)
+        await asked.wait()
+        pool.close()
+        go_on.set()
+        await answering
+
+    asyncio.run(scenario())
+    assert sent[-1].startswith(b"event: problem\n")
+    assert record.code == "draining"
 
 
 def test_work_is_cancelled_when_the_client_closes_its_stream(service: Faulty) -> None:

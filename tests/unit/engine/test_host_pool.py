@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.engine.host_pool import HostPool, run_in_daemon_thread
-from app.errors import BadVoxels, DeadlineExceeded
+from app.errors import BadVoxels, DeadlineExceeded, Draining
 
 WAIT_S = 30.0
 
@@ -101,6 +101,35 @@ def test_work_past_its_deadline_is_told_to_end() -> None:
             await pool.run(work, asyncio.get_running_loop().time() + 0.05)
         assert await asyncio.to_thread(ended.wait, WAIT_S)
         pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_work_of_a_closed_pool_says_that_the_service_stops() -> None:
+    async def scenario() -> None:
+        pool, begun, go_on = HostPool("host", 1), threading.Event(), threading.Event()
+
+        def work(_check: Callable[[], None]) -> int:
+            begun.set()
+            assert go_on.wait(WAIT_S)
+            return 5
+
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        running = asyncio.create_task(pool.run(work, deadline))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        dropped, left = (asyncio.create_task(pool.run(work, deadline)) for _ in range(2))
+        await asyncio.sleep(0)
+        left.cancel()
+        pool.close()
+        late = asyncio.create_task(pool.run(work, deadline))
+        for task in (dropped, late):
+            with pytest.raises(Draining, match="before the service stopped"):
+                await task
+        # Who was cancelled stays so.
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        go_on.set()
+        assert await running == 5
 
     asyncio.run(scenario())
 
