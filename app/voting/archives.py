@@ -37,8 +37,9 @@ ZIP_MAGIC: Final = b"PK\x03\x04"
 HEADER_BYTES: Final = 16 << 10
 """Most that an honest header of four arrays takes, several times over."""
 
-DIRECTORY_BYTES: Final = 1 << 18
-"""Most of a ZIP directory that is read: it may list millions of files."""
+DIRECTORY_BYTES: Final = 4 << 10
+"""Most that the ZIP directory of four arrays takes, several times over; it may list millions of
+files, and each becomes a Python object on the event loop."""
 
 CHUNK_BYTES: Final = 1 << 18
 """Bytes inflated at a time."""
@@ -130,8 +131,7 @@ def count_array_bytes(content: Content) -> int:
     if content[:4] != ZIP_MAGIC:
         return len(content)
     with _expect_sound("npz"):
-        end = zipfile.ZipFile(io.BytesIO(content[-DIRECTORY_BYTES:]))
-        return sum(info.file_size for info in end.infolist())
+        return sum(info.file_size for info in _open_npz(content).infolist())
 
 
 def _read_safetensors(content: Content, max_bytes: int) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def _read_safetensors(content: Content, max_bytes: int) -> dict[str, Tensor]:
 
 
 def _read_npz(content: Content, max_bytes: int) -> dict[str, Tensor]:
-    archive = zipfile.ZipFile(_BoundedReads(content))
+    archive = _open_npz(content)
     arrays: dict[str, Tensor] = {}
     total = 0
     for info in archive.infolist():
@@ -197,6 +197,14 @@ def _read_npz(content: Content, max_bytes: int) -> dict[str, Tensor]:
         )
         arrays[name] = torch.from_numpy(native.reshape(shape, order="F" if fortran else "C"))
     return arrays
+
+
+def _open_npz(content: Content) -> zipfile.ZipFile:
+    """Read the directory of an npz file, unless that is longer than of any that could be read."""
+    file = _BoundedReads(content)
+    archive = zipfile.ZipFile(file)
+    file.most = CHUNK_BYTES
+    return archive
 
 
 def _read_npy_header(
@@ -280,10 +288,15 @@ def _expect_sound(kind: str) -> Iterator[None]:
 
 
 class _BoundedReads(MemoryFile):
-    """A file of which zipfile never reads much at once, such as a directory of millions."""
+    """A file of which zipfile never reads much at once, whatever length a directory declares."""
+
+    most = DIRECTORY_BYTES
 
     def read(self, size: int = -1, /) -> bytes:
         wanted = self.left if size < 0 else min(size, self.left)
-        if wanted > DIRECTORY_BYTES:
-            raise zipfile.BadZipFile("a directory too large")
+        if wanted > self.most:
+            raise BrokenArchive(
+                f"expected an npz file that ends with a directory of at most {self.most:,} bytes, "
+                "as four arrays have, got another, or a truncated file"
+            )
         return super().read(wanted) or b""

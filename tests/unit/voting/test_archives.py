@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from app.errors import BadArrays, BrokenArchive, NotAnArchive, RequestError, TooLarge
-from app.voting.archives import DIRECTORY_BYTES, HEADER_BYTES, read_archive
+from app.voting.archives import HEADER_BYTES, NAMES, count_array_bytes, read_archive
 from tests.support.vote_archives import OBLIQUE, laid_out, make_output, npz, safetensors
 
 MOST = 1 << 20
@@ -225,7 +225,7 @@ def many_files() -> bytes:
     """List so many files that the list alone is large."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for number in range(DIRECTORY_BYTES // 60):
+        for number in range(500):
             archive.writestr(f"{number:020}", b"")
     return file.getvalue()
 
@@ -261,6 +261,36 @@ def test_bomb_is_refused_at_little_cost(content: bytes, error: type[RequestError
         assert tracemalloc.get_traced_memory()[1] < 2 * MOST
     finally:
         tracemalloc.stop()
+
+
+def claiming_few_files(content: bytes) -> bytes:
+    """Have the end of a ZIP directory declare four files, however many it lists."""
+    end = content.rindex(b"PK\5\6")
+    return content[: end + 8] + struct.pack("<HH", 4, 4) + content[end + 12 :]
+
+
+@pytest.mark.parametrize("content", [many_files(), claiming_few_files(many_files())])
+def test_directory_of_many_files_is_refused_before_any_of_it_is_parsed(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = list[str]()
+    monkeypatch.setattr(zipfile, "ZipInfo", parsed.append)
+    for read in (count_array_bytes, lambda content: read_archive(content, MOST)):
+        with pytest.raises(BrokenArchive, match="a directory of at most 4,096 bytes"):
+            read(content)
+    assert parsed == []
+
+
+def test_arrays_are_counted_whatever_a_packer_notes_about_each() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in NAMES:
+            info = zipfile.ZipInfo(f"{name}.npy")
+            # Times and owners, as zip and 7-Zip note them.
+            info.extra = struct.pack("<HH", 0x7875, 60) + bytes(60)
+            archive.writestr(info, npy(SMALL))
+    assert count_array_bytes(file.getvalue()) == len(NAMES) * len(npy(SMALL))
+    assert read_archive(file.getvalue(), MOST).affine is not None
 
 
 def test_header_of_safetensors_that_lies_is_refused() -> None:
