@@ -115,9 +115,7 @@ class UploadStore:
             (row,) = rows
             offset = row["length"] if row["accepted"] else self.files.size(upload)
         except (ValueError, UnknownJob):
-            raise UnknownJob(
-                f"expected an upload of yours that has not expired, got {upload[:64]!r}"
-            ) from None
+            raise _unknown_upload(upload) from None
         expires_s = row["touched_s"] + self._folder.ttl_s
         return OpenUpload(
             upload, order_of(row), row["length"], offset, bool(row["accepted"]), expires_s
@@ -151,14 +149,17 @@ class UploadStore:
         Raises:
             QueueFull: Its scans do not fit beside other jobs.
             NotStored: The disk took no more.
+            UnknownJob: It was removed meanwhile.
         """
         more = SCAN_BYTES * ((scans or 1) - 1)
         with self._folder.transaction() as db:
             self._folder.require_room(upload.order.owner, more)
-            db.execute(
+            found = db.execute(
                 "UPDATE job SET bytes = bytes + ?, created_s = ? WHERE id = ?",
                 (more, time.time(), upload.id),
             )
+            if not found.rowcount:
+                raise _unknown_upload(upload.id)
             queue_scans(db, upload.id, upload.order.owner, scans)
 
     def discard(self, upload: OpenUpload) -> None:
@@ -167,13 +168,21 @@ class UploadStore:
 
     def sweep(self) -> float | None:
         """Remove uploads whose time has passed; gives the seconds until the next one's has."""
-        waits = []
-        for row in self._folder.read(
-            "SELECT job, touched_s FROM upload JOIN job ON id = job WHERE NOT accepted"
-        ):
-            wait_s = row["touched_s"] + self._folder.ttl_s - time.time()
-            if wait_s > 0:
-                waits.append(wait_s)
-            else:
-                self._folder.forget(row["job"])
-        return min(waits, default=None)
+        with self._folder.transaction() as db:
+            now = time.time()
+            # In one step with the look at them: meanwhile one could become a job.
+            late = db.execute(
+                "DELETE FROM job WHERE NOT accepted AND id IN"
+                " (SELECT job FROM upload WHERE touched_s <= ?) RETURNING id",
+                (now - self._folder.ttl_s,),
+            ).fetchall()
+            (first,) = db.execute(
+                "SELECT min(touched_s) FROM upload JOIN job ON id = job WHERE NOT accepted"
+            ).fetchone()
+        for row in late:
+            self.files.remove(row["id"])
+        return None if first is None else first + self._folder.ttl_s - now
+
+
+def _unknown_upload(upload: str) -> UnknownJob:
+    return UnknownJob(f"expected an upload of yours that has not expired, got {upload[:64]!r}")

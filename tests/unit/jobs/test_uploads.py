@@ -1,8 +1,9 @@
 """Uploads: what has arrived of a file is there, whatever comes between, and is charged."""
 
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -132,6 +133,40 @@ def test_upload_to_which_nothing_is_added_expires(
     assert store.look("anna", new.id).offset == 10
     assert jobs.find("anna", job.id).finished_s is None
     assert {path.name for path in (tmp_path / "scans").iterdir()} == {new.id, job.id}
+
+
+def test_upload_that_becomes_a_job_while_its_time_passes_stays(
+    store: UploadStore, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last request comes at the last moment that the sweep leaves to others."""
+    now = time.time()
+    upload = add(store, store.start(order(), len(FILE)), FILE)
+    held = jobs.folder.usage.bytes
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    real = jobs.folder.transaction
+
+    def transaction() -> AbstractContextManager[sqlite3.Connection]:
+        monkeypatch.setattr(jobs.folder, "transaction", real)
+        store.finish(upload, None)
+        return real()
+
+    monkeypatch.setattr(jobs.folder, "transaction", transaction)
+    assert store.sweep() is None
+    assert [job.id for job in jobs.list_jobs("anna")] == [upload.id]
+    assert jobs.folder.usage.bytes == held
+    assert store.files.size(upload.id) == len(FILE)
+
+
+def test_upload_that_is_removed_before_it_becomes_a_job_is_unknown(
+    store: UploadStore, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    upload = add(store, store.start(order(), len(FILE)), FILE)
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    store.sweep()
+    with pytest.raises(UnknownJob, match="that has not expired"):
+        store.finish(upload, None)
+    assert (jobs.folder.usage.bytes, jobs.folder.usage.queued) == (0, 0)
 
 
 def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
