@@ -83,7 +83,8 @@ class ScanFiles:
 
     def remove(self, job: str) -> None:
         """Remove the file of a job, if it is there."""
-        (self._folder / job).unlink(missing_ok=True)
+        with _translate_errors(job):
+            (self._folder / job).unlink(missing_ok=True)
 
     def keep_only(self, jobs: Container[str]) -> None:
         """Remove the files of all other jobs."""

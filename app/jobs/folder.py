@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from app.errors import QueueFull, StartupError, TooLarge
+from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
 from app.jobs.tables import HELD, SCHEMA
@@ -50,6 +50,7 @@ class JobFolder:
         self._max_bytes = max_bytes
         self._share = int(max_bytes * max_share)
         self._mutex = threading.Lock()
+        self._abandoned = set[str]()
         try:
             self.files = ScanFiles(path)
             database = path / "jobs.sqlite"
@@ -83,6 +84,10 @@ class JobFolder:
         """
         with self._mutex:
             try:
+                # Each by itself: they are gone even if what follows is refused for want of room.
+                for job in tuple(self._abandoned):
+                    self._db.execute("DELETE FROM job WHERE id = ?", (job,))
+                    self._abandoned.remove(job)
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 usage = Usage(
@@ -106,12 +111,12 @@ class JobFolder:
             TooLarge: They would never fit.
             QueueFull: They do not fit beside other jobs.
         """
-        (held,) = self._db.execute(
-            "SELECT total(bytes) FROM held WHERE owner = ?", (owner,)
+        held, used = self._db.execute(
+            "SELECT total(bytes) FILTER (WHERE owner = ?), total(bytes) FROM held", (owner,)
         ).fetchone()
         if size > self._share:
             raise TooLarge(f"expected a job of at most {self._share} bytes, got {size}")
-        if held + size > self._share or self.usage.bytes + size > self._max_bytes:
+        if held + size > self._share or used + size > self._max_bytes:
             raise QueueFull(
                 f"expected jobs of at most {self._max_bytes} bytes in all, and {self._share} of "
                 f"one client, got {size} more; delete jobs that are not needed any more",
@@ -123,6 +128,18 @@ class JobFolder:
         with self.transaction() as db:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
         self.files.remove(job)
+
+    def abandon(self, job: str) -> None:
+        """Remove a job, or an upload, that could not be kept; at the latest with the next change.
+
+        The disk may take nothing: so its file goes first, which gives room to it.
+        """
+        with self._mutex:
+            self._abandoned.add(job)
+        with suppress(NotStored):
+            self.files.remove(job)
+            with self.transaction():
+                pass  # Whatever was abandoned goes with any.
 
     def _recover(self) -> None:
         """Bring in order what a process has left that ended at any moment."""

@@ -52,7 +52,7 @@ class JobStore:
             with self.folder.transaction() as db:
                 queue_scans(db, job, order.owner, scans)
         except BaseException:
-            self.folder.forget(job)
+            self.folder.abandon(job)
             raise
         return job
 

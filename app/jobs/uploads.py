@@ -98,7 +98,7 @@ class UploadStore:
         try:
             self.files.write(job, b"")
         except BaseException:
-            self._folder.forget(job)
+            self._folder.abandon(job)
             raise
         return self.look(order.owner, job)
 

@@ -20,7 +20,7 @@ from app.jobs.folder import JOB_BYTES, SCAN_BYTES
 from app.jobs.records import Claim
 from app.jobs.store import JobStore
 from tests.support.dicom_files import zipped
-from tests.unit.jobs import DAY_S, ENOUGH, order
+from tests.unit.jobs import DAY_S, ENOUGH, full_disk, opened_databases, order
 
 SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
@@ -172,14 +172,7 @@ def test_what_is_kept_is_counted_again_by_the_next_process(store: JobStore, reop
 
 def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in instructions of SQLite's virtual machine."""
-    opened = list[sqlite3.Connection]()
-    connect = sqlite3.connect
-
-    def open_database(*args: Any, **options: Any) -> sqlite3.Connection:
-        opened.append(connect(*args, **options))
-        return opened[-1]
-
-    monkeypatch.setattr(sqlite3, "connect", open_database)
+    opened = opened_databases(monkeypatch)
     store, taken = reopen(), Counter[str]()
 
     def count(name: str, call: Callable[[], T]) -> T:
@@ -313,3 +306,21 @@ def test_disk_that_takes_no_file_refuses_the_job(
         store.accept(order(), SCAN, None)
     assert files(tmp_path) == []
     assert store.folder.usage.bytes == 0
+
+
+def test_disk_that_takes_nothing_leaves_no_job_charged(
+    reopen: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row stays as long as the disk does not even let it go."""
+    opened = opened_databases(monkeypatch)
+    store, content = reopen(2 * LEAST + len(SCAN)), bytes(LEAST)
+    with full_disk(opened[0]), pytest.raises(NotStored):
+        store.accept(order(), content, None)
+    assert files(tmp_path) == []
+    assert store.folder.usage.bytes > 0
+    # It is gone even if nothing else comes of the next change.
+    with pytest.raises(TooLarge):
+        store.accept(order(), bytes(2 * LEAST), None)
+    job = store.accept(order("bert"), content, None)
+    assert store.folder.usage.bytes == LEAST + len(content)
+    assert [one.id for one in store.list_jobs("bert")] == [job]

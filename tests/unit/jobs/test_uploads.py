@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import QueueFull, TooLarge, UnknownJob, WrongOffset
+from app.errors import NotStored, QueueFull, TooLarge, UnknownJob, WrongOffset
 from app.jobs import JobFolder, uploads
 from app.jobs.store import JobStore
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
 from tests.support.killing import killed_at
-from tests.unit.jobs import DAY_S, ENOUGH, order
+from tests.unit.jobs import DAY_S, ENOUGH, full_disk, opened_databases, order
 
 FILE = bytes(range(200))
 
@@ -107,6 +107,19 @@ def test_number_of_unfinished_uploads_is_bounded(
     with pytest.raises(QueueFull):
         store.start(order("clara"), 10)
     assert MAX_OPEN > MAX_OPEN_OF_ONE
+
+
+def test_upload_that_the_disk_does_not_take_holds_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opened_databases(monkeypatch)
+    with closing(JobFolder(tmp_path, UPLOAD_BYTES, DAY_S)) as folder:
+        store = UploadStore(folder)
+        with full_disk(opened[0]), pytest.raises(NotStored):
+            store.start(order(), 0)
+        upload = store.start(order("bert"), 0)
+        assert folder.usage.bytes == UPLOAD_BYTES
+        assert [path.name for path in (tmp_path / "scans").iterdir()] == [upload.id]
 
 
 def test_upload_of_another_is_unknown(store: UploadStore) -> None:
