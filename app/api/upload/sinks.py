@@ -139,7 +139,7 @@ class MultipartSink:
     @property
     def second(self) -> Content:
         """Content of the second field, if one is expected."""
-        return b"".join(self._parts[field].close() for field in self._fields[1:])
+        return self._parts[self._fields[1]].close() if len(self._fields) > 1 else b""
 
     def _on_part_begin(self) -> None:
         self._part = None

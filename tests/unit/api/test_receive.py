@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,9 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from app.api.upload import receive as receive_module
-from app.api.upload.plan import ARRAYS, SCAN, UploadKind, plan_upload
+from app.api.upload.plan import ARRAYS, CASE, SCAN, UploadKind, plan_upload
 from app.api.upload.receive import read_upload
+from app.api.upload.sinks import MultipartSink
 from app.engine.admission import Admission
 from app.errors import LandmarkdError, QueueFull, RequestError, SlowUpload, TooLarge
 from app.io import HEAD_BYTES, Content
@@ -78,6 +80,21 @@ def test_headers_of_a_form_field_are_limited() -> None:
     chunks = iter([(0.0, start), *[(0.0, b"x" * 100)] * 100])
     with pytest.raises(RequestError, match="well-formed"):
         upload(chunks, header=FORM)
+
+
+def test_second_field_of_a_form_is_not_copied_before_its_size_is_checked() -> None:
+    sink = MultipartSink(b"b", CASE)
+    for field in CASE.fields:
+        sink.write(b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % field.encode())
+        sink.write(bytes(1 << 20) + b"\r\n")
+    sink.write(b"--b--\r\n")
+    tracemalloc.start()
+    try:
+        second = sink.second
+        assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    finally:
+        tracemalloc.stop()
+    assert (bytes(second), len(sink.close())) == (bytes(1 << 20), 1 << 20)
 
 
 def slow(chunks: Iterator[tuple[float, bytes]], settings: Settings) -> float:
