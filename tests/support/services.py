@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -118,7 +118,7 @@ def scope_of(path: str) -> Scope:
         "query_string": b"",
         "headers": [],
         "server": ("127.0.0.1", 80),
-        "client": ("127.0.0.1", 1),
+        "client": ("testclient", 1),  # As that of ``TestClient``.
     }
 
 
@@ -127,6 +127,7 @@ def run_asgi(
     path: str,
     *messages: Message,
     query: bytes = b"",
+    headers: Mapping[str, str] | None = None,
     on_send: Callable[[Message], None] = lambda _: None,
 ) -> list[Message]:
     """Post to an application by ASGI; after its messages, the client is silent.
@@ -136,6 +137,7 @@ def run_asgi(
         path: Of the request.
         messages: Returned by ``receive``, one after the other.
         query: Of the request.
+        headers: Of the request.
         on_send: Called with each message that the application sends.
 
     Returns:
@@ -153,7 +155,9 @@ def run_asgi(
         sent.append(message)
 
     async def call() -> None:
-        await client.app({**scope_of(path), "query_string": query}, receive, send)
+        scope = {**scope_of(path), "query_string": query}
+        scope["headers"] = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        await client.app(scope, receive, send)
 
     assert client.portal is not None
     client.portal.call(call)

@@ -36,6 +36,7 @@ from app.errors import (
     SlowUpload,
     TooLarge,
     UnsupportedMediaType,
+    WrongOffset,
     WrongTusVersion,
 )
 from app.io import FORMATS, HEAD_BYTES, count_scans, negotiate_format
@@ -117,7 +118,7 @@ class Reception:
 
         Raises:
             ClientLeft, SlowUpload, Draining: The part ended early; what has arrived is written.
-            WrongOffset: It is longer than the rest of the file.
+            WrongOffset: It is longer than the rest of the file; what arrived before is written.
             LandmarkdError: As ``UploadStore.append``; or the file is refused by its first bytes,
                 and discarded.
         """
@@ -136,7 +137,7 @@ class Reception:
                 if len(block) >= BLOCK_BYTES:
                     part, block = block, bytearray()
                     upload = await self._write(upload, part)
-        except (ClientLeft, SlowUpload, Draining):
+        except (ClientLeft, SlowUpload, Draining, WrongOffset):
             await self._end(upload, block)
             raise
         finally:

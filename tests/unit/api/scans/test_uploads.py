@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import ByteSize
+from starlette.types import Message
 
 from app.api.dependencies import hash_key
 from app.api.scans.uploads import BLOCK_BYTES
@@ -17,6 +18,7 @@ from tests.support.services import (
     RAW,
     Response,
     problem_of,
+    run_asgi,
     running,
     shared_of,
     toy_scan,
@@ -116,6 +118,19 @@ def test_part_that_is_not_the_next_changes_nothing(client: TestClient) -> None:
     other = patch(client, path, 100, b"x", **{"Content-Type": "text/plain"})
     assert problem_of(other).code == "unsupported-media-type"
     assert problem_of(client.patch(path, content=b"x", headers=PART)).code == "bad-parameter"
+    assert client.head(path, headers=TUS).headers["upload-offset"] == "100"
+    job = patch(client, path, 100, SCAN[100:]).headers["location"]
+    assert finished(client, job).done == 1
+
+
+def test_what_has_arrived_of_a_part_that_becomes_too_long_stays(client: TestClient) -> None:
+    path = started(client, len(SCAN))
+    chunks: list[Message] = [
+        {"type": "http.request", "body": chunk, "more_body": True} for chunk in (SCAN[:100], SCAN)
+    ]
+    headers = PART | {"Upload-Offset": "0", "X-HTTP-Method-Override": "PATCH", "Host": "localhost"}
+    sent = run_asgi(client, path, *chunks, headers=headers)
+    assert sent[0]["status"] == 409
     assert client.head(path, headers=TUS).headers["upload-offset"] == "100"
     job = patch(client, path, 100, SCAN[100:]).headers["location"]
     assert finished(client, job).done == 1
