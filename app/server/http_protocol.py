@@ -3,6 +3,7 @@
 - Heads and trailers are limited in bytes and fields as they arrive. What breaks a limit or the
   grammar is answered by the application like any other request, after those before it.
 - ``Host`` is required, ``Upgrade`` is ignored, and no transfer coding but ``chunked`` is known.
+- Few requests may wait for the answers of those before them, and few chunks of a body may be tiny.
 - A body that is still arriving may be refused.
 
 ``app.server.connection`` has the limits in time, and the private parts of uvicorn that are used.
@@ -26,6 +27,15 @@ MAX_HEAD_BYTES: Final = 64 << 10
 MAX_FIELDS: Final = 100
 """Headers, or trailers, of a request."""
 
+MAX_PIPELINED: Final = 8
+"""Requests that wait for the answers of those before them."""
+
+MIN_CHUNK_BYTES: Final = 256
+"""Of a body's chunks, on average: each takes microseconds of the event loop, however small."""
+
+SMALL_CHUNKS: Final = 1000
+"""Empty chunks that a body may have in a row; larger ones earn no more."""
+
 REFUSED_HEAD: Final = b"GET / HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n"
 """Parsed in place of a head that is refused."""
 
@@ -35,6 +45,7 @@ class HttpProtocol(TimedConnection):
 
     _pending = 0  # Bytes since the last head, bytes of a body, or end of a body.
     _fields = _field_bytes = 0
+    _chunk_credit = 0  # Bytes that the next chunks of a body may be too small by, together.
     _refusal: RequestError | None = None  # Why the latest head was refused.
     _failure: partial[LandmarkdError] | None = None  # Why the latest body was refused.
 
@@ -144,9 +155,15 @@ class HttpProtocol(TimedConnection):
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        if not self._in_body:
-            self._fields = self._field_bytes = 0
-            super().on_message_begin()
+        if self._in_body:
+            return
+        if len(self.pipeline) >= MAX_PIPELINED and self._refusal is None:
+            raise RequestError(
+                f"expected at most {MAX_PIPELINED} requests of a connection to wait for the "
+                "answers of others, got more"
+            )
+        self._fields = self._field_bytes = 0
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """Receive a part of the URL."""
@@ -171,6 +188,7 @@ class HttpProtocol(TimedConnection):
         if self._in_body:
             return
         self._pending = self._fields = self._field_bytes = 0
+        self._chunk_credit = SMALL_CHUNKS * MIN_CHUNK_BYTES
         super().on_headers_complete()
         self._in_body = True
         refusal = self._refusal or self._check_host() or self._check_coding()
@@ -195,9 +213,19 @@ class HttpProtocol(TimedConnection):
             "a compressed file is told by Content-Encoding, if at all"
         )
 
+    def on_chunk_header(self) -> None:
+        """Begin a chunk of the body."""
+        self._chunk_credit -= MIN_CHUNK_BYTES
+        if self._chunk_credit < 0:
+            raise RequestError(
+                f"expected a body in chunks of {MIN_CHUNK_BYTES} bytes or more, got more than "
+                f"{SMALL_CHUNKS} smaller ones"
+            )
+
     def on_body(self, body: bytes) -> None:
         """Receive a part of the body."""
         self._pending = 0
+        self._chunk_credit = min(self._chunk_credit + len(body), SMALL_CHUNKS * MIN_CHUNK_BYTES)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

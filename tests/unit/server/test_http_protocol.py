@@ -5,13 +5,20 @@ from itertools import repeat
 import pytest
 
 from app.errors import Draining
-from app.server.http_protocol import MAX_FIELDS, MAX_HEAD_BYTES
+from app.server.http_protocol import (
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    MIN_CHUNK_BYTES,
+    SMALL_CHUNKS,
+)
 from tests.support.body_services import BODY, LIVENESS, Connection, RunClient, post
 
 GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
 LONG = b"x" * MAX_HEAD_BYTES
+TINY = b"1\r\nx\r\n"
 
 
 def counted(connection: Connection, code: str) -> bool:
@@ -70,6 +77,52 @@ def test_body_in_many_chunks_is_received_whole(run_client: RunClient) -> None:
         for start in range(0, len(BODY), 100_003):
             await connection.send(BODY[start : start + 100_003])
         assert await connection.status() == 200
+
+    run_client(client)
+
+
+def test_requests_behind_more_than_may_wait_are_refused_after_those(run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(LIVENESS * 10_000)
+        assert [await connection.status() for _ in range(1 + MAX_PIPELINED)] == [200] * 9
+        problem = await connection.refusal()
+        assert (problem.status, problem.code) == (400, "bad-request")
+        assert "expected at most 8 requests" in problem.detail
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("first", [1, 1 << 20])
+def test_body_of_too_many_tiny_chunks_is_refused_before_the_rest_is_parsed(
+    first: int, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(CHUNKED + b"%x\r\n%b\r\n" % (first, bytes(first)))
+        await connection.service.received.wait()
+        await connection.send(TINY * 20 * SMALL_CHUNKS)
+        status, text = await connection.answer()
+        assert (status, b"expected a body in chunks of 256 bytes or more" in text) == (400, True)
+        (server_side,) = connection.service.connections
+        assert len(server_side.cycle.body) < 2 * SMALL_CHUNKS
+        connection.writer.write_eof()
+        assert await connection.reader.read() == b""
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("size", [MIN_CHUNK_BYTES, 1024, 65_536])
+def test_body_in_chunks_as_programs_send_them_is_received_whole(
+    size: int, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(CHUNKED.replace(b"/echo", b"/fill"))
+        for start in range(0, len(BODY), size):
+            part = BODY[start : start + size]
+            await connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+        await connection.send(b"0\r\n\r\n")
+        assert await connection.status() == 200
+        await connection.send(CHUNKED + TINY * (SMALL_CHUNKS - 1) + b"0\r\n\r\n")
+        assert await connection.answer() == (200, b"x" * (SMALL_CHUNKS - 1))
 
     run_client(client)
 
@@ -213,9 +266,10 @@ def test_upgrade_is_ignored_and_the_body_received(
 
 def test_many_upgrades_at_once_are_all_answered(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
-        head = post("/live", *H2C, length=0)
-        connection.writer.write(head * 2000)
-        assert {await connection.status() for _ in range(2000)} == {200}
+        head, at_once = post("/live", *H2C, length=0), MAX_PIPELINED + 1
+        for _ in range(200):
+            connection.writer.write(head * at_once)
+            assert {await connection.status() for _ in range(at_once)} == {200}
 
     run_client(client)
 
