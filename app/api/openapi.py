@@ -168,7 +168,11 @@ def get_openapi(request: Request, shared: SharedDep) -> Response:
     loaded = [model.manifest for model in shared.engine.registry.models.values()]
     names = sorted({one.name for one in loaded}) + [f"{one.name}@{one.version}" for one in loaded]
     info = document["info"]
-    text = info["description"].replace(ADDRESS, str(request.base_url))
+    address = request.base_url
+    if request.headers.get("x-forwarded-proto") == "https":
+        # Whoever forges it sees another text, no more.
+        address = address.replace(scheme="https")
+    text = info["description"].replace(ADDRESS, str(address))
     if names and MODEL not in names:
         text = text.replace(MODEL, names[0])
     paths = {

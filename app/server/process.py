@@ -90,6 +90,8 @@ class LandmarkdServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Whoever is on this machine could forge an address, and so be another client.
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=SHUTDOWN_S,
             )

@@ -97,6 +97,16 @@ def kept_files(folder: Path) -> list[str]:
     return [path.name for path in (folder / "scans").iterdir()]
 
 
+def test_job_belongs_to_the_address_and_not_to_one_that_a_header_names(
+    models: Path, folder: Path
+) -> None:
+    forged = {"X-Forwarded-For": "203.0.113.7", "Forwarded": "for=203.0.113.7"}
+    with serving(models, folder) as service:
+        sent = service.client.post(URL, content=command_scan(), headers=RAW | forged)
+        listed = [service.client.get(URL, headers=headers).json() for headers in ({}, forged)]
+    assert [[job["id"] for job in each["jobs"]] for each in listed] == [[sent.json()["id"]]] * 2
+
+
 def test_upload_that_was_cut_by_a_kill_is_no_job(models: Path, folder: Path) -> None:
     scan = command_scan()
     with serving(models, folder) as service:

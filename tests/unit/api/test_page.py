@@ -115,6 +115,9 @@ def test_docs_load_nothing_from_other_hosts(client: TestClient) -> None:
     assert "https:" not in docs.text
     described = client.get("/openapi.json", headers={"Host": "localhost:8123"}).json()
     assert "'http://localhost:8123/v1/landmarks?model=" in described["info"]["description"]
+    behind_tls = {"Host": "localhost:8123", "X-Forwarded-Proto": "https"}
+    described = client.get("/openapi.json", headers=behind_tls).json()
+    assert "'https://localhost:8123/v1/landmarks?model=" in described["info"]["description"]
     assert client.get("/redoc").status_code == 404
 
 
