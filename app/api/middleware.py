@@ -16,7 +16,7 @@ from app.api.origin import OriginCheck
 from app.api.problems import TUS_VERSION, problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
-from app.errors import LandmarkdError
+from app.errors import ClientLeft, LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
 METHOD_HEADER: Final = "X-HTTP-Method-Override"
@@ -25,6 +25,9 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 REFUSAL_EXTENSION: Final = "landmarkd.refusal"
 """ASGI extension: the ``LandmarkdError`` for which the server refuses a request; it is answered."""
+
+LEFT_EXTENSION: Final = "landmarkd.left"
+"""ASGI extension: a function that tells whether the client left before it was sent all."""
 
 UPLOADS_PATH: Final = "/v1/uploads"
 """Below which every response, whatever refuses the request, names its version of tus."""
@@ -83,6 +86,9 @@ class RequestTracking:
     def _finish(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         record.route = getattr(scope.get("route"), "path", record.route)
         record.ms = 1e3 * seconds
+        has_left = scope.get("extensions", {}).get(LEFT_EXTENSION)
+        if record.code == "ok" and has_left is not None and has_left():
+            record.status, record.code = ClientLeft.status, ClientLeft.code
         log_request(record)
         if record.route not in PROBES:
             self._metrics.observe_request(record.route, record.code, seconds)

@@ -23,7 +23,7 @@ class RequestRecord:
         request_id: As in the answer.
         method: HTTP method.
         route: The route's template, never the requested path.
-        status: HTTP status; 499 if the client left before the answer.
+        status: HTTP status; 499 if the client left before it had the answer.
         code: ``ok`` or the problem's code.
         ms: Time from the head of the request to the end of the response.
         model: Name of the model.

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from app.api import REFUSAL_EXTENSION
+from app.api import LEFT_EXTENSION, REFUSAL_EXTENSION
 from app.errors import HeadTooLarge, LandmarkdError, RequestError, UnknownCoding
 from app.server.connection import TimedConnection
 
@@ -80,7 +80,12 @@ class HttpProtocol(TimedConnection):
                 # uvicorn would close the connection at once.
                 self._closing = cycle.keep_alive = True
 
-        await app(scope, receive_body, send_response)
+        def has_left() -> bool:
+            return cycle.disconnected and not cycle.response_complete
+
+        # Of a copy, since the cycle holds the scope.
+        extensions = {**scope.get("extensions", {}), LEFT_EXTENSION: has_left}
+        await app({**scope, "extensions": extensions}, receive_body, send_response)
 
     def _raise_failure(self, cycle: RequestResponseCycle) -> None:
         if self._failure is not None and cycle is self.cycle:

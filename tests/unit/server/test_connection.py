@@ -121,6 +121,12 @@ def test_response_that_is_not_read_is_given_up(run_client: RunClient) -> None:
         await connection.service.lost.wait()
         with pytest.raises(ConnectionResetError):
             await connection.reader.read()
+        other = await connection.open_another()
+        await other.send(LIVENESS)
+        assert await other.status() == 200
+        counted = connection.service.metrics.render().decode()
+        assert 'landmarkd_requests_total{code="client-left",route="unmatched"} 1.0' in counted
+        other.writer.close()
 
     run_client(client)
 
