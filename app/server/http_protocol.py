@@ -30,8 +30,10 @@ MAX_FIELDS: Final = 100
 MAX_PIPELINED: Final = 8
 """Requests that wait for the answers of those before them."""
 
-MIN_CHUNK_BYTES: Final = 256
-"""Of a body's chunks, on average: each takes microseconds of the event loop, however small."""
+MIN_CHUNK_BYTES: Final = 64
+"""Of a body's chunks, on average: each takes microseconds of the event loop, however small.
+
+Lines of a binary file, which programs may send one by one, have 256."""
 
 SMALL_CHUNKS: Final = 1000
 """Empty chunks that a body may have in a row; larger ones earn no more."""

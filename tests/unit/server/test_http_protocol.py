@@ -101,7 +101,7 @@ def test_body_of_too_many_tiny_chunks_is_refused_before_the_rest_is_parsed(
         await connection.service.received.wait()
         await connection.send(TINY * 20 * SMALL_CHUNKS)
         status, text = await connection.answer()
-        assert (status, b"expected a body in chunks of 256 bytes or more" in text) == (400, True)
+        assert (status, b"expected a body in chunks of 64 bytes or more" in text) == (400, True)
         (server_side,) = connection.service.connections
         assert len(server_side.cycle.body) < 2 * SMALL_CHUNKS
         connection.writer.write_eof()
