@@ -1,10 +1,12 @@
 """The command ``landmarkd``, and a client for Python.
 
-main     the commands of the service: serve, detect, check, models, phantom
-export   the landmarks of many scans for geometric morphometrics
-plugins  the commands of the trainer, if it is installed
-client   sends scans to a service elsewhere; needs no torch
-local    finds landmarks in this process, without a service
-napari   the plugin for napari
-demo     what ``landmarkd serve --demo`` shows
+main      the commands of the service: serve, detect, check, models, phantom
+outputs   where answers go, and in which format
+export    the landmarks of many scans for geometric morphometrics
+plugins   the commands of the trainer, if it is installed
+client    sends scans to a service elsewhere; needs no torch
+local     finds landmarks in this process, without a service
+napari    the plugin for napari
+terminal  what the command says beside its answers
+demo      what ``landmarkd serve --demo`` shows
 """

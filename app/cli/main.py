@@ -12,29 +12,26 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.batch import Files, LongTable, Output, Sink, Tally, detect_all
+from app.cli.batch import Tally, detect_all
 from app.cli.exchange import importing, install, pack
 from app.cli.export import export
+from app.cli.outputs import choose_sink, choose_writer, output_format
 from app.cli.plugins import Commands, import_trainer
-from app.cli.scan_files import answer_stem, list_scans, read_scan
+from app.cli.scan_files import list_scans, read_scan
+from app.cli.terminal import console, fail, print_error
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     SCAN_FORMATS,
     SCAN_SUFFIXES,
-    AnswerFormat,
-    Format,
     LandmarksAnswer,
     Volume,
-    find_evidence,
-    load_report_writer,
-    negotiate_format,
 )
 from app.settings import API_KEY, PREFIX, Settings, read_settings
 
@@ -44,7 +41,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(importing, name="import")
-console = Console(stderr=True)
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -68,17 +64,6 @@ def main() -> None:
         app()
     except LandmarkdError as error:
         fail(f"{error.title}: {error}")
-
-
-def fail(message: str) -> NoReturn:
-    """Print an error and exit with status 1."""
-    _print_error(message)
-    raise SystemExit(1)
-
-
-def _print_error(message: str) -> None:
-    # A message may hold a file name, which must not be taken for markup.
-    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -175,10 +160,10 @@ def detect(
     if not files:
         fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
-    form = _output_format(output, format_, to_folder=to_folder)
-    write = _writer(form, series)
+    form = output_format(output, format_, to_folder=to_folder)
+    write = choose_writer(form, series)
     target = Path(output) if output else None
-    sink = _sink(files, target, form, write, to_folder=to_folder, resume=resume)
+    sink = choose_sink(files, target, form, write, to_folder=to_folder, resume=resume)
     with ExitStack() as stack:
         with console.status("Loading the model" if url is None else "Connecting"):
             find = _finder(stack, url, model, models_dir, device)
@@ -190,7 +175,7 @@ def detect(
 def _conclude(tally: Tally, target: str) -> None:
     """Say what came of all scans, if their answers went to a folder or table; exit accordingly."""
     for failure in tally.failures:
-        _print_error(failure)
+        print_error(failure)
     for doubt in sorted(tally.doubts):
         console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if target:
@@ -201,74 +186,6 @@ def _conclude(tally: Tally, target: str) -> None:
         raise typer.Exit(INTERRUPTED)
     if tally.failures:
         raise typer.Exit(1)
-
-
-def _writer(form: Format, series: int | None) -> Callable[[Path, LandmarksAnswer], bytes]:
-    """Return what writes an answer, given the scan's path.
-
-    A report says whose the images are, because it is for those who have them; a service's does not.
-    """
-    if isinstance(form, AnswerFormat):
-        return lambda _, answer: form.write(answer)
-    write = load_report_writer()
-    find = partial(
-        find_evidence, max_bytes=read_settings().max_inflated_bytes, series=series, identified=True
-    )
-    return lambda path, answer: write(answer, find(read_scan(path)))
-
-
-def _sink(
-    files: list[Path],
-    output: Path | None,
-    form: Format,
-    write: Callable[[Path, LandmarksAnswer], bytes],
-    *,
-    to_folder: bool,
-    resume: bool,
-) -> Sink:
-    """Choose where answers go: standard output, a file, one table, or a folder of files."""
-    if output is None:
-        if len(files) > 1:
-            fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
-        if not isinstance(form, AnswerFormat):
-            fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
-        return Output(form, typer.echo)
-    is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
-    if not (to_folder or is_table or output.is_dir()):
-        return Files({files[0]: output}, write)
-    stems = _stems(files, form)
-    if is_table:
-        return LongTable(output, resume=resume)
-    if output.suffix == ".csv" and not output.exists():
-        fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
-    output.mkdir(parents=True, exist_ok=True)
-    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
-
-
-def _stems(files: list[Path], form: Format) -> dict[str, Path]:
-    """Name the answers to scans, each otherwise."""
-    stems: dict[str, Path] = {}
-    for path in files:
-        stem = answer_stem(path)
-        if stem in stems:
-            fail(
-                f"expected scans with different names, got {stems[stem]} and {path}, "
-                f"whose answers would both be {stem}.{form.name}"
-            )
-        stems[stem] = path
-    return stems
-
-
-def _output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
-    # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
-    names = sorted((form.name for form in SCAN_FORMATS), key=len, reverse=True)
-    suffix = next((one for one in names if output.endswith(f".{one}")), None)
-    if suffix == "csv":
-        suffix = "long"  # One table; 3D Slicer's, which has no column for the scan, is asked for.
-    if output and not (name or suffix or to_folder or Path(output).is_dir()):
-        known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
-        fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
-    return negotiate_format(SCAN_FORMATS, name or suffix, None)
 
 
 def _finder(

@@ -1,0 +1,90 @@
+"""What was given as -o and --format -> where answers go, and in which format."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from app.cli.batch import Files, LongTable, Output, Sink
+from app.cli.scan_files import answer_stem, read_scan
+from app.cli.terminal import fail
+from app.io import (
+    SCAN_FORMATS,
+    AnswerFormat,
+    Format,
+    LandmarksAnswer,
+    find_evidence,
+    load_report_writer,
+    negotiate_format,
+)
+from app.settings import read_settings
+
+
+def choose_writer(form: Format, series: int | None) -> Callable[[Path, LandmarksAnswer], bytes]:
+    """Return what writes an answer, given the scan's path.
+
+    A report says whose the images are, because it is for those who have them; a service's does not.
+    """
+    if isinstance(form, AnswerFormat):
+        return lambda _, answer: form.write(answer)
+    write = load_report_writer()
+    find = partial(
+        find_evidence, max_bytes=read_settings().max_inflated_bytes, series=series, identified=True
+    )
+    return lambda path, answer: write(answer, find(read_scan(path)))
+
+
+def choose_sink(
+    files: list[Path],
+    output: Path | None,
+    form: Format,
+    write: Callable[[Path, LandmarksAnswer], bytes],
+    *,
+    to_folder: bool,
+    resume: bool,
+) -> Sink:
+    """Choose where answers go: standard output, a file, one table, or a folder of files."""
+    if output is None:
+        if len(files) > 1:
+            fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
+        if not isinstance(form, AnswerFormat):
+            fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
+        return Output(form, typer.echo)
+    is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
+    if not (to_folder or is_table or output.is_dir()):
+        return Files({files[0]: output}, write)
+    stems = _stems(files, form)
+    if is_table:
+        return LongTable(output, resume=resume)
+    if output.suffix == ".csv" and not output.exists():
+        fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
+    output.mkdir(parents=True, exist_ok=True)
+    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
+
+
+def _stems(files: list[Path], form: Format) -> dict[str, Path]:
+    """Name the answers to scans, each otherwise."""
+    stems: dict[str, Path] = {}
+    for path in files:
+        stem = answer_stem(path)
+        if stem in stems:
+            fail(
+                f"expected scans with different names, got {stems[stem]} and {path}, "
+                f"whose answers would both be {stem}.{form.name}"
+            )
+        stems[stem] = path
+    return stems
+
+
+def output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
+    """Return the format that was asked for: by name, or by the suffix of -o."""
+    # The longest suffix first, so that x.mrk.json is not taken for plain JSON.
+    names = sorted((form.name for form in SCAN_FORMATS), key=len, reverse=True)
+    suffix = next((one for one in names if output.endswith(f".{one}")), None)
+    if suffix == "csv":
+        suffix = "long"  # One table; 3D Slicer's, which has no column for the scan, is asked for.
+    if output and not (name or suffix or to_folder or Path(output).is_dir()):
+        known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
+        fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
+    return negotiate_format(SCAN_FORMATS, name or suffix, None)

@@ -1,0 +1,19 @@
+"""What the command says on standard error, beside its answers."""
+
+from typing import NoReturn
+
+from rich.console import Console
+
+console = Console(stderr=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error and exit with status 1."""
+    print_error(message)
+    raise SystemExit(1)
+
+
+def print_error(message: str) -> None:
+    """Print an error."""
+    # A message may hold a file name, which must not be taken for markup.
+    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
