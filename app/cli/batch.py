@@ -3,11 +3,12 @@
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -16,6 +17,12 @@ from app.durable import write_file
 from app.errors import BadParameter, LandmarkdError
 from app.io import AnswerFormat, LandmarksAnswer, write_long
 
+Model: TypeAlias = tuple[str, str]
+"""Name and version."""
+
+MODEL_COLUMNS: Final = ["model", "version"]
+"""The last ones of a table of all scans; tables of older releases lack them."""
+
 
 @runtime_checkable
 class Sink(Protocol):
@@ -23,6 +30,9 @@ class Sink(Protocol):
 
     def has(self, path: Path) -> bool:
         """Return whether the answer to a scan is there, from an earlier run."""
+
+    def models(self) -> set[Model]:
+        """Return which models the answers of earlier runs are of, as far as they say."""
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Keep the answer to a scan."""
@@ -39,6 +49,10 @@ class Output:
         """Return that there is no earlier answer."""
         del path
         return False
+
+    def models(self) -> set[Model]:
+        """Return that there are no earlier answers."""
+        return set()
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Write an answer."""
@@ -58,6 +72,16 @@ class Files:
     def has(self, path: Path) -> bool:
         """Return whether the file is there."""
         return self._targets[path].exists()
+
+    def models(self) -> set[Model]:
+        """Return the models of the answers in JSON; other formats do not name them."""
+        found = set()
+        for target in self._targets.values():
+            if target.suffix == ".json" and target.exists():
+                with suppress(ValidationError):
+                    model = LandmarksAnswer.model_validate_json(target.read_bytes()).model
+                    found.add((model.name, model.version))
+        return found
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Write the file, whole or not at all."""
@@ -83,6 +107,10 @@ class LongTable:
             rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]
         if rows and rows[0][:2] != ["scan", "label"]:
             raise BadParameter(f"--resume: expected a table of all scans, got another in {target}")
+        if rows and rows[0][-2:] != MODEL_COLUMNS:
+            rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
+        # The last line may be cut off within the name of its model.
+        self._models = {(row[-2], row[-1]) for row in rows[1:-1]} - {("", "")}
         last = rows[-1][0] if len(rows) > 1 else None
         # Written with the first answer: what is there is lost no sooner.
         kept = [row for row in rows[1:] if row[0] != last]
@@ -93,14 +121,18 @@ class LongTable:
         """Return whether the table holds a scan."""
         return answer_stem(path) in self._done
 
+    def models(self) -> set[Model]:
+        """Return the models that the table names."""
+        return self._models
+
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Append the rows of a scan."""
         head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
         name = answer_stem(path)
-        lines = [[name, *row] for row in rows]
+        lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
-            lines = [*(self._kept or [["scan", *head]]), *lines]
+            lines = [*(self._kept or [["scan", *head, *MODEL_COLUMNS]]), *lines]
             self._kept, mode = None, "w"
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)

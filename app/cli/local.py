@@ -77,12 +77,16 @@ class LocalDetector:
         settings: The service's.
         model: Its name; None for the default model, or for the only one.
 
+    Attributes:
+        ref: The model, as its answers name it.
+
     Raises:
         LandmarkdError: There is no such model, or it cannot be used.
     """
 
     def __init__(self, settings: Settings, model: str | None) -> None:
         self._model = load_model(find_folder(settings, model), settings)
+        self.ref = model_ref(self._model)
         self._limits = VolumeLimits.of(settings)
 
     def detect(
@@ -103,7 +107,7 @@ class LocalDetector:
         total_ms = 1e3 * (time.perf_counter() - start)
         return build_answer(
             detection,
-            model=model_ref(self._model),
+            model=self.ref,
             request_id=uuid.uuid4().hex,
             timing=timing_of(detection, receive_ms=0.0, total_ms=total_ms),
             measurements=self._model.manifest.measurements,

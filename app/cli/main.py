@@ -22,7 +22,7 @@ from rich.text import Text
 from app.cli.batch import Tally, detect_all
 from app.cli.exchange import importing, install, pack
 from app.cli.export import export
-from app.cli.outputs import choose_sink, choose_writer, output_format
+from app.cli.outputs import check_model, choose_sink, choose_writer, output_format
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, read_scan
 from app.cli.terminal import console, fail, print_error
@@ -31,6 +31,7 @@ from app.io import (
     SCAN_FORMATS,
     SCAN_SUFFIXES,
     LandmarksAnswer,
+    ModelRef,
     Volume,
 )
 from app.settings import API_KEY, PREFIX, Settings, read_settings
@@ -164,9 +165,10 @@ def detect(
     write = choose_writer(form, series)
     target = Path(output) if output else None
     sink = choose_sink(files, target, form, write, to_folder=to_folder, resume=resume)
+    check = partial(check_model, sink.models() if resume else set())
     with ExitStack() as stack:
         with console.status("Loading the model" if url is None else "Connecting"):
-            find = _finder(stack, url, model, models_dir, device)
+            find = _finder(stack, url, model, models_dir, device, check)
             find = partial(find, frame=frame, series=series)
         tally = detect_all(files, find, sink, console, resume=resume)
     _conclude(tally, output if to_folder else "")
@@ -194,16 +196,28 @@ def _finder(
     model: str | None,
     models_dir: Path | None,
     device: str | None,
+    check: Callable[[ModelRef], None],
 ) -> Callable[..., LandmarksAnswer]:
-    """Return what finds the landmarks of a scan, given its bytes, frame and series."""
+    """Return what finds the landmarks of a scan, given its bytes, frame and series.
+
+    The model is checked as soon as it is known: that of a service by its first answer.
+    """
     if url is None:
         from app.cli.local import LocalDetector
 
-        return LocalDetector(read_settings(models_dir=models_dir, device=device), model).detect
+        detector = LocalDetector(read_settings(models_dir=models_dir, device=device), model)
+        check(detector.ref)
+        return detector.detect
     from app.cli.client import Client
 
     client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
-    return partial(client.detect, model=model)
+
+    def find(content: bytes, **selection: int | None) -> LandmarksAnswer:
+        answer = client.detect(content, model=model, **selection)
+        check(answer.model)
+        return answer
+
+    return find
 
 
 @app.command()

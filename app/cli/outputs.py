@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from app.cli.batch import Files, LongTable, Output, Sink
+from app.cli.batch import Files, LongTable, Model, Output, Sink
 from app.cli.scan_files import answer_stem, read_scan
 from app.cli.terminal import fail
 from app.io import (
@@ -14,6 +14,7 @@ from app.io import (
     AnswerFormat,
     Format,
     LandmarksAnswer,
+    ModelRef,
     find_evidence,
     load_report_writer,
     negotiate_format,
@@ -75,6 +76,15 @@ def _stems(files: list[Path], form: Format) -> dict[str, Path]:
             )
         stems[stem] = path
     return stems
+
+
+def check_model(kept: set[Model], model: ModelRef) -> None:
+    """End the command where the answers that a resumed run keeps are another model's."""
+    for name, version in kept - {(model.name, model.version)}:
+        fail(
+            f"--resume: expected answers of {model.name} {model.version}, got those of {name} "
+            f"{version}; give another -o, or leave --resume out to start again"
+        )
 
 
 def output_format(output: str, name: str | None, *, to_folder: bool) -> Format:

@@ -10,9 +10,10 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.cli.scan_files import read_scan
+from app.shapes import read_cohort
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_model_folder
-from tests.support.services import toy_models, toy_scan
+from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 LANDMARKS = 3
 
@@ -121,6 +122,71 @@ def test_a_table_is_started_again_unless_it_is_resumed(
     assert table.read_text() == "something else\n"
     assert run("detect", scans, "-o", table, "--models-dir", models).exit_code == 0
     assert len(read(table)) == 3 * LANDMARKS
+
+
+@pytest.fixture
+def two_models(models: Path, tmp_path: Path) -> Path:
+    both = tmp_path / "both"
+    both.mkdir()
+    (both / MODEL).symlink_to(models / MODEL)
+    make_model_folder(both, "other")
+    return both
+
+
+def test_a_table_names_the_model_of_each_row(models: Path, scans: Path, tmp_path: Path) -> None:
+    table = tmp_path / "all.csv"
+    run("detect", scans / "one.nii", "-o", table, "--models-dir", models)
+    assert list(read(table)[0])[-2:] == ["model", "version"]
+    assert {(row["model"], row["version"]) for row in read(table)} == {(MODEL, "1.0.0")}
+    assert read_cohort(table).specimens == ("one",)
+
+
+@pytest.mark.parametrize("output", ["all.csv", "out/"])
+def test_answers_of_another_model_are_not_resumed(
+    two_models: Path, scans: Path, tmp_path: Path, output: str
+) -> None:
+    words = ("detect", scans, "-o", f"{tmp_path}/{output}", "--models-dir", two_models, "-m")
+    run(*words, MODEL)
+    files = [tmp_path / output] if output == "all.csv" else sorted((tmp_path / output).iterdir())
+    before = [path.read_bytes() for path in files]
+    result = run(*words, "other", "--resume")
+    assert result.exit_code == 1
+    assert f"--resume: expected answers of other 1.0.0, got those of {MODEL} 1.0.0" in result.stderr
+    assert [path.read_bytes() for path in files] == before
+    assert run(*words, MODEL, "--resume").exit_code == 0
+
+
+def test_a_service_of_another_model_does_not_resume_a_table(
+    two_models: Path, scans: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "all.csv"
+    run("detect", scans, "-o", table, "--models-dir", two_models, "-m", MODEL)
+    before = table.read_bytes()
+    service = ServiceProcess(two_models, DEFAULT_MODEL="other")
+    try:
+        result = run("detect", scans, "-o", table, "--resume", "--url", service.url)
+        same = run("detect", scans, "-o", table, "--resume", "--url", service.url, "-m", MODEL)
+    finally:
+        service.kill()
+    assert result.exit_code == 1
+    assert "--resume: expected answers of other 1.0.0" in result.stderr
+    assert table.read_bytes() == before
+    assert same.exit_code == 0
+
+
+def test_a_table_that_names_no_model_is_resumed(models: Path, scans: Path, tmp_path: Path) -> None:
+    table = tmp_path / "all.csv"
+    run("detect", scans, "-o", table, "--models-dir", models)
+    rows = read(table)
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0])[:-2], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    result = run("detect", scans, "-o", table, "--resume", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert "1 scan, " in result.stderr
+    models_of = {row["scan"]: (row["model"], row["version"]) for row in read(table)}
+    assert models_of == {"one": ("", ""), "three": ("", ""), "two": (MODEL, "1.0.0")}
 
 
 def test_a_folder_is_resumed_and_nothing_in_it_computed_again(
