@@ -30,6 +30,10 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(partial)
         partial.replace(path)
         sync(path.parent)
+    except OSError as error:
+        if error.filename == str(partial):
+            error.filename = str(path)  # The name that its user knows.
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

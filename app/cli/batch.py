@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.scan_files import answer_stem, read_scan
+from app.cli.terminal import describe_fault
 from app.durable import write_file
-from app.errors import BadParameter, LandmarkdError
+from app.errors import BadParameter, LandmarkdError, NotAVolume
 from app.io import AnswerFormat, LandmarksAnswer, write_long
 
 Model: TypeAlias = tuple[str, str]
@@ -185,11 +186,12 @@ class Tally:
         return text + (f"; {len(self.failures)} failed" if self.failures else "")
 
 
-def _reason(error: Exception, path: Path) -> object:
-    """Say what went wrong, without the name of the scan's file."""
-    if isinstance(error, OSError) and str(error.filename) == str(path):
-        return error.strerror
-    return error
+def _read(path: Path) -> bytes:
+    try:
+        return read_scan(path)
+    except OSError as error:
+        own = str(error.filename) == str(path)
+        raise NotAVolume(error.strerror if own else describe_fault(error)) from error
 
 
 def _count(scans: int) -> str:
@@ -204,7 +206,9 @@ def detect_all(
     *,
     resume: bool = False,
 ) -> Tally:
-    """Find the landmarks of scans; one that fails does not stop the others, but Ctrl-C does.
+    """Find the landmarks of scans; one that fails does not stop the others.
+
+    Ctrl-C does, and an answer that cannot be written, as no other could be written either.
 
     With ``resume``, scans whose answer is there are left out.
     """
@@ -223,11 +227,11 @@ def detect_all(
                 tally.skipped += 1
             else:
                 try:
-                    answer = find(read_scan(path))
+                    answer = find(_read(path))
                     sink.write(path, answer)
                     last = tally.add(answer)
-                except (LandmarkdError, OSError) as error:
-                    tally.failures.append(f"{path.name}: {_reason(error, path)}")
+                except LandmarkdError as error:
+                    tally.failures.append(f"{path.name}: {error}")
                     last = "failed"
             bar.update(task, advance=1, last=f"{path.name}: {last}")
     return tally
@@ -235,8 +239,10 @@ def detect_all(
 
 @contextmanager
 def _stopping(tally: Tally) -> Iterator[None]:
-    """End a block at Ctrl-C, and note it."""
+    """End a block at Ctrl-C or an answer that cannot be written, and note it."""
     try:
         yield
     except KeyboardInterrupt:
         tally.interrupted = True
+    except OSError as error:
+        tally.failures.append(describe_fault(error))

@@ -25,7 +25,7 @@ from app.cli.export import export
 from app.cli.outputs import check_model, choose_sink, choose_writer, output_format
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, read_scan
-from app.cli.terminal import console, fail, print_error
+from app.cli.terminal import console, describe_fault, fail, print_error
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     SCAN_FORMATS,
@@ -65,6 +65,8 @@ def main() -> None:
         app()
     except LandmarkdError as error:
         fail(f"{error.title}: {error}")
+    except OSError as error:
+        fail(describe_fault(error))
 
 
 @app.callback(invoke_without_command=True)

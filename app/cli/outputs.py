@@ -52,6 +52,7 @@ def choose_sink(
         if not isinstance(form, AnswerFormat):
             fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
         return Output(form, typer.echo)
+    output.parent.mkdir(parents=True, exist_ok=True)
     is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
     if not (to_folder or is_table or output.is_dir()):
         return Files({files[0]: output}, write)
@@ -60,7 +61,7 @@ def choose_sink(
         return LongTable(output, resume=resume)
     if output.suffix == ".csv" and not output.exists():
         fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
-    output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(exist_ok=True)
     return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
 
 

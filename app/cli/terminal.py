@@ -13,6 +13,13 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
+def describe_fault(error: OSError) -> str:
+    """Say which file or folder cannot be used, and why."""
+    if error.filename is None:
+        return str(error)
+    return f"cannot read or write {error.filename}: {error.strerror}"
+
+
 def print_error(message: str) -> None:
     """Print an error."""
     # A message may hold a file name, which must not be taken for markup.

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
+from app.durable import replacing
 from app.errors import BadParameter, ModelRefused
 from app.model import Manifest, hash_file, read_manifest, scan_models
 
@@ -60,16 +61,11 @@ def pack_model(folder: Path, output: Path | None = None) -> Path:
         raise BadParameter(f"-o: expected a file that is not there yet, {output.name} is")
     files = sorted(_files(folder, manifest))
     sums = "".join(f"{hash_file(folder / name)}  {name}\n" for name in files)
-    temporary = output.with_name(f".{output.name}.new")
-    try:
-        with ZipFile(temporary, "x") as archive:
-            top = f"{manifest.name}@{manifest.version}"
-            archive.writestr(_entry(f"{top}/{SUMS}"), sums)
-            for name in files:
-                _add(archive, f"{top}/{name}", folder / name)
-        temporary.rename(output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(output) as partial, ZipFile(partial, "w") as archive:
+        top = f"{manifest.name}@{manifest.version}"
+        archive.writestr(_entry(f"{top}/{SUMS}"), sums)
+        for name in files:
+            _add(archive, f"{top}/{name}", folder / name)
     return output
 
 

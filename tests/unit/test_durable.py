@@ -43,6 +43,13 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
     assert steps == [(f".file.{os.getpid()}{PARTIAL}", False), (tmp_path.name, True)]
 
 
+def test_fault_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere" / "file", tmp_path):
+        with pytest.raises(OSError, match=r"No such file|directory") as caught:
+            write_file(path, NEW)
+        assert caught.value.filename == str(path)
+
+
 def test_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(OLD)

@@ -46,6 +46,8 @@ def evaluate(
     from app.training.evaluate.tables import print_tables, write_tables
 
     specimens = pair_scans(scans, landmarks, only or ())
+    if output is not None:  # Before the scans are measured, which may take hours.
+        output.mkdir(parents=True, exist_ok=True)
     detector = Detector(load_model(model, device))
     console = Console(stderr=True)
     leaked = find_leaked(model, specimens)
@@ -56,7 +58,6 @@ def evaluate(
     )
     measurements.print_measurements(deviations, Console())
     if output is not None and measured.outcomes:
-        output.mkdir(parents=True, exist_ok=True)
         write_tables(measured.outcomes, output)
         measurements.write_measurements(deviations, output)
         header = model_header(detector.model, leaked)

@@ -292,6 +292,29 @@ def test_a_scan_that_is_not_there_is_named_once(models: Path, scans: Path, tmp_p
     assert "\nnone.nii: No such file or directory\n" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["all.csv", "one.json"])
+def test_the_folder_of_the_output_is_made(
+    models: Path, scans: Path, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / "new" / "folder" / name
+    result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert target.is_file()
+
+
+def test_an_answer_that_cannot_be_written_ends_the_run(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / "three.json").mkdir(parents=True)
+    (scans / "broken.nii").write_bytes(b"nothing")
+    result = run("detect", scans, "-o", out, "--models-dir", models)
+    assert result.exit_code == 1
+    assert "broken.nii: expected a NIfTI" in result.stderr
+    assert f"cannot read or write {out / 'three.json'}: Is a directory" in result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["one.json", "three.json"]
+
+
 def test_a_file_of_no_format_is_not_written(models: Path, scans: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.xlsx"
     result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)

@@ -68,6 +68,15 @@ def test_every_landmark_of_every_scan_is_a_line(report: Path) -> None:
             assert not any(places[:3])
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(
+    phantoms: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "report").touch()
+    result = evaluate(phantoms, "-o", tmp_path / "report")
+    assert isinstance(result.exception, FileExistsError)
+    assert not result.stdout
+
+
 def test_the_summary_agrees_with_the_lines(report: Path) -> None:
     rows = read(report / "report" / "errors.csv")
     summary = read(report / "report" / "summary.csv")

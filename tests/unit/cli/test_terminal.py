@@ -1,0 +1,36 @@
+"""What the command says of what goes wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from tests.support.services import toy_models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("terminal"))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(("phantom",), "p.nii.gz"), (("pack", "{models}/toy", "-o"), "toy.zip")],
+)
+def test_an_output_that_cannot_be_written_is_a_clear_message(
+    words: tuple[str, ...],
+    name: str,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = tmp_path / "nowhere" / name
+    given = [word.format(models=models) for word in words]
+    monkeypatch.setattr(sys, "argv", ["landmarkd", *given, str(target)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    expected = f"cannot read or write {target}: No such file or directory\n"
+    assert capsys.readouterr().err == expected
