@@ -236,7 +236,7 @@ def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> in
     if frame is None and header.frames > 1:
         raise BadGeometry(
             f"expected one 3D volume, got {header.frames} frames "
-            f"({by_axis(header.shape + header.frame_shape)}); choose one with frame=, from 0"
+            f"({by_axis(header.shape + header.frame_shape)}); choose a frame, from 0"
         )
     if frame is not None and not 0 <= frame < header.frames:
         raise BadParameter(f"expected frame from 0 to {header.frames - 1}, got {frame}")

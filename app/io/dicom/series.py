@@ -226,11 +226,11 @@ def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) 
     if not groups:
         raise next(image.problem for image in images.values() if image.problem)
     if series is None and len(groups) > 1:
-        listed = [f"series={at}: {group.describe()}" for at, group in enumerate(groups[:LISTED])]
+        listed = [f"series {at}: {group.describe()}" for at, group in enumerate(groups[:LISTED])]
         more = ["…"] if len(groups) > LISTED else []
         raise BadGeometry(
             f"expected one series, got {len(groups)} ({'; '.join(listed + more)}); "
-            "choose one with series=, from 0"
+            "choose a series, from 0"
         )
     check_series(series, len(groups))
     group = groups[series or 0]

@@ -104,7 +104,7 @@ def test_detect_takes_a_folder_of_dicom_files_for_one_scan(models: Path, tmp_pat
     (below / "scout").write_bytes(as_dicom(voxels[:, :, :1], SeriesInstanceUID="1.2")[0])
     result = run("detect", folder, "--models-dir", models)
     assert result.exit_code == 1
-    assert "choose one with series=" in result.stderr
+    assert "choose a series, from 0" in result.stderr
     result = run("detect", folder, "--models-dir", models, "--series", 1)
     assert json.loads(result.stdout)["volume"]["shape"] == [20, 18, 1]
 

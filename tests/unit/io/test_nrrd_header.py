@@ -78,7 +78,7 @@ def test_frames_lie_before_or_behind_the_axes_in_space(
     assert_array_equal(
         read_volume(content, selection=Selection(frame=frame)).voxels, counting() + 100 * frame
     )
-    with pytest.raises(BadGeometry, match=r"got 3 frames .* choose one with frame="):
+    with pytest.raises(BadGeometry, match=r"got 3 frames .* choose a frame, from 0"):
         check_header(content)
 
 

@@ -51,7 +51,7 @@ export function showProblem(error, again = false) {
     (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  const asked = again && ["frame", "series"].find((name) => error.message.includes(`${name}=`));
+  const asked = again && ["frame", "series"].find((name) => error.message.includes(`choose a ${name}`));
   element("ask-choice").hidden = !asked;
   element("choice-name").textContent = element("choice").name = asked || "";
   element("again").hidden = !again || !RETRYABLE.has(error.code);

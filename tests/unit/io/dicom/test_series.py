@@ -156,8 +156,8 @@ def two_series() -> bytes:
 def test_several_series_are_listed_and_one_can_be_chosen() -> None:
     content = two_series()
     said = (
-        r"expected one series, got 2 \(series=0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm; "
-        r"series=1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm\); choose one with series=, from 0"
+        r"expected one series, got 2 \(series 0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm; "
+        r"series 1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm\); choose a series, from 0"
     )
     with pytest.raises(BadGeometry, match=said):
         check_header(content)
