@@ -74,6 +74,13 @@ def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> No
                 call()
 
 
+def test_an_address_without_a_scheme_is_one_of_http() -> None:
+    with answering(429, PROBLEM) as url:
+        client = Client(url.removeprefix("http://"))
+        with client, pytest.raises(ProblemError, match="Busy: later"):
+            client.detect(b"x")
+
+
 def test_problem_is_raised_with_its_details() -> None:
     with answering(429, PROBLEM) as url, Client(url) as client:
         with pytest.raises(ProblemError, match="Busy: later") as caught:
