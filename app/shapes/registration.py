@@ -89,9 +89,11 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
         of the other alone count, and all landmarks alike where neither has any.
 
     Raises:
-        BadParameter: They share too few landmarks, or these lie on a line or, for an affine map,
-            in a plane.
+        BadParameter: There is no such kind, they share too few landmarks, or these lie on a line
+            or, for an affine map, in a plane.
     """
+    if kind not in MIN_PAIRS:
+        raise BadParameter(f"expected kind one of {', '.join(MIN_PAIRS)}; got {kind!r}")
     here, there = _positions(fixed), _positions(moving)
     names = [name for name in here if name in there]
     if len(names) < MIN_PAIRS[kind]:

@@ -1,5 +1,6 @@
 """Landmarks of two scans -> the transform between them, and its file."""
 
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +170,10 @@ def test_landmarks_that_do_not_tell_the_transform_are_refused(
     some = dict(zip(NAMES, points, strict=False))
     with pytest.raises(BadParameter, match=message):
         register(some, some, kind)
+
+
+def test_a_kind_that_there_is_not_is_refused() -> None:
+    some = dict(zip(NAMES, FIXED, strict=False))
+    unchecked = unwrap(register)  # Types are checked at each call while tests run only.
+    with pytest.raises(BadParameter, match="one of rigid, similarity, affine; got 'rigdi'"):
+        unchecked(some, some, "rigdi")
