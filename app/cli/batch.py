@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.scan_files import answer_stem, read_scan
+from app.cli.scan_files import read_scan
 from app.cli.terminal import describe_fault
 from app.durable import write_file
 from app.errors import BadParameter, LandmarkdError, NotAVolume
@@ -92,17 +93,18 @@ class Files:
 class LongTable:
     """One CSV file with a row for each landmark of each scan."""
 
-    def __init__(self, target: Path, *, resume: bool) -> None:
+    def __init__(self, target: Path, names: Mapping[Path, str], *, resume: bool) -> None:
         """Start a table, or go on with one.
 
         Args:
             target: The file.
+            names: What the first column says of each scan.
             resume: Whether to keep what it holds, but for its last scan: its rows may be cut off.
 
         Raises:
             BadParameter: It holds something else.
         """
-        self._target = target
+        self._target, self._names = target, names
         rows = []
         if resume and target.exists():
             rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]
@@ -120,7 +122,7 @@ class LongTable:
 
     def has(self, path: Path) -> bool:
         """Return whether the table holds a scan."""
-        return answer_stem(path) in self._done
+        return self._names[path] in self._done
 
     def models(self) -> set[Model]:
         """Return the models that the table names."""
@@ -129,7 +131,7 @@ class LongTable:
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Append the rows of a scan."""
         head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
-        name = answer_stem(path)
+        name = self._names[path]
         lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
@@ -219,9 +221,11 @@ def detect_all(
     )  # fmt: skip
     shown: AbstractContextManager[object] = bar if len(files) > 1 else nullcontext()
     task = bar.add_task("Detecting", total=len(files), last="")
+    times = Counter(path.name for path in files)
     with shown, _stopping(tally):
         for path in files:
-            bar.update(task, description=path.name)
+            name = path.name if times[path.name] == 1 else str(path)
+            bar.update(task, description=name)
             last = "there already"
             if resume and sink.has(path):
                 tally.skipped += 1
@@ -231,9 +235,9 @@ def detect_all(
                     sink.write(path, answer)
                     last = tally.add(answer)
                 except LandmarkdError as error:
-                    tally.failures.append(f"{path.name}: {error}")
+                    tally.failures.append(f"{name}: {error}")
                     last = "failed"
-            bar.update(task, advance=1, last=f"{path.name}: {last}")
+            bar.update(task, advance=1, last=f"{name}: {last}")
     return tally
 
 

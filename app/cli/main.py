@@ -24,8 +24,8 @@ from app.cli.exchange import importing, install, pack
 from app.cli.export import export
 from app.cli.outputs import check_model, choose_sink, choose_writer, output_format
 from app.cli.plugins import Commands, import_trainer
-from app.cli.scan_files import list_scans, read_scan
-from app.cli.terminal import console, describe_fault, fail, print_error
+from app.cli.scan_files import list_scans, list_unread, read_scan
+from app.cli.terminal import console, describe_fault, fail, print_error, print_warning
 from app.errors import LandmarkdError, StartupError
 from app.io import (
     SCAN_FORMATS,
@@ -45,6 +45,9 @@ app.add_typer(importing, name="import")
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+
+LISTED = 3
+"""What a warning names of many."""
 
 ModelsDir = Annotated[
     Path | None, typer.Option(help="Folder of model folders (default: LANDMARKD_MODELS_DIR).")
@@ -159,9 +162,7 @@ def detect(
     device: Device = None,
 ) -> None:
     """Find the landmarks of scans, in this process or by a running service."""
-    files = list(list_scans(scans))
-    if not files:
-        fail(f"expected scans ({', '.join(SCAN_SUFFIXES)}), found none")
+    files = _find_scans(scans)
     to_folder = files != scans or len(files) > 1 or output.endswith(("/", os.sep))
     form = output_format(output, format_, to_folder=to_folder)
     write = choose_writer(form, series)
@@ -176,12 +177,24 @@ def detect(
     _conclude(tally, output if to_folder else "")
 
 
+def _find_scans(paths: list[Path]) -> list[Path]:
+    """List the scans among paths and in folders, and say what else is in the folders."""
+    files = list(list_scans(paths))
+    suffixes = ", ".join(SCAN_SUFFIXES)
+    if unread := list_unread(paths, set(files)):
+        listed = ", ".join([path.name for path in unread[:LISTED]] + ["…"] * (len(unread) > LISTED))
+        print_warning(f"{len(unread)} not read, as names of scans end in {suffixes}: {listed}")
+    if not files:
+        fail(f"expected scans ({suffixes}), found none")
+    return files
+
+
 def _conclude(tally: Tally, target: str) -> None:
     """Say what came of all scans, if their answers went to a folder or table; exit accordingly."""
     for failure in tally.failures:
         print_error(failure)
     for doubt in sorted(tally.doubts):
-        console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        print_warning(doubt)
     if target:
         console.print(f"{tally.summary()} -> {target}", markup=False, highlight=False)
     if tally.interrupted:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from app.cli.batch import Files, LongTable, Model, Output, Sink
-from app.cli.scan_files import answer_stem, read_scan
+from app.cli.scan_files import name_answers, read_scan
 from app.cli.terminal import fail
 from app.io import (
     SCAN_FORMATS,
@@ -56,27 +56,28 @@ def choose_sink(
     is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
     if not (to_folder or is_table or output.is_dir()):
         return Files({files[0]: output}, write)
-    stems = _stems(files, form)
+    names = _names(files)
     if is_table:
-        return LongTable(output, resume=resume)
+        return LongTable(output, names, resume=resume)
     if output.suffix == ".csv" and not output.exists():
         fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
     output.mkdir(exist_ok=True)
-    return Files({path: output / f"{stem}.{form.name}" for stem, path in stems.items()}, write)
+    return Files({path: output / f"{name}.{form.name}" for path, name in names.items()}, write)
 
 
-def _stems(files: list[Path], form: Format) -> dict[str, Path]:
+def _names(files: list[Path]) -> dict[Path, str]:
     """Name the answers to scans, each otherwise."""
-    stems: dict[str, Path] = {}
+    names = name_answers(files)
+    named: dict[str, Path] = {}
     for path in files:
-        stem = answer_stem(path)
-        if stem in stems:
+        name = names[path]
+        if name in named:
             fail(
-                f"expected scans with different names, got {stems[stem]} and {path}, "
-                f"whose answers would both be {stem}.{form.name}"
+                f"expected scans with different names, got {named[name]} and {path}, "
+                f"whose answers would both be named {name}"
             )
-        stems[stem] = path
-    return stems
+        named[name] = path
+    return names
 
 
 def check_model(kept: set[Model], model: ModelRef) -> None:

@@ -3,7 +3,7 @@
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,13 +28,38 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
         yield from scans
 
 
-def answer_stem(path: Path) -> str:
-    """Return the name of a scan's answer: that of the file or folder, without suffixes.
+def list_unread(paths: Iterable[Path], scans: Collection[Path]) -> list[Path]:
+    """List what else is in the folders among paths, given their scans; not what is hidden."""
+    return [
+        entry
+        for folder in paths
+        if folder.is_dir() and folder not in scans
+        for entry in sorted(folder.iterdir())
+        if entry not in scans and not entry.name.startswith(".")
+    ]
+
+
+def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
+    """Name the answers to scans: as the file or folder, without suffixes.
+
+    Where several scans share a name, those of as many folders above as tell them apart stand
+    before it. Scans that no folder tells apart keep the name they share.
 
     Of ``.`` it is the folder's own; a link goes by its own name, as data sets that are kept by
     git-annex consist of links to files that are named by their content.
     """
-    return scan_stem(Path(os.path.abspath(path)).name)  # noqa: PTH100 - resolve() follows links
+    alike: dict[str, dict[Path, tuple[str, ...]]] = {}
+    for path in paths:
+        _, *folders, name = Path(os.path.abspath(path)).parts  # noqa: PTH100 - resolve() follows links
+        stem = scan_stem(name)
+        alike.setdefault(stem, {})[path] = (*folders, stem)
+    names: dict[Path, str] = {}
+    for places in alike.values():
+        depths = range(1, max(map(len, places.values())) + 1)
+        apart = (n for n in depths if len({at[-n:] for at in places.values()}) == len(places))
+        depth = next(apart, 1)
+        names |= {path: "_".join(at[-depth:]) for path, at in places.items()}
+    return names
 
 
 def read_scan(path: Path) -> bytes:

@@ -22,5 +22,14 @@ def describe_fault(error: OSError) -> str:
 
 def print_error(message: str) -> None:
     """Print an error."""
+    _print(message, "red")
+
+
+def print_warning(message: str) -> None:
+    """Print a warning."""
+    _print(message, "yellow")
+
+
+def _print(message: str, style: str) -> None:
     # A message may hold a file name, which must not be taken for markup.
-    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """The command, as a person types it."""
 
-import gzip
 import json
 import re
 import socket
@@ -183,34 +182,6 @@ def test_detect_reports_an_unreachable_service(scans: Path) -> None:
     result = run("detect", scans / "one.nii", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "expected a service at" in result.stderr
-
-
-@pytest.fixture
-def two_heads(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / folder / "head.nii" for folder in ("one", "two")]
-    for path in paths:
-        path.parent.mkdir()
-        path.write_bytes(toy_scan())
-    return paths
-
-
-def test_detect_refuses_scans_whose_answers_would_overwrite_each_other(
-    models: Path, two_heads: list[Path], tmp_path: Path
-) -> None:
-    result = run("detect", *two_heads, "-o", tmp_path / "out", "--models-dir", models)
-    assert result.exit_code == 1
-    for words in (*map(str, two_heads), "different names", "head.json"):
-        assert words in result.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_detect_refuses_a_scan_and_its_compressed_copy(
-    models: Path, scans: Path, tmp_path: Path
-) -> None:
-    (scans / "one.nii.gz").write_bytes(gzip.compress(toy_scan()))
-    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
-    assert result.exit_code == 1
-    assert "one.json" in result.stderr
 
 
 @pytest.mark.parametrize(

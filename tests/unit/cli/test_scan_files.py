@@ -1,0 +1,86 @@
+"""Which scans the command finds, and how it names their answers."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from app.shapes import read_cohort
+from tests.support.services import toy_models, toy_scan
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_models(tmp_path_factory.mktemp("scan_files"))
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    (folder / "one.nii").write_bytes(toy_scan())
+    return folder
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def two_heads(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / folder / "head.nii" for folder in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(toy_scan())
+    return paths
+
+
+def test_detect_names_scans_of_one_name_by_their_folders_too(
+    models: Path, two_heads: list[Path], tmp_path: Path
+) -> None:
+    two_heads[1].write_bytes(b"no scan")
+    words = ("--models-dir", models)
+    result = run("detect", *two_heads, "-o", tmp_path / "out", *words)
+    assert f"{two_heads[1]}: expected a NIfTI" in result.stderr
+    two_heads[1].write_bytes(toy_scan())
+    (tmp_path / "other.nii").write_bytes(toy_scan())
+    run("detect", *two_heads, tmp_path / "other.nii", "-o", tmp_path / "out", *words, "--resume")
+    found = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert found == ["one_head.json", "other.json", "two_head.json"]
+    run("detect", *two_heads, "-o", tmp_path / "all.csv", *words)
+    assert read_cohort(tmp_path / "all.csv").specimens == ("one_head", "two_head")
+
+
+def test_detect_refuses_scans_whose_answers_would_overwrite_each_other(
+    models: Path, two_heads: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "two_head.nii").write_bytes(toy_scan())
+    for scans in ([two_heads[0]] * 2, [*two_heads, tmp_path / "two_head.nii"]):
+        result = run("detect", *scans, "-o", tmp_path / "out", "--models-dir", models)
+        assert result.exit_code == 1
+        for words in (f"{scans[-2]} and {scans[-1]}", "different names", scans[-1].stem):
+            assert words in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_detect_says_what_of_a_folder_it_does_not_read(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    for name in ("a.mhd", "notes.txt", ".hidden"):
+        (scans / name).touch()
+    (scans / "more").mkdir()
+    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert "3 not read, as names of scans end in .nii, .nii.gz, " in result.stderr
+    assert ": a.mhd, more, notes.txt\n" in result.stderr
+
+
+def test_detect_refuses_a_scan_and_its_compressed_copy(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    (scans / "one.nii.gz").write_bytes(gzip.compress(toy_scan()))
+    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "whose answers would both be named one\n" in result.stderr
