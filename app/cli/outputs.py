@@ -1,10 +1,12 @@
 """What was given as -o and --format -> where answers go, and in which format."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 from app.cli.batch import Files, LongTable, Model, Output, Sink
 from app.cli.scan_files import name_answers, read_scan
@@ -51,7 +53,8 @@ def choose_sink(
             fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
         if not isinstance(form, AnswerFormat):
             fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
-        return Output(form, typer.echo)
+        readable = form.name == "json" and sys.stdout.isatty()
+        return Output(form, Console().print_json if readable else typer.echo)
     output.parent.mkdir(parents=True, exist_ok=True)
     is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
     if not (to_folder or is_table or output.is_dir()):
