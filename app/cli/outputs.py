@@ -62,8 +62,6 @@ def choose_sink(
     names = _names(files)
     if is_table:
         return LongTable(output, names, resume=resume)
-    if output.suffix == ".csv" and not output.exists():
-        fail(f"expected -o FOLDER for several scans with --format {form.name}, got {output}")
     output.mkdir(exist_ok=True)
     return Files({path: output / f"{name}.{form.name}" for path, name in names.items()}, write)
 
@@ -102,4 +100,11 @@ def output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
     if output and not (name or suffix or to_folder or Path(output).is_dir()):
         known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
         fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
-    return negotiate_format(SCAN_FORMATS, name or suffix, None)
+    form = negotiate_format(SCAN_FORMATS, name or suffix, None)
+    is_table = suffix == form.name == "long" and output.endswith(".csv")
+    if to_folder and suffix and not (is_table or Path(output).is_dir()):
+        fail(
+            f"expected -o FOLDER for several scans as {form.name}, or -o FILE.csv without --format "
+            f"for one table of them, got {output}"
+        )
+    return form

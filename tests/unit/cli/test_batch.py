@@ -82,7 +82,7 @@ def test_a_csv_of_one_scan_is_the_table_too_unless_slicers_is_asked_for(
     assert table.read_text().startswith("label,l,p,s,defined")
     all_scans = tmp_path / "all.csv"
     result = run("detect", scans, "-o", all_scans, "--format", "csv", "--models-dir", models)
-    assert "expected -o FOLDER for several scans with --format csv" in result.stderr
+    assert "expected -o FOLDER for several scans as csv" in result.stderr
     assert not all_scans.exists()
 
 

@@ -31,3 +31,21 @@ def test_json_is_indented_for_a_terminal_alone(
         assert indented == watched
     else:
         assert printed == f"{write(path, ANSWER).decode()}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("one.mrk.json", "mrk.json"), ("all.csv", "csv"), ("all.long", "long"), ("a.json", "dcm")],
+)
+def test_no_folder_is_made_of_the_name_of_a_single_answer(
+    name: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / name
+    with pytest.raises(SystemExit):
+        output_format(str(target), form, to_folder=True)
+    assert f"expected -o FOLDER for several scans as {form}, or" in capsys.readouterr().err
+    assert output_format(str(target), form, to_folder=False).name == form
+    assert output_format(f"{target}/", form, to_folder=True).name == form
+    target.mkdir()
+    assert output_format(str(target), form, to_folder=True).name == form
+    assert output_format(str(tmp_path / "table.csv"), None, to_folder=True).name == "long"
