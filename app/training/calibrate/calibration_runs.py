@@ -7,11 +7,12 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.progress import track
 
-from app.io import Volume, read_truth, read_volume
+from app.io import Volume
 from app.model import LoadedModel
 from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds
+from app.training.data.check_frames import read_in_frame
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.outcomes import Outcome, compare
 from app.training.options import Missing
@@ -85,10 +86,10 @@ def run_scan(
     """Run a model over a scan, its halves and blank scans of its shape.
 
     Raises:
-        LandmarkdError: The scan cannot be read or answered.
+        LandmarkdError: The scan cannot be read or answered, or its landmarks are in another frame.
         ValueError: The landmark file cannot be read.
     """
-    volume, truth = read_volume(files.scan.read_bytes()), read_truth(files.landmarks)
+    volume, truth = read_in_frame(files)
     runner = StageRunner(model)
     runs = []
     versions: tuple[tuple[Kind, Iterable[Volume]], ...] = (

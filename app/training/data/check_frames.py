@@ -5,13 +5,16 @@ one whose correction brings all points into their scan is named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from app.geometry import Points, distance_beyond, spacing_of, transform
-from app.io import declared_frame
+from app.errors import BadParameter
+from app.geometry import Affine, Points, distance_beyond, spacing_of, transform
+from app.io import RasPoint, Volume, declared_frame, read_truth, read_volume
 from app.training.data.issues import Issue, Severity, shorten
+from app.training.data.specimens import SpecimenFiles
 from app.training.data.summary import SpecimenSummary
 
 MAX_OUTLIER_SHARE: Final = 0.1
@@ -24,23 +27,23 @@ MAX_ANISOTROPY: Final = 3.0
 MIN_SPREAD: Final = 0.01
 """Landmarks that spread by less than this share of their scan's diagonal were scaled wrongly."""
 
-Correction = Callable[[Points, SpecimenSummary], Points]
+Correction = Callable[[Points, Affine], Points]
 
 
 def _signs(x: float, y: float, z: float) -> Correction:
     return lambda points, _: points * (x, y, z)
 
 
-def _from_index(points: Points, specimen: SpecimenSummary) -> Points:
-    return transform(specimen.affine, points)
+def _from_index(points: Points, affine: Affine) -> Points:
+    return transform(affine, points)
 
 
-def _from_one_based_index(points: Points, specimen: SpecimenSummary) -> Points:
-    return transform(specimen.affine, points - 1)
+def _from_one_based_index(points: Points, affine: Affine) -> Points:
+    return transform(affine, points - 1)
 
 
-def _from_corner(points: Points, specimen: SpecimenSummary) -> Points:
-    return transform(specimen.affine, points / spacing_of(specimen.affine))
+def _from_corner(points: Points, affine: Affine) -> Points:
+    return transform(affine, points / spacing_of(affine))
 
 
 def _times(factor: float) -> Correction:
@@ -64,7 +67,11 @@ CORRECTIONS: Final[Mapping[str, Correction]] = {
 
 def check_frames(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
     """Find landmarks outside their scans, and scans of other axes or voxels than the others."""
-    issues = [issue for specimen in specimens for issue in _check_outside(specimen)]
+    issues = [
+        Issue("error", specimen.name, message)
+        for specimen in specimens
+        if (message := _describe_outside(specimen))
+    ]
     names = [specimen.name for specimen in specimens]
     issues += _check_outliers(
         names,
@@ -83,38 +90,64 @@ def check_frames(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
     return issues
 
 
-def explain_outside(specimen: SpecimenSummary) -> str:
+def read_in_frame(files: SpecimenFiles) -> tuple[Volume, dict[str, RasPoint | None]]:
+    """Read a scan and its landmarks to measure a model with, unless these are in another frame.
+
+    A few points outside the scan are allowed, as a part of a scan does not show them.
+
+    Raises:
+        LandmarkdError: The scan cannot be read, or all points lie outside of it, or some do for a
+            reason that is known.
+        ValueError: The landmark file cannot be read.
+    """
+    volume, truth = read_volume(files.scan.read_bytes()), read_truth(files.landmarks)
+    points = np.array([point for point in truth.values() if point is not None]).reshape(-1, 3)
+    affine, shape = volume.affine, volume.voxels.shape
+    outside = int((distance_beyond(points, affine, shape) != 0).sum())
+    reason = _explain_outside(points, affine, shape, files.landmarks) if outside else ""
+    if reason or 0 < outside == len(points):
+        raise BadParameter(
+            f"expected the landmarks of {files.landmarks.name} inside their scan, got {outside} of "
+            f"{len(points)} outside: {reason or 'do both files belong to one scan?'}"
+        )
+    return volume, truth
+
+
+def _explain_outside(
+    points: Points, affine: Affine, shape: tuple[int, ...], landmarks: Path
+) -> str:
     """Name the mistake whose correction brings all points into the scan; empty if none does."""
     for words, correct in CORRECTIONS.items():
-        points = correct(specimen.positions, specimen)
-        if _is_collapsed(points, specimen):
+        corrected = correct(points, affine)
+        if _is_collapsed(corrected, affine, shape):
             continue
-        if (distance_beyond(points, specimen.affine, specimen.shape) == 0).all():
-            declared = declared_frame(specimen.files.landmarks)
+        if (distance_beyond(corrected, affine, shape) == 0).all():
+            declared = declared_frame(landmarks)
             other = "RAS" if declared == "LPS" else "LPS"
             mistake = words.format(declared=declared, other=other)
             return f"{mistake}, which would put all of them inside"
     return ""
 
 
-def _is_collapsed(points: Points, specimen: SpecimenSummary) -> bool:
+def _is_collapsed(points: Points, affine: Affine, shape: tuple[int, ...]) -> bool:
     """Return whether several points would lie at almost one position, which fits into any scan."""
     spread = np.linalg.norm(np.ptp(points, axis=0))
-    return len(points) > 1 and bool(spread < MIN_SPREAD * np.linalg.norm(specimen.extent_mm))
+    diagonal = np.linalg.norm(shape * spacing_of(affine))
+    return len(points) > 1 and bool(spread < MIN_SPREAD * diagonal)
 
 
-def _check_outside(specimen: SpecimenSummary) -> list[Issue]:
-    """Report which points lie outside their scan, how far, and the likely mistake."""
-    names = specimen.outside
+def _describe_outside(specimen: SpecimenSummary) -> str:
+    """Describe which points lie outside their scan, how far, and the likely mistake."""
+    names, affine, shape = specimen.outside, specimen.affine, specimen.shape
     if not names:
-        return []
+        return ""
     total = len(specimen.points)
     which = "all points" if len(names) == total else f"{len(names)} of {total} points"
-    reason = explain_outside(specimen)
+    reason = _explain_outside(specimen.positions, affine, shape, specimen.files.landmarks)
     if not reason:
-        far = distance_beyond(specimen.positions, specimen.affine, specimen.shape).max()
+        far = distance_beyond(specimen.positions, affine, shape).max()
         reason = f"by up to {far:.3g} mm ({shorten(names)}); do both files belong to one scan?"
-    return [Issue("error", specimen.name, f"{which} outside the scan: {reason}")]
+    return f"{which} outside the scan: {reason}"
 
 
 def _check_outliers(

@@ -19,7 +19,8 @@ from app.durable import replacing
 from app.errors import LandmarkdError
 from app.geometry import distance_beyond
 from app.inference import Detector, load_checked
-from app.io import Volume, read_landmarks, read_truth, read_volume
+from app.io import Volume, read_landmarks
+from app.training.data.check_frames import read_in_frame
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
@@ -109,11 +110,10 @@ def validate_scan(
     """Detect the landmarks of one scan and compare them with its landmark file.
 
     Raises:
-        LandmarkdError: The scan cannot be read or answered.
+        LandmarkdError: The scan cannot be read or answered, or its landmarks are in another frame.
         ValueError: The landmark file cannot be read.
     """
-    volume = read_volume(files.scan.read_bytes())
-    truth = read_truth(files.landmarks)
+    volume, truth = read_in_frame(files)
     groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}
     return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing, groups)
 

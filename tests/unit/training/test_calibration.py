@@ -141,6 +141,23 @@ def test_what_a_file_does_not_list_is_absent_for_certain_only_from_blanks(
     assert [run.answer[-1].known for run in runs] == [*[known] * 7, True, True]
 
 
+@pytest.mark.parametrize(("outside", "refused"), [(slice(1), False), (slice(None), True)])
+def test_a_scan_may_lack_some_landmarks_but_not_all(
+    trained: Path, tmp_path: Path, outside: slice, refused: bool
+) -> None:
+    model = load_checked(trained / "mine", torch.device("cpu"))
+    (files,) = pair_files(trained / "scans", trained / "landmarks", ["one"])
+    head, *rows = files.landmarks.read_text().splitlines()
+    rows[outside] = [row.replace(",", ",9", 1).replace("9-", "-9") for row in rows[outside]]
+    other = files._replace(landmarks=tmp_path / "one.csv")
+    other.landmarks.write_text("\n".join([head, *rows]))
+    if refused:
+        with pytest.raises(BadParameter, match=r"got 5 of 5 outside: do both files belong to one"):
+            run_scan(model, other)
+    else:
+        assert [one.present for one in run_scan(model, other)[0].answer] == [False, *[True] * 4]
+
+
 def test_the_command_refuses_a_model_that_finds_nothing(trained: Path) -> None:
     data = ["--scans", trained / "scans", "--landmarks", trained / "landmarks"]
     before = (trained / "mine" / "model.toml").read_text()

@@ -132,6 +132,19 @@ def test_a_scan_that_cannot_be_read_is_named_at_the_end(report: Path) -> None:
     assert last.startswith("broken: expected a NIfTI, NRRD")
 
 
+def test_landmarks_in_another_frame_count_for_nothing(phantoms: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(phantoms, data)
+    relabelled = data / "landmarks" / "phantom-5003.mrk.json"
+    relabelled.write_text(relabelled.read_text().replace('"LPS"', '"RAS"'))
+    result = evaluate(data, "-o", tmp_path)
+    assert result.exit_code == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("phantom-5003: expected the landmarks of phantom-5003.mrk.json inside")
+    assert "outside: they look like LPS written as RAS" in last
+    assert {row["scan"] for row in read(tmp_path / "errors.csv")} == {"phantom-5004"}
+
+
 def test_landmarks_that_the_model_does_not_know_are_named(report: Path) -> None:
     assert (
         "does not know these landmarks of the files: wedding ring"
