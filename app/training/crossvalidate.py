@@ -36,7 +36,7 @@ from app.training.pipeline import (
     options_as_before,
     print_choices,
 )
-from app.training.record import check_same, read_record, seen_by
+from app.training.record import check_same, read_record, refuse_finished, seen_by
 
 
 def crossvalidate(
@@ -50,9 +50,12 @@ def crossvalidate(
         Whether everything is done; False if it was interrupted.
 
     Raises:
-        StartupError: The data are wrong or have changed, or the folder holds another training.
+        StartupError: The data are wrong or have changed, or the folder holds another training, or a
+            finished model.
         BadParameter: There cannot be such folds.
     """
+    if not only_check and options.fold is None:
+        refuse_finished(stage.folder(options))
     checked = check_and_report(options, console)
     folds = choose_folds(options, checked, stage.is_refine)
     check_warm_start(options, folds, console, stage.is_refine)
@@ -60,7 +63,7 @@ def crossvalidate(
     plan = stage.plan(on_all, checked)
     if (plan.folder / CHECKPOINT).exists():
         # Now, and not after hours of folds.
-        check_same(plan.folder, plan.record, plan.folder / CHECKPOINT)
+        check_same(plan.folder, plan.record, plan.folder)
     print_choices(console, plan.split, [fold_choice(folds), *plan.choices])
     warn_of_untrained(folds, checked, console)
     if only_check:

@@ -39,7 +39,7 @@ from app.training.fit.suggest import (
 from app.training.fit.warm_start import load_weights
 from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
-from app.training.record import Record, read_record, seen_by
+from app.training.record import Record, read_record, refuse_finished, seen_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,10 @@ class Stage:
     run: Callable[[Options, Plan, Console], bool]
     is_refine: bool
 
+    def folder(self, options: Options) -> Path:
+        """Return the model folder of the network that is trained."""
+        return options.folder / REFINE if self.is_refine else options.folder
+
 
 def train_network(
     options: Options, stage: Stage, console: Console, only_check: bool = False
@@ -89,12 +93,15 @@ def train_network(
         Whether everything is done; False if it was interrupted.
 
     Raises:
-        StartupError: The data are wrong, or the folder holds a checkpoint of another training.
+        StartupError: The data are wrong, or the folder holds a checkpoint of another training, or a
+            finished model.
         BadParameter: The options do not fit each other, the data or the first network.
         ModelRefused: The first network's folder breaks the contract.
     """
     if stage.is_refine:
         read_manifest(options.folder)  # Before all data are read, which may take minutes.
+    if not only_check:
+        refuse_finished(stage.folder(options))
     plan = stage.plan(options, check_and_report(options, console))
     print_choices(console, plan.split, plan.choices)
     return only_check or stage.run(options, plan, console)

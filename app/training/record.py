@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from app.errors import StartupError
-from app.training.files import RECORD
+from app.training.files import CHECKPOINT, RECORD
 from app.training.recipe import Recipe
+
+WEIGHTS_SUFFIXES: Final = (".safetensors", ".onnx", ".pt", ".ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,21 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
             f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
             f"To resume, repeat the command that started it; to start again, choose another folder "
             f"or delete {delete}"
+        )
+
+
+def refuse_finished(folder: Path) -> None:
+    """Refuse to train into the folder of a model whose training cannot be resumed.
+
+    Raises:
+        StartupError: Its weights would be replaced.
+    """
+    if (folder / CHECKPOINT).exists() or not (folder / "model.toml").exists():
+        return
+    if any(path.suffix in WEIGHTS_SUFFIXES for path in folder.iterdir()):
+        raise StartupError(
+            "expected a new folder, or one whose training can be resumed, got the finished model "
+            f"{folder}: choose another folder, or delete this one"
         )
 
 

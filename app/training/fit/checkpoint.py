@@ -22,7 +22,7 @@ def start(folder: Path, record: Record) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / CHECKPOINT).exists():
-        check_same(folder, record, folder / CHECKPOINT)
+        check_same(folder, record, folder)
     else:
         write_record(folder, record)
 

@@ -176,7 +176,8 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(traine
     data = trained
     with pytest.raises(StartupError, match="steps: expected 1, got 2"):
         train(data, "--steps", 2)
-    (data / "mine" / CHECKPOINT).unlink()
+    for path in (data / "mine" / CHECKPOINT, *(data / "mine").glob("*.safetensors")):
+        path.unlink()
     with pytest.raises(StartupError, match=r"fold-1 holds .* or delete \S*/mine/folds$"):
         train(data, "--steps", 2)
     with pytest.raises(StartupError, match=r"than were asked for \(2 of seed 1\)"):

@@ -1,6 +1,7 @@
 """The training command, from folders of files to a folder that serves."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,38 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
         document["measurements"] = [length]
     before = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
     assert (before.precision.bfloat16, before.landmarks[0].region95_mm) == (0.01, 0.5)
-    (tmp_path / "mine" / CHECKPOINT).unlink()
+    for path in (tmp_path / "mine" / CHECKPOINT, *(tmp_path / "mine").glob("*.safetensors")):
+        path.unlink()
     run(data, tmp_path / "mine", "--steps", 1, "--seed", 2)
     after = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
     assert (after.precision.bfloat16, after.landmarks[0].region95_mm) == (None, None)
     assert after.measurements[0].interval_scale == 1.0
     assert after.landmarks[0].presence_threshold == 0.4
+
+
+def test_a_finished_model_is_not_replaced(data: Path, tmp_path: Path) -> None:
+    """Neither of its networks, with or without folds; only what can be resumed goes on."""
+    folder, files = tmp_path / "mine", (data / "scans", data / "landmarks")
+    refine = ("refine", folder, *files, "--spacing", "1.0", *SMALL)
+    run(data, folder, "--validate", "none")
+    landmarkd(*refine)
+    for network in (folder, folder / "refine"):
+        (network / CHECKPOINT).unlink()
+    weights = [(one / "weights.safetensors").read_bytes() for one in (folder, folder / "refine")]
+    message = "expected a new folder, or one whose training can be resumed, got the finished model"
+    for words in ([], ["--folds", 2]):
+        with pytest.raises(StartupError, match=rf"{message} .*/mine: choose another folder, or"):
+            run(data, folder, *words)
+    with pytest.raises(StartupError, match=rf"{message} .*/mine/refine: choose another"):
+        landmarkd(*refine)
+    assert weights == [
+        (one / "weights.safetensors").read_bytes() for one in (folder, folder / "refine")
+    ]
+    run(data, folder, "--check")
+    shutil.rmtree(folder / "refine")
+    landmarkd(*refine)
+    load_checked(folder, torch.device("cpu"))
+    assert "all 1 steps are done" in landmarkd(*refine)
 
 
 @pytest.mark.parametrize("name", ["My_Model", "a b", "x" * 65])
