@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from rich.console import Console
 
 from app.errors import StartupError
 from app.settings import read_settings
@@ -70,3 +71,9 @@ def pair_scans(scans: Path, landmarks: Path, only: Sequence[str]) -> "list[Speci
         return pair_files(scans, landmarks, only)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def print_warning(message: str, console: Console) -> None:
+    """Print a warning in a line of its own; nothing if it is empty."""
+    if message:
+        console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from app.training.cli.arguments import (
     Scans,
     load_model,
     pair_scans,
+    print_warning,
     require_extra,
 )
 
@@ -50,18 +51,20 @@ def calibrate(
         load_fold_models,
     )
     from app.training.calibrate.calibration_runs import run_all
-    from app.training.evaluate.leakage import refuse_leaked
+    from app.training.evaluate.leakage import describe_unrecorded, refuse_leaked
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
+    console = Console(stderr=True)
     held_out = pair_scans(scans, landmarks, only or ())
     if only:
         refuse_leaked(model, held_out)
+        print_warning(describe_unrecorded(model), console)
     loaded = load_model(model, device)
     made, models = None, dict.fromkeys(only or (), loaded)
     if folds:
         made = finished_folds(model, scans, landmarks)
         models = load_fold_models(model, made, choose_device(device))
-    runs = run_all(models, held_out, Console(stderr=True), missing)
+    runs = run_all(models, held_out, console, missing)
     calibrate_model(model, loaded, runs, Console(), made)
     load_model(model, device)

@@ -15,6 +15,7 @@ from app.training.cli.arguments import (
     Scans,
     load_model,
     pair_scans,
+    print_warning,
     require_extra,
 )
 
@@ -40,7 +41,7 @@ def evaluate(
     require_extra()
     from app.inference import Detector
     from app.training.evaluate import measured as measurements
-    from app.training.evaluate.leakage import describe_leaked, find_leaked
+    from app.training.evaluate.leakage import describe_leaked, describe_unrecorded, find_leaked
     from app.training.evaluate.outcomes import measure
     from app.training.evaluate.report import model_header, write_report
     from app.training.evaluate.tables import print_tables, write_tables
@@ -65,9 +66,8 @@ def evaluate(
         console.print(f"wrote {output / 'report.html'}, errors.csv and summary.csv")
     if measured.seconds is not None:
         console.print(f"{measured.seconds:.2f} s per scan (median), its file read", highlight=False)
-    if leaked:  # Last, so that it stands next to the errors in the terminal.
-        warning = describe_leaked(leaked)
-        console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    # Last, so that it stands next to the errors in the terminal.
+    print_warning(describe_leaked(leaked) or describe_unrecorded(model), console)
     _print_failures(measured.failures, console)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from app.errors import BadParameter
 from app.model import read_manifest
@@ -9,6 +10,7 @@ from app.training.data.folds import content_digests, read_folds
 from app.training.data.issues import LINE_NAMES, shorten
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.summary import summarise
+from app.training.files import RECORD
 from app.training.record import read_record, seen_by
 
 
@@ -24,9 +26,7 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     Raises:
         ModelRefused: The folder is no model.
     """
-    refine = read_manifest(folder).refine
-    folders = [folder] if refine is None else [folder, folder / refine.folder]
-    names = {name for inner in folders for name in seen_by(read_record(inner))}
+    names = {name for record in _records(folder) for name in seen_by(record)}
     folds = read_folds(folder)
     known = {} if folds is None else folds.digests
     digests = {known[name] for name in names if name in known}
@@ -35,6 +35,20 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
         for files in specimens
         if files.name in names or (digests and _digest_of(files) in digests)
     ]
+
+
+def describe_unrecorded(folder: Path) -> str:
+    """Warn that nothing says which scans a model was trained on; empty if its records do.
+
+    Raises:
+        ModelRefused: The folder is no model.
+    """
+    if None not in _records(folder):
+        return ""
+    return (
+        f"{folder} has no {RECORD}, so it cannot be told which scans the model was trained on: its "
+        "error on such scans is not that on unseen ones"
+    )
 
 
 def refuse_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> None:
@@ -61,6 +75,13 @@ def describe_leaked(leaked: Sequence[str]) -> str:
         f"the model was trained on {shorten(leaked, LINE_NAMES)}: its error on such scans is not "
         "that on unseen ones"
     )
+
+
+def _records(folder: Path) -> list[dict[str, Any] | None]:
+    """Read the record of each network of a model; None of one that has none."""
+    refine = read_manifest(folder).refine
+    folders = [folder] if refine is None else [folder, folder / refine.folder]
+    return [read_record(inner) for inner in folders]
 
 
 def _digest_of(files: SpecimenFiles) -> str | None:

@@ -89,8 +89,12 @@ def test_a_model_with_folds_knows_its_scans_by_any_name(data: Path, tmp_path: Pa
     assert leaked(tmp_path, "crossed") == ["three", "two"]
 
 
-def test_a_model_without_a_record_has_no_leakage(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_a_model_without_a_record_cannot_tell(data: Path, tmp_path: Path, command: str) -> None:
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+    message = "mine has no recipe.json, so it cannot be told which scans the model was trained on"
+    assert message not in run(tmp_path, command, "mine", "--only", "two").stderr
     (tmp_path / "mine" / RECORD).unlink()
     assert leaked(tmp_path, "mine") == []
     assert describe_leaked([]) == ""
+    assert message in run(tmp_path, command, "mine", "--only", "two").stderr
