@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from app.errors import ModelRefused
 from app.model.files import parse_tensors, read_files
 from app.model.manifest import Manifest
-from app.model.modules import OnnxNetwork, build_network, read_onnx, read_script
+from app.model.modules import OnnxNetwork, build_network, is_saved, read_onnx, read_script
 from app.model.sections import WHOLE
 
 ONNX_SUFFIX: Final = ".onnx"
@@ -25,6 +25,8 @@ EXPORT: Final = (
     "external_data=False)"
 )
 """What to do with a program of another kind."""
+
+KINDS: Final = {"network.weights": "safetensors", "network.program": "ONNX"}
 
 NAMES_SHOWN: Final = 3
 """How many names of weights a message lists."""
@@ -42,9 +44,9 @@ def load_module(folder: Path, manifest: Manifest, *, allow_torchscript: bool = F
     """
     names = manifest.network.files
     key = "network.weights" if manifest.network.program is None else "network.program"
-    for name in names:
-        _check_kind(f"{folder.name}: {key}: {name}", key, Path(name).suffix, allow_torchscript)
     files = read_files(folder, key, names, manifest.network.sha256)
+    for name, data in zip(names, files, strict=True):
+        _check_kind(f"{folder.name}: {key}: {name}", key, name, data, allow_torchscript)
     load = _load_architecture if manifest.network.program is None else _load_program
     modules = [load(folder, manifest, name, data) for name, data in zip(names, files, strict=True)]
     module = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
@@ -65,8 +67,15 @@ def _load_program(folder: Path, manifest: Manifest, name: str, data: bytes) -> n
     return network
 
 
-def _check_kind(where: str, key: str, suffix: str, allow_torchscript: bool) -> None:
+def _check_kind(where: str, key: str, name: str, data: bytes, allow_torchscript: bool) -> None:
     """Refuse weights that are no safetensors, and programs that are not ONNX or allowed."""
+    if is_saved(data):
+        raise ModelRefused(
+            f"{where}: expected {KINDS[key]}, got a file of torch.save, which is no program: write "
+            "the weights of a network of MONAI with safetensors.torch.save_model(network, "
+            f'"weights.safetensors"); if its class is your own, {EXPORT}'
+        )
+    suffix = Path(name).suffix
     if key == "network.weights":
         if suffix != ".safetensors":
             raise ModelRefused(f"{where}: expected .safetensors")

@@ -9,6 +9,13 @@ torchscript    TorchScript files, where they are allowed
 
 from app.model.modules.architectures import build_network, find_architecture
 from app.model.modules.onnx import OnnxNetwork, read_onnx
-from app.model.modules.torchscript import read_script
+from app.model.modules.torchscript import is_saved, read_script
 
-__all__ = ["OnnxNetwork", "build_network", "find_architecture", "read_onnx", "read_script"]
+__all__ = [
+    "OnnxNetwork",
+    "build_network",
+    "find_architecture",
+    "is_saved",
+    "read_onnx",
+    "read_script",
+]

@@ -51,6 +51,16 @@ def read_script(data: bytes) -> nn.Module:
     return module
 
 
+def is_saved(data: bytes) -> bool:
+    """Return whether a file is one of ``torch.save``: a pickle, which is not read, and no code."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = {name.split("/")[1] for name in archive.namelist() if "/" in name}
+    except BadZipFile:
+        return False
+    return "data.pkl" in names and names.isdisjoint({"code", "constants.pkl"})
+
+
 def _check_source(archive: zipfile.ZipFile) -> None:
     """Refuse TorchScript whose source calls operators that reach outside their tensors."""
     for item in archive.infolist():

@@ -169,7 +169,7 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
 
 def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
-    torch.save({"weight": torch.zeros(2)}, folder / "weights.safetensors")
+    (folder / "weights.safetensors").write_bytes(b"no weights at all")
     write_hash(folder)
     assert "toy: network.weights: not safetensors: " in refusal_of(folder)
 
@@ -281,6 +281,26 @@ def test_torchscript_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
     module = load_module(folder, read_manifest(folder), allow_torchscript=True)
     tiles = torch.rand(3, 1, *TILE)
     torch.testing.assert_close(module(tiles), build_network(manifest_table())(tiles))
+
+
+@pytest.mark.parametrize("key", ["program", "weights"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_file_of_torch_save_is_refused_with_what_to_do(
+    tmp_path: Path, key: str, whole: bool
+) -> None:
+    folder = make_program_folder(tmp_path) if key == "program" else make_model_folder(tmp_path)
+    network = build_network(manifest_table())
+    torch.save(network if whole else network.state_dict(), folder / "network.pt")
+    with editing(folder) as document:
+        document["network"][key] = "network.pt"
+    kind = "ONNX" if key == "program" else "safetensors"
+    with pytest.raises(ModelRefused) as refusal:
+        write_selfcheck(folder)
+    message = str(refusal.value)
+    assert f"network.{key}: network.pt: expected {kind}, got a file of torch.save, which" in message
+    assert 'safetensors.torch.save_model(network, "weights.safetensors")' in message
+    assert "torch.onnx.export" in message
+    assert "LANDMARKD_ALLOW_TORCHSCRIPT" not in message
 
 
 def test_weights_stored_under_all_their_names_are_taken_too(tmp_path: Path) -> None:
