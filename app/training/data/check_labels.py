@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import Final
 
@@ -26,29 +26,84 @@ def check_labels(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
     counts = Counter(name for specimen in specimens for name in specimen.points)
     issues = [issue for specimen in specimens for issue in _check_same_position(specimen)]
     issues += [_bad_name(name, specimens) for name in counts if not is_label(name)]
-    variants: set[str] = set()
+    prefixed = _check_prefixes(specimens, counts)
+    where = {issue.where for issue in prefixed}
+    others = [specimen for specimen in specimens if specimen.name not in where]
+    return [*issues, *prefixed, *_check_spellings(others)]
+
+
+def _check_spellings(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
+    """Find names that differ in their spelling, or are in few files."""
+    counts = Counter(name for specimen in specimens for name in specimen.points)
+    settled: set[str] = set()
+    issues = []
     for name in counts:
         usual = _common_spelling(name, counts, specimens)
         if usual is not None:
-            variants.add(name)
+            settled.add(name)
             issues += _spelling_issues(name, usual, specimens, "error", "is another spelling of")
+    for specimen in specimens:
+        names = specimen.points.keys()
+        alone = len(specimens) > 1 and all(counts[name] == 1 for name in names)
+        if alone and settled.isdisjoint(names):
+            settled.update(names)
+            message = f"none of its {len(names)} landmark names is in another file: name them alike"
+            issues.append(Issue("warning", specimen.name, message))
     for name, files in counts.items():
-        if name in variants or not _is_rare(files, len(specimens)):
-            continue
-        likely = _probable_spelling(name, counts, specimens)
-        if likely is not None:
-            issues += _spelling_issues(name, likely, specimens, "warning", "may be a misspelt")
-        else:
-            where = shorten([specimen.name for specimen in specimens if name in specimen.points])
-            issues.append(
-                Issue(
-                    "warning",
-                    where,
-                    f"landmark {name!r} is in {files} of {len(specimens)} files: "
-                    "too few to learn it from; leave it out, or place it in more scans",
-                )
-            )
+        if name not in settled and _is_rare(files, len(specimens)):
+            issues += _check_rare(name, counts, specimens)
     return issues
+
+
+def _check_prefixes(specimens: Sequence[SpecimenSummary], counts: Counter[str]) -> list[Issue]:
+    """Find files all of whose names have a prefix that those of the others lack, or the reverse."""
+    if not specimens:
+        return []
+
+    def usualness(specimen: SpecimenSummary) -> tuple[int, int]:
+        return max(counts[name] for name in specimen.points), -len("".join(specimen.points))
+
+    usual = max(specimens, key=usualness).points
+    issues = []
+    for specimen in specimens:
+        if prefix := _find_prefix(specimen.points, usual):
+            message = f"names differ from those of the others by the prefix {prefix!r}"
+        elif prefix := _find_prefix(usual, specimen.points):
+            message = f"names lack the prefix {prefix!r} that those of the others have"
+        else:
+            continue
+        issues.append(Issue("error", specimen.name, message))
+    return issues
+
+
+def _find_prefix(names: Collection[str], others: Collection[str]) -> str:
+    """Find what most names of a file have in front of those of another, with none in common."""
+    if not names or set(names) & set(others):
+        return ""
+    ends = Counter(
+        name[: -len(other)] for name in names for other in others if name.endswith(other)
+    )
+    prefix, found = max(ends.items(), key=lambda item: item[1], default=("", 0))
+    constant = all(name.startswith(prefix) for name in names)
+    # Teeth 11 and 12 are not the teeth 1 and 2.
+    if not constant or prefix[-1:].isdigit() or found < max(2, min(len(names), len(others)) / 2):
+        return ""
+    return prefix
+
+
+def _check_rare(
+    name: str, counts: Counter[str], specimens: Sequence[SpecimenSummary]
+) -> list[Issue]:
+    """Warn of a name that few files have: as of a misspelling, if it may be one."""
+    likely = _probable_spelling(name, counts, specimens)
+    if likely is not None:
+        return _spelling_issues(name, likely, specimens, "warning", "may be a misspelt")
+    where = shorten([specimen.name for specimen in specimens if name in specimen.points])
+    message = (
+        f"landmark {name!r} is in {counts[name]} of {len(specimens)} files: too few to learn it "
+        "from; leave it out, or place it in more scans"
+    )
+    return [Issue("warning", where, message)]
 
 
 def _bad_name(name: str, specimens: Sequence[SpecimenSummary]) -> Issue:

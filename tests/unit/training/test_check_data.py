@@ -130,6 +130,20 @@ def other_case(data: Path) -> None:
     write_points(data, "s2", {label.replace(" ", "_").title(): p for label, p in points.items()})
 
 
+def renamed(data: Path, name: str, prefix: str) -> None:
+    points = points_of(int(name[1:]))
+    write_points(data, name, {f"{prefix}{label}": point for label, point in points.items()})
+
+
+def prefixed(data: Path) -> None:
+    renamed(data, "s2", "LM_")
+
+
+def prefix_left_out(data: Path) -> None:
+    for name in ("s0", "s1", "s3", "s4", "s5"):
+        renamed(data, name, "F-")
+
+
 def at_the_origin(data: Path) -> None:
     affine = make_affine(2)
     affine[:3, 3] -= middle_of(affine)
@@ -170,6 +184,8 @@ def points_twice(data: Path) -> None:
         (metres, "s2", "they look like metres"),
         (one_outside, "s2", "1 of 6 points outside the scan: by up to"),
         (other_case, "s2", "'Tip_Left' is another spelling of 'tip left', which 5 files have"),
+        (prefixed, "s2", "names differ from those of the others by the prefix 'LM_'"),
+        (prefix_left_out, "s2", "names lack the prefix 'F-' that those of the others have"),
         (at_the_origin, "s2", "nasion, base share one position, (0, 0, 0) mm"),
         (scan_twice, "again, s2", "one scan under several names"),
         (points_twice, "other, s2", "different scans hold the same coordinates"),
@@ -183,3 +199,23 @@ def test_fault_that_stops_a_training_is_named(
     errors = [issue for issue in checked.issues if issue.severity == "error"]
     assert any(what in error.message and error.where == where for error in errors), errors
     assert not checked.may_train(strict=False)
+
+
+def test_a_prefix_of_each_file_is_one_error_of_each(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", count=3)
+    renamed(data, "s1", "LM_")
+    renamed(data, "s2", "F-")
+    issues = [issue for issue in check(data).issues if issue.severity != "note"]
+    assert [(issue.severity, issue.where) for issue in issues] == [("error", "s1"), ("error", "s2")]
+
+
+def test_a_file_of_other_names_is_one_warning(tmp_path: Path) -> None:
+    """Teeth 11 and 12 have no prefix before 1 and 2."""
+    data = write_data(tmp_path / "data", count=4)
+    for seed in range(4):
+        first = 11 if seed == 3 else 1
+        points = dict(zip(map(str, range(first, first + 6)), points_of(seed).values(), strict=True))
+        write_points(data, f"s{seed}", points)
+    (issue,) = (issue for issue in check(data).issues if issue.severity != "note")
+    assert (issue.severity, issue.where) == ("warning", "s3")
+    assert issue.message.startswith("none of its 6 landmark names is in another file")
