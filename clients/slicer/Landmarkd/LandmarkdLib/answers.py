@@ -67,7 +67,8 @@ def correct(answer: Mapping[str, Any], points: Iterable[PlacedPoint]) -> JsonObj
     """Correct an answer by the points that were shown of it.
 
     A point that was moved was placed by a person, and one that is marked as missing is absent. Of
-    one without a position nothing is known. Nobody has judged the others.
+    one without a position nothing is known. Nobody has judged the others, which count as right if
+    they are detected.
 
     Args:
         answer: Of ``POST /v1/landmarks``.
@@ -100,7 +101,7 @@ def summarise_case(case: Mapping[str, Any]) -> str:
     """Say in a line what was kept."""
     return (
         f"kept by the service: {case['placed']} placed, {case['absent']} absent, "
-        f"{case['unjudged']} not judged"
+        f"{case['unjudged']} not judged: right if detected"
     )
 
 
