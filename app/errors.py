@@ -49,6 +49,9 @@ and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFa
 InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
 
+from collections.abc import Collection
+from difflib import get_close_matches
+
 
 class LandmarkdError(Exception):
     """Base of all errors that the service raises on purpose.
@@ -317,3 +320,11 @@ class StartupError(LandmarkdError):
     """The service cannot start with these settings on this machine."""
 
     code = "cannot-start"
+
+
+def describe_unknown(kind: str, name: str, known: Collection[str]) -> str:
+    """Say that there is no key or parameter of a name, and which one was probably meant."""
+    name = name[:80]  # A request may hold a long one.
+    likely = get_close_matches(name, known, n=1)
+    hint = f"did you mean {likely[0]!r}?" if likely else f"expected one of {', '.join(known)}"
+    return f"unknown {kind} {name!r}: {hint}"

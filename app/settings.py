@@ -5,11 +5,13 @@ They are read from environment variables named ``LANDMARKD_`` and the field's na
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
@@ -28,7 +30,7 @@ API_KEY: Final = "LANDMARKD_API_KEY"
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
-DEVICES: Final = r"^(auto|all|(cpu|cuda)(:\d{1,3})?(, ?(cpu|cuda)(:\d{1,3})?)*)$"
+DEVICES: Final = re.compile(r"(auto|all|(cpu|cuda)(:\d{1,3})?(, ?(cpu|cuda)(:\d{1,3})?)*)")
 
 
 def _split(value: object) -> object:
@@ -59,6 +61,17 @@ NamedKeyHash = Annotated[
         pattern=r"^([\w.-]{1,32}:)?[0-9a-fA-F]{64}$", to_lower=True, strip_whitespace=True
     ),
 ]
+
+
+def _check_devices(value: str) -> str:
+    if not DEVICES.fullmatch(value):
+        raise ValueError(
+            f"expected auto, all, cpu, cuda or cuda:N, or several of the last three with commas "
+            f"between, got {value!r}"
+        )
+    return value
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 KeyHashes = Annotated[tuple[NamedKeyHash, ...], NoDecode, BeforeValidator(_split)]
 
@@ -85,7 +98,7 @@ class Settings(BaseSettings):
         description="Model used when a request names none. Unset: allowed only if exactly one "
         "model is loaded.",
     )
-    device: Annotated[str, StringConstraints(pattern=DEVICES)] = Field(
+    device: Annotated[str, AfterValidator(_check_devices)] = Field(
         "auto",
         description="Devices that run the networks: `auto` (the first CUDA device, else the CPU), "
         "`cpu`, `cuda:N`, a comma-separated list of these, or `all` (every CUDA device).",
@@ -264,4 +277,4 @@ def read_settings(**given: object) -> Settings:
         return Settings.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise StartupError("; ".join(lines)) from None
+        raise StartupError("; ".join(lines).replace("Value error, ", "")) from None

@@ -19,6 +19,7 @@ from app.errors import (
     QueueFull,
     Unauthorized,
     WrongTusVersion,
+    describe_unknown,
 )
 from app.io import Problem
 
@@ -91,7 +92,7 @@ async def _handle(request: Request, error: Exception) -> Response:
     record = record_of(request.scope)
     headers: Mapping[str, str] | None = None
     if isinstance(error, RequestValidationError):
-        error = BadParameter("; ".join(_explain(item) for item in error.errors()))
+        error = BadParameter("; ".join(_explain(request, item) for item in error.errors()))
     elif isinstance(error, HTTPException):
         headers = error.headers
         error = _http_error(request, error)
@@ -118,7 +119,11 @@ def _http_detail(request: Request, error: HTTPException) -> str:
     return str(error.detail)
 
 
-def _explain(item: Mapping[str, Any]) -> str:
+def _explain(request: Request, item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        queries = request.scope["route"].dependant.query_params
+        known = [name for query in queries for name in query.field_info.annotation.model_fields]
+        return describe_unknown("parameter", item["loc"][-1], known)
     where = ".".join(_quote(str(part)) for part in item["loc"])
     return f"{where}: {item['msg']}; got {_quote(repr(item.get('input')))}"
 

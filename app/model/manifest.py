@@ -10,12 +10,12 @@ import logging
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from app.errors import ModelRefused
+from app.errors import ModelRefused, describe_unknown
 from app.measurements import MeasurementSpec, check_names
 from app.model.files import read_text
 from app.model.sections import (
@@ -198,6 +198,27 @@ def _reason(item: ErrorDetails) -> str:
     # Brackets mark the branch of a union that pydantic tried, which is no key.
     key = ".".join(str(part) for part in item["loc"] if "[" not in str(part)) or "model.toml"
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        section = f"{key.rpartition('.')[0]}: ".removeprefix(": ")
+        return section + describe_unknown("key", str(item["loc"][-1]), _keys_beside(item["loc"]))
+    if item["type"] == "missing" and item["loc"][-1] == "sha256":
+        message += " (written by `landmarkd check FOLDER --write`)"
     if item["type"] in ("missing", "value_error"):
         return f"{key}: {message}"
     return f"{key}: {message}, got {item['input']!r:.80}"
+
+
+def _keys_beside(loc: tuple[int | str, ...]) -> list[str]:
+    """List the keys of the section that a wrong key is in."""
+    section: type[BaseModel] = Manifest
+    for part in loc[:-1]:  # Of indices and of branches of unions, no section has a key.
+        field = section.model_fields.get(str(part))
+        section = _section_in(field and field.annotation) or section
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _section_in(annotation: object) -> type[BaseModel] | None:
+    """Find the section that a type is made of, such as one in a tuple."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.settings import PREFIX, Settings, is_public_without_keys, unknown_variables
+from app.errors import StartupError
+from app.settings import (
+    PREFIX,
+    Settings,
+    is_public_without_keys,
+    read_settings,
+    unknown_variables,
+)
 
 EVERY_ADDRESS = str(IPv4Address(0))
 HASH = hashlib.sha256(b"a key").hexdigest()
@@ -56,6 +63,11 @@ def test_value_out_of_bounds_is_refused(
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(ValidationError):
         Settings()
+
+
+def test_devices_are_listed_in_words() -> None:
+    with pytest.raises(StartupError, match=r"^device: expected auto, all, cpu, .*, got 'gpu'$"):
+        read_settings(device="gpu")
 
 
 @pytest.mark.parametrize("name", ["API_KEYS", "ADMIN_KEY_HASH"])

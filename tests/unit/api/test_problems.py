@@ -65,7 +65,12 @@ def scan() -> bytes:
         ({"params": {"timeout_s": "nan"}}, 422, "bad-parameter", "timeout_s: "),
         ({"params": {"timeout_s": "1e6"}}, 422, "bad-parameter", "at most 600, got 1e+06"),
         ({"params": {"frame": "-1"}}, 422, "bad-parameter", "frame: "),
-        ({"params": {"modle": MODEL}}, 422, "bad-parameter", "modle: "),
+        (
+            {"params": {"modle": MODEL}},
+            422,
+            "bad-parameter",
+            "unknown parameter 'modle': did you mean 'model'?",
+        ),
         ({"params": {"timeout_s": "1e-6"}}, 504, "deadline-exceeded", "expected"),
     ],
 )
