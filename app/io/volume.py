@@ -11,15 +11,26 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import BadGeometry, BadParameter, BadVoxels, BrokenVolume, TooLarge
+from app.errors import (
+    BadGeometry,
+    BadParameter,
+    BadVoxels,
+    BrokenVolume,
+    NotAVolume,
+    RequestError,
+    TooLarge,
+)
 from app.geometry import Affine, corners, transform
-from app.io.dicom import check_series, find_series, is_dicom
+from app.io.dicom import Series, StoredFile, check_series, find_series, is_dicom, list_files
 from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
 from app.io.header import Header, by_axis
 from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
 from app.io.nifti_header import read_nifti_header
 from app.io.nrrd_header import NRRD_MAGIC, read_nrrd_header
 from app.settings import Settings
+
+FILES_TRIED: Final = 8
+"""Of an archive without DICOM images, to tell whether it holds other scans."""
 
 HEAD_BYTES: Final = 64 << 10
 """All that ``check_header`` needs, but for absurdly long names or many empty members in gzip."""
@@ -123,7 +134,7 @@ def read_volume(
     """
     limits = limits or VolumeLimits()
     if is_dicom(content):
-        scan = find_series(content, limits.inflated_bytes, selection.series, check_cancelled)
+        scan = _find_series(content, limits, selection, check_cancelled)
         _check_limits(scan.header, limits, selection.frame)
         stored, digest = scan.read_voxels(check_cancelled)
         return _make_volume(scan.header, stored, digest, [])
@@ -184,8 +195,7 @@ def check_header(
     """
     limits = limits or VolumeLimits()
     if is_dicom(content):
-        found = find_series(content, limits.inflated_bytes, selection.series, check_cancelled)
-        header = found.header
+        header = _find_series(content, limits, selection, check_cancelled).header
         _check_limits(header, limits, selection.frame)
     else:
         check_series(selection.series, 1)
@@ -196,6 +206,32 @@ def check_header(
         if len(content) < HEAD_BYTES:  # It is the whole file.
             _check_length(stream, header)
     return header
+
+
+def _find_series(
+    content: Content,
+    limits: VolumeLimits,
+    selection: Selection,
+    check_cancelled: Callable[[], None],
+) -> Series:
+    """Find the scan in DICOM files; where there are scans of other formats, say where these go."""
+    try:
+        return find_series(content, limits.inflated_bytes, selection.series, check_cancelled)
+    except NotAVolume as error:
+        files = list_files(content, limits.inflated_bytes)[:FILES_TRIED]
+        if not any(_is_scan(file, check_cancelled) for file in files):
+            raise
+        message = f"{error}; an archive of several scans of other formats goes to POST /v1/jobs"
+        raise NotAVolume(message) from None
+
+
+def _is_scan(file: StoredFile, check_cancelled: Callable[[], None]) -> bool:
+    """Say whether a file of an archive begins as a scan of another format than DICOM."""
+    try:
+        _read_header(FileStream(file.open(check_cancelled).read(HEAD_BYTES)))
+    except RequestError:
+        return False
+    return True
 
 
 def _check_length(stream: FileStream, header: Header) -> None:

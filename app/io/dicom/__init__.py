@@ -18,12 +18,12 @@ from typing import Final
 
 from app.io.dicom.archive import StoredFile, check_start, count_entries, is_dicom, list_files
 from app.io.dicom.evidence import Evidence, find_evidence
-from app.io.dicom.series import check_series, find_series
+from app.io.dicom.series import Series, check_series, find_series
 
 SEARCH_BYTES: Final = 48 << 20
 """That finding a series takes at most: what is known of its images, and the head of one file."""
 
 __all__ = [
-    "SEARCH_BYTES", "Evidence", "StoredFile", "check_series", "check_start",
+    "SEARCH_BYTES", "Evidence", "Series", "StoredFile", "check_series", "check_start",
     "count_entries", "find_evidence", "find_series", "is_dicom", "list_files",
 ]  # fmt: skip

@@ -325,6 +325,15 @@ def test_archive_without_images_is_refused() -> None:
         read_volume(zipped([b"notes"]))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_archive_of_scans_of_another_format_is_sent_to_jobs(packed: bool) -> None:
+    files = [b"notes", *[nifti(zipped=packed)] * 2]
+    message = r"got none \(files in all: 3\); an archive of several scans .* goes to POST /v1/jobs$"
+    for read in (read_volume, check_header):
+        with pytest.raises(NotAVolume, match=message):
+            read(zipped(files))
+
+
 def test_archive_of_more_files_than_any_scan_has_is_refused_unread() -> None:
     files = zipped([b"x"] * (MAX_IMAGES + 1), zipfile.ZIP_STORED)
     calls = list[None]()
