@@ -184,7 +184,7 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds allowed for finishing accepted requests at shutdown.",
     )
-    jobs: Path | None = Field(
+    jobs: Annotated[Path | None, BeforeValidator(_unset_if_empty)] = Field(
         None,
         description="Folder in which jobs are kept, with their scans until these are answered, for "
         "this process alone. Unset: no jobs.",

@@ -51,9 +51,11 @@ class JobFolder:
         self._share = int(max_bytes * max_share)
         self._mutex = threading.Lock()
         self._abandoned = set[str]()
+        database = path / "jobs.sqlite"
         try:
+            if not database.exists() and any(path.glob("scans/*")):
+                raise StartupError(f"expected a folder of jobs, or none with scans, got {path}")
             self.files = ScanFiles(path)
-            database = path / "jobs.sqlite"
             database.touch(mode=0o600)
             self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
             self._db.row_factory = sqlite3.Row

@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the second version is better: of equal ones, one time in forty."""
+        """Whether the second version is better, by Student's t over cases."""
         return self.low_mm > 0
 
     def describe(self) -> str:

@@ -265,6 +265,15 @@ def test_folder_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
         JobFolder(tmp_path, ENOUGH, DAY_S)
 
 
+def test_scans_of_a_folder_of_something_else_stay(tmp_path: Path) -> None:
+    scan = tmp_path / "scans" / "head_7.nii.gz"
+    scan.parent.mkdir()
+    scan.write_bytes(b"a scan")
+    with pytest.raises(StartupError, match="expected a folder of jobs, or none with scans"):
+        JobFolder(tmp_path, ENOUGH, DAY_S)
+    assert [path.name for path in tmp_path.rglob("*")] == ["scans", "head_7.nii.gz"]
+
+
 def test_nobody_else_on_the_machine_can_read_the_folder(store: JobStore, tmp_path: Path) -> None:
     store.accept(order(), SCAN, None)
     for path in (tmp_path / "jobs", tmp_path / "jobs" / "scans", tmp_path / "jobs" / "jobs.sqlite"):

@@ -26,17 +26,19 @@ const element = (id) => document.getElementById(id);
 /** The name of a scan without what says its format. */
 export const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
 
-/** Offer an answer; `current` returns it as it is when a button is pressed. */
-export function offerDownloads(fileName, current, onProblem) {
-  const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || current().measurements.length);
+/** Offer an answer with its corrections as they are when a button is pressed. */
+export function offerDownloads(fileName, edits, onProblem) {
+  const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || edits.original.measurements.length);
   const buttons = names.map((name) => {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", textContent: FORMATS[name] });
     button.dataset.format = name;
     button.onclick = async () => {
+      const { answer, landmarks } = edits;
       try {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
-        save(await convertAnswer(current(), name), `${stemOf(fileName)}.${suffix}`);
+        save(await convertAnswer(answer, name), `${stemOf(fileName)}.${suffix}`);
+        edits.saved = landmarks;
         element("more").open = false;
       } catch (problem) {
         onProblem(problem);

@@ -44,7 +44,7 @@ function look(entry) {
   state.visible = false;
   state.viewer?.clear();
   heatmap.forget(state.viewer);
-  element("model").value = entry.model;
+  if (entry.model) element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
   // One at a time: NiiVue does not load two scans at once.
   state.shown = state.shown.then(() => entry === queue.current && showScan(entry));
@@ -113,10 +113,7 @@ function showAnswer(entry, visible) {
   const { edits, file } = entry;
   entry.selected ??= nearestToAll(edits.landmarks);
   results.show(edits.answer, file.name);
-  offerDownloads(file.name, () => {
-    edits.saved = edits.landmarks;
-    return edits.answer;
-  }, showProblem);
+  offerDownloads(file.name, edits, showProblem);
   state.visible = visible;
   if (visible) {
     state.viewer.setLandmarks(edits.landmarks);
@@ -293,7 +290,10 @@ function listen() {
     present(current);
   };
   element("again").onclick = () => again(queue.current);
-  element("keep").onclick = () => keep(queue.current, setStatus);
+  element("keep").onclick = () => {
+    const { current } = queue;
+    keep(current, (text) => current === queue.current && setStatus(text));
+  };
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
     saveAll(queue.answered.map(({ name, edits: { landmarks } }) => ({ name: stemOf(name), landmarks })));
