@@ -86,8 +86,8 @@ def run_scan(
     """Run a model over a scan, its halves and blank scans of its shape.
 
     Raises:
-        LandmarkdError: The scan cannot be read or answered, or its landmarks are in another frame.
-        ValueError: The landmark file cannot be read.
+        LandmarkdError: A file cannot be read, the scan not answered, or its landmarks are in
+            another frame.
     """
     volume, truth = read_in_frame(files)
     runner = StageRunner(model)

@@ -96,11 +96,14 @@ def read_in_frame(files: SpecimenFiles) -> tuple[Volume, dict[str, RasPoint | No
     A few points outside the scan are allowed, as a part of a scan does not show them.
 
     Raises:
-        LandmarkdError: The scan cannot be read, or all points lie outside of it, or some do for a
-            reason that is known.
-        ValueError: The landmark file cannot be read.
+        LandmarkdError: One of the files cannot be read, or all points lie outside of the scan, or
+            some do for a reason that is known.
     """
-    volume, truth = read_volume(files.scan.read_bytes()), read_truth(files.landmarks)
+    volume = read_volume(files.scan.read_bytes())
+    try:
+        truth = read_truth(files.landmarks)
+    except ValueError as error:
+        raise BadParameter(str(error)) from error
     points = np.array([point for point in truth.values() if point is not None]).reshape(-1, 3)
     affine, shape = volume.affine, volume.voxels.shape
     outside = int((distance_beyond(points, affine, shape) != 0).sum())

@@ -110,8 +110,8 @@ def validate_scan(
     """Detect the landmarks of one scan and compare them with its landmark file.
 
     Raises:
-        LandmarkdError: The scan cannot be read or answered, or its landmarks are in another frame.
-        ValueError: The landmark file cannot be read.
+        LandmarkdError: A file cannot be read, the scan not answered, or its landmarks are in
+            another frame.
     """
     volume, truth = read_in_frame(files)
     groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}

@@ -141,6 +141,15 @@ def test_what_a_file_does_not_list_is_absent_for_certain_only_from_blanks(
     assert [run.answer[-1].known for run in runs] == [*[known] * 7, True, True]
 
 
+def test_landmark_file_that_cannot_be_read_is_refused(trained: Path, tmp_path: Path) -> None:
+    model = load_checked(trained / "mine", torch.device("cpu"))
+    (files,) = pair_files(trained / "scans", trained / "landmarks", ["one"])
+    broken = files._replace(landmarks=tmp_path / "one.csv")
+    broken.landmarks.write_text("label,l,p,s\na,one,2,3\n")
+    with pytest.raises(BadParameter, match=r"one\.csv cannot be read"):
+        run_scan(model, broken)
+
+
 @pytest.mark.parametrize(("outside", "refused"), [(slice(1), False), (slice(None), True)])
 def test_a_scan_may_lack_some_landmarks_but_not_all(
     trained: Path, tmp_path: Path, outside: slice, refused: bool

@@ -132,6 +132,16 @@ def test_a_scan_that_cannot_be_read_is_named_at_the_end(report: Path) -> None:
     assert last.startswith("broken: expected a NIfTI, NRRD")
 
 
+def test_a_landmark_file_that_cannot_be_read_is_named(phantoms: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(phantoms, data)
+    (data / "landmarks" / "phantom-5003.mrk.json").write_text("{}")
+    result = evaluate(data)
+    assert result.exit_code == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("phantom-5003: phantom-5003.mrk.json cannot be read")
+
+
 def test_landmarks_in_another_frame_count_for_nothing(phantoms: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(phantoms, data)
