@@ -15,6 +15,7 @@ from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
 from tests.support.browser import (
     ABSENT,
+    KEY,
     MISSING,
     NEAR_MM,
     SAMPLE,
@@ -375,3 +376,20 @@ def test_long_names_and_measurements_have_their_room(
         assert width <= page.evaluate(size % "clientWidth", "scroll")
         assert page.evaluate(size % "clientHeight", "measured") > 40
         assert page.eval_on_selector("#rows td", "(cell) => cell.scrollWidth <= cell.clientWidth")
+
+
+def test_scan_opened_before_the_key_is_answered_by_the_chosen_model(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(60_000)
+    page.goto(page_service.url)
+    page.wait_for_selector("body[data-ready]")
+    drop(page, ("head.nii.gz", SCAN))
+    page.wait_for_selector("#problem:not([hidden])")
+    with page.expect_request("**/v1/landmarks?model=phantom*"):
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#rows tr")
+    assert page.input_value("#model") == "phantom"
+    page.close()

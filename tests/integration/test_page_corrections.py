@@ -24,6 +24,7 @@ from tests.support.browser import (
     Browser,
     Dialog,
     Page,
+    Route,
     choose,
     chosen,
     crosshair,
@@ -37,6 +38,9 @@ from tests.support.browser import (
     text_of,
 )
 from tests.support.services import ServiceProcess
+
+LEAVING = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+"""Whether the page asks before it is left."""
 
 SEEN = ("ball", "dumbbell", ABSENT)  # whose heatmaps a test looks at; the page keeps them
 HEATMAP = "#show-heatmap"
@@ -289,7 +293,6 @@ def test_contrast_is_chosen(page: Page) -> None:
 
 
 def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any]]) -> None:
-    leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
     asked: list[str] = []
 
     def refuse(dialog: Dialog) -> None:
@@ -297,18 +300,39 @@ def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any
         dialog.dismiss()
 
     choose(page, answer[0]["name"])
-    assert page.evaluate(leaving) is False
+    assert page.evaluate(LEAVING) is False
     page.keyboard.press("x")
-    assert page.evaluate(leaving) is True
+    assert page.evaluate(LEAVING) is True
     page.once("dialog", refuse)
     page.dispatch_event("#model", "change")
     assert "corrections" in asked[0]
     assert landmark(page, answer[0]["name"])["decided_by"] == "person"
     download(page, '[data-format="json"]')
-    assert page.evaluate(leaving) is False
+    assert page.evaluate(LEAVING) is False
     choose(page, answer[1]["name"])
     page.keyboard.press("a")
-    assert page.evaluate(leaving) is True
+    assert page.evaluate(LEAVING) is True
+
+
+def test_corrections_stay_unsaved_whatever_is_looked_at_or_fails(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        choose(page, ABSENT)
+        page.keyboard.press("x")
+        for number in (2, 1):
+            page.click(f"#scans li:nth-child({number}) button")
+            page.wait_for_selector("#rows tr")
+        assert page.evaluate(LEAVING) is True
+        page.route("**/page/landmarks?*", lambda route: route.abort())
+        page.click('[data-format="json"]')
+        page.wait_for_selector("#problem:not([hidden])")
+        assert page.evaluate(LEAVING) is True
+        page.unroute("**/page/landmarks?*")
+        download(page, '[data-format="json"]')
+        assert page.evaluate(LEAVING) is False
 
 
 def test_service_without_a_store_offers_to_keep_nothing(page: Page) -> None:
@@ -340,8 +364,21 @@ def test_corrected_case_is_kept(browser: Browser, tmp_path: Path) -> None:
             page.unroute("**/v1/cases?*")
             page.click("#keep")
             page.wait_for_selector('#state:text("Kept as case")')
-            leaving = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
-            assert page.evaluate(leaving) is False
+            assert page.evaluate(LEAVING) is False
+            held: list[Route] = []
+
+            def hold(route: Route) -> None:
+                held.append(route)
+
+            page.route("**/v1/cases?*", hold)
+            page.click("#keep")
+            drop(page, ("other.nii.gz", SCAN))
+            page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+            (route,) = held
+            with page.expect_response("**/v1/cases?*"):
+                route.continue_()
+            page.wait_for_selector("#keep:enabled")
+            assert text_of(page, "#state") == ""  # The other scan is not kept.
     finally:
         service.kill()
     (files,) = pair_files(store / "phantom" / "scans", store / "phantom" / "landmarks")

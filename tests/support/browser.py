@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # Not everybody has playwright.
 Browser: TypeAlias = "sync_api.Browser"
 Dialog: TypeAlias = "sync_api.Dialog"
 Page: TypeAlias = "sync_api.Page"
+Route: TypeAlias = "sync_api.Route"
 
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None

@@ -78,6 +78,15 @@ def test_point_that_slicer_marks_as_missing_is_absent(tmp_path: Path) -> None:
     assert {name for name, point in read_truth(path).items() if point is None} == {"e"}
 
 
+def test_point_that_a_fiducial_list_says_is_missing_is_absent(tmp_path: Path) -> None:
+    row = "1,1,2,3,0,0,0,1,1,1,0,{name},,,{status},0\n"
+    path = tmp_path / "points.fcsv"
+    path.write_text("".join(row.format(name=f"p{n}", status=n) for n in range(4)))
+    assert {name: point is None for name, point in read_truth(path).items()} == {
+        "p2": False, "p3": True,
+    }  # fmt: skip
+
+
 def test_other_landmark_files_have_no_absent_points(tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     path.write_text("name,x,y,z\na,1,2,3\n")
