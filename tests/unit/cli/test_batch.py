@@ -13,14 +13,9 @@ from app.cli.scan_files import read_scan
 from app.shapes import read_cohort
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_model_folder
-from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
+from tests.support.services import MODEL, ServiceProcess, toy_scan
 
 LANDMARKS = 3
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("batch"))
 
 
 @pytest.fixture

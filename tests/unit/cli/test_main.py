@@ -22,15 +22,10 @@ from app.settings import PREFIX
 from tests.support.dicom_files import PATIENT, PLACE, as_dicom, zipped
 from tests.support.model_folders import make_model_folder, make_program_folder
 from tests.support.scan_files import as_metaimage, as_nrrd
-from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
+from tests.support.services import MODEL, ServiceProcess, toy_scan
 from tests.support.structured_reports import read_report
 
 LANDMARKS = 3
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("cli"))
 
 
 @pytest.fixture

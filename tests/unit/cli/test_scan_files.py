@@ -8,12 +8,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.shapes import read_cohort
-from tests.support.services import toy_models, toy_scan
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("scan_files"))
+from tests.support.services import toy_scan
 
 
 @pytest.fixture

@@ -6,12 +6,6 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from tests.support.services import toy_models
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_models(tmp_path_factory.mktemp("terminal"))
 
 
 @pytest.mark.parametrize(

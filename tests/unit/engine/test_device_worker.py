@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from app.compute.device import HOST
+from app.compute.device import HOST, NamedDevice
+from app.engine.device_loop import DeviceLoop
 from app.engine.device_worker import MAX_CONSECUTIVE_OOM
 from app.engine.jobs import DetectRequest, Progress
 from app.errors import InsufficientMemory
@@ -30,6 +32,7 @@ from tests.support.device_loops import (
 from tests.support.model_folders import make_model_folder
 
 SMALL = (20, 20, 20)
+LARGE = (40, 44, 90)
 ASYNCHRONOUS = replace(HOST, asynchronous=True)
 
 
@@ -184,17 +187,34 @@ class Held(nn.Module):
         return output
 
 
+@pytest.fixture
+def network(inner: nn.Module) -> Held:
+    return Held(inner)
+
+
+@pytest.fixture
+def held(model: LoadedModel, network: Held) -> LoadedModel:
+    return with_network(model, network)
+
+
+@asynccontextmanager
+async def amid_pass(
+    held: LoadedModel, network: Held, device: NamedDevice = HOST
+) -> AsyncIterator[tuple[DeviceLoop, asyncio.Task[Detection]]]:
+    """Run a device loop that has begun a pass over a large scan."""
+    async with running(batch_size=1, device=device) as loop:
+        large = asyncio.create_task(ask(loop, held, scan(1, LARGE)))
+        await wait_for(network.begun)
+        yield loop, large
+
+
 def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
-    model: LoadedModel, inner: nn.Module
+    model: LoadedModel, inner: nn.Module, held: LoadedModel, network: Held
 ) -> None:
     """Both answers are those that the scans have alone, to the last bit; times are their own."""
-    network = Held(inner)
-    held = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=1) as loop:
-            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
-            await wait_for(network.begun)
+        async with amid_pass(held, network) as (loop, large):
             prepared = asyncio.Event()
             small = asyncio.create_task(
                 loop.run(DetectRequest(held, scan(2, SMALL), FAR, 0, note(prepared.set)))
@@ -206,27 +226,21 @@ def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
             assert not large.done()
             network.end.set()
             first = await large
-        for seed, shape, found in ((1, (40, 44, 90), first), (2, SMALL, second)):
+        for seed, shape, found in ((1, LARGE, first), (2, SMALL, second)):
             alone = Detector(with_network(model, inner)).detect(scan(seed, shape))
             assert repr(found.landmarks) == repr(alone.landmarks)
 
     asyncio.run(scenario())
 
 
-def test_pass_over_a_large_scan_ends_with_its_last_client(
-    model: LoadedModel, inner: nn.Module
-) -> None:
+def test_pass_over_a_large_scan_ends_with_its_last_client(held: LoadedModel, network: Held) -> None:
     """And is no fault of the same scan, asked for again meanwhile."""
-    network = Held(inner)
-    held = with_network(model, network)
 
     async def scenario() -> None:
-        async with running(batch_size=1) as loop:
-            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
-            await wait_for(network.begun)
+        async with amid_pass(held, network) as (loop, large):
             large.cancel()
             await asyncio.wait([large])
-            again = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
+            again = asyncio.create_task(ask(loop, held, scan(1, LARGE)))
             await asyncio.sleep(0)
             network.go_on.set()
             async with asyncio.timeout(20):  # The first pass would wait longer for its end.
@@ -236,15 +250,10 @@ def test_pass_over_a_large_scan_ends_with_its_last_client(
 
 
 def test_device_that_runs_beside_the_host_is_not_interrupted(
-    model: LoadedModel, inner: nn.Module
+    held: LoadedModel, network: Held
 ) -> None:
-    network = Held(inner)
-    held = with_network(model, network)
-
     async def scenario() -> None:
-        async with running(batch_size=1, device=ASYNCHRONOUS) as loop:
-            large = asyncio.create_task(ask(loop, held, scan(1, (40, 44, 90))))
-            await wait_for(network.begun)
+        async with amid_pass(held, network, ASYNCHRONOUS) as (loop, large):
             small = asyncio.create_task(ask(loop, held, scan(2, SMALL)))
             network.go_on.set()
             await asyncio.wait([small], timeout=0.5)
