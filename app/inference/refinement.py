@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from app.geometry import Points, transform
+from app.geometry import Points, spacing_of, transform
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, make_posed_grid
@@ -18,6 +18,7 @@ from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.voting import (
     GridFrame,
     Landmark,
+    Point,
     Shape,
     Votes,
     fit_constellation,
@@ -42,6 +43,12 @@ none."""
 MAX_VIEW_VOXELS: Final = 1 << 19
 """Largest grid that is tried in other orientations. A pass at this size takes about a second of one
 core. A mouse's head has a third of it, a brain of real size twenty times as many."""
+
+
+SHOWN_MM: Final = 6.0
+"""Voxels this near to a place must differ for a scan to show it: along each axis, two voxels of the
+grid on which the first network of ``lumbar-mri`` counts levels, the only model with
+surroundings."""
 
 
 class Refiner:
@@ -145,6 +152,10 @@ def has_enough_votes(landmarks: Sequence[Landmark]) -> bool:
 def shows_any(places: Points, landmarks: Sequence[Landmark], shape: Shape, volume: Volume) -> bool:
     """Return whether a scan shows any of some places.
 
+    A place is shown if it lies between the centres of the outermost voxels, and those within
+    ``SHOWN_MM`` of it do not all have one value: blank voxels of a scan that was masked or padded
+    show nothing.
+
     Args:
         places: In the frame of the mean shape.
         landmarks: What was found, in the order of the shape.
@@ -152,15 +163,28 @@ def shows_any(places: Points, landmarks: Sequence[Landmark], shape: Shape, volum
         volume: The scan.
 
     Returns:
-        Whether any lies between the centres of its outermost voxels; False if the landmarks agree
-        on no pose.
+        Whether any is shown; False if the landmarks agree on no pose.
     """
     pose = find_pose(landmarks, shape)
     if pose is None:
         return False
-    ijk = transform(np.linalg.inv(volume.affine) @ pose.to_world, places)
-    last = np.array(volume.voxels.shape) - 1
-    return bool(((ijk >= 0) & (ijk <= last)).all(axis=1).any())
+    centres = transform(np.linalg.inv(volume.affine) @ pose.to_world, places)
+    inside = ((centres >= 0) & (centres <= np.array(volume.voxels.shape) - 1)).all(axis=1)
+    reach = SHOWN_MM / spacing_of(volume.affine)
+    return any(np.ptp(_box(volume.voxels, centre, reach)) > 0 for centre in centres[inside])
+
+
+def _box(voxels: np.ndarray, centre: Point, reach: Point) -> np.ndarray:
+    """View what lies within a reach of a position along each axis: one voxel to each side at least.
+
+    Args:
+        voxels: Of a scan.
+        centre: Position within it, voxels.
+        reach: Along each axis, voxels.
+    """
+    first = np.floor(np.minimum(centre - reach, centre - 1)).clip(0).astype(int)
+    last = np.ceil(np.maximum(centre + reach, centre + 1)).astype(int)
+    return voxels[tuple(slice(a, b + 1) for a, b in zip(first, last, strict=True))]
 
 
 def merge_stages(

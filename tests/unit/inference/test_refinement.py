@@ -33,6 +33,11 @@ HERE, NEAR, FAR = np.zeros(3), np.array([0.3, 0.0, 0.0]), np.array([0.0, 5.0, 0.
 SMALL = ["--filters", "4,4,8", "--batch", "1", "--steps", "2", "--device", "cpu"]
 
 
+def noise(shape: tuple[int, int, int]) -> np.ndarray:
+    """Voxels that all differ."""
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32)
+
+
 def landmark(
     place: Points | None, status: Status = "detected", confidence: float = 0.9, name: str = "a"
 ) -> Landmark:
@@ -186,10 +191,24 @@ def test_a_place_is_shown_where_the_pose_of_the_landmarks_brings_it_into_the_sca
     pose = translation((100.0, 50.0, -30.0))
     found = [landmark(place) for place in transform(pose, corners)]
     for columns, shown in ((21, True), (20, False)):
-        volume = Volume(np.zeros((columns, 9, 9), np.float32), pose, 0, "", ())
+        volume = Volume(noise((columns, 9, 9)), pose, 0, "", ())
         assert shows_any(beyond, found, shape, volume) == shown
         assert shows_any(np.vstack([beyond, [[1.0, 1.0, 1.0]]]), found, shape, volume)
     assert not shows_any(corners, [landmark(None, "not_found", 0.0)] * 5, shape, volume)
+
+
+def test_blank_voxels_do_not_show_a_place_but_one_near_to_the_subject_is_shown() -> None:
+    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
+    shape = Shape(corners, tolerance_mm=1.0)
+    found = [landmark(place) for place in corners]
+    for blank in (0.0, -1024.0):
+        voxels = noise((40, 9, 9))
+        voxels[21:] = blank
+        volume = Volume(voxels, np.eye(4), 0, "", ())
+        for place, shown in ((26.0, True), (28.5, False), (39.0, False)):
+            assert shows_any(np.array([[place, 1, 1]]), found, shape, volume) == shown
+    thick = Volume(noise((40, 9, 9)), np.diag([10.0, 10, 10, 1]), 0, "", ())
+    assert shows_any(np.array([[25.0, 1, 1]]), found, shape, thick)
 
 
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
