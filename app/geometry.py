@@ -66,6 +66,25 @@ def distance_beyond(
     return np.asarray(np.linalg.norm((index - nearest) @ affine[:3, :3].T, axis=-1))
 
 
+def distance_inside(
+    points: Points, affine: Affine, shape: Sequence[int]
+) -> Float64[np.ndarray, "*n"]:
+    """Measure how far points in a scan lie from its border, in mm; negative outside.
+
+    The border is made of the outer faces of the outermost voxels.
+
+    Args:
+        points: In the world of the affine; NaN gives NaN.
+        affine: Voxel index -> mm.
+        shape: Of the scan, in voxels.
+    """
+    to_index = np.linalg.inv(affine)
+    index = transform(to_index, points)
+    voxels = np.minimum(index + 0.5, np.asarray(shape) - 0.5 - index)
+    # Faces of a sheared scan are nearer to each other than its voxels' edges are long.
+    return np.asarray((voxels / np.linalg.norm(to_index[:3, :3], axis=1)).min(axis=-1))
+
+
 def translation(offset: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     """Make the affine that shifts by ``offset``."""
     affine = np.eye(4)

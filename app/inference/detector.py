@@ -23,7 +23,7 @@ import numpy as np
 
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
-from app.geometry import Affine
+from app.geometry import Affine, distance_inside
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
@@ -159,7 +159,9 @@ class Detector:
         outcome = self._locate_or_continue(state)
         if isinstance(outcome, ScanState) or not any_detected(outcome):
             return outcome
-        return self._doubt_look_alikes(outcome, state)
+        margin_mm = state.model.manifest.voting.region_margin_mm
+        sure = self._doubt_look_alikes(outcome, state)
+        return tuple(_without_region_near_border(one, state.volume, margin_mm) for one in sure)
 
     def _doubt_look_alikes(
         self, landmarks: tuple[Landmark, ...], state: ScanState
@@ -294,6 +296,14 @@ class Detector:
             outcome = on_device(partial(self.finish, state))
         times = stage_times(state, decode_s=decode_s)
         return conclude(state, outcome, tiles, times)
+
+
+def _without_region_near_border(landmark: Landmark, volume: Volume, margin_mm: float) -> Landmark:
+    """Withhold a 95 % region where those that it was calibrated on do not tell of such errors."""
+    if landmark.region95_mm is None or landmark.ras_mm is None:
+        return landmark
+    inside_mm = distance_inside(landmark.ras_mm, volume.affine, volume.voxels.shape)
+    return landmark if inside_mm >= margin_mm else replace(landmark, region95_mm=None)
 
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:

@@ -55,7 +55,8 @@ class LandmarkAnswer(_WireModel):
         description="Root mean square distance of the votes from the estimate; not an error bar."
     )
     region95_mm: float | None = Field(
-        description="Radius that held 95 % of held-out errors; null if uncalibrated."
+        description="Radius that held 95 % of held-out errors; null if uncalibrated, or not "
+        "calibrated so near to the border of the scan."
     )
     disagreement_mm: float | None = Field(
         description="Distance between the estimate and the centroid of the probabilities."

@@ -202,10 +202,12 @@ class VotingSpec(Section):
     """How votes are filtered and read out; distances in mm.
 
     A network that answers coordinates has no radius: all votes for a landmark belong together.
+    Landmarks nearer to the scan's border than ``region_margin_mm`` have no 95 % region.
     """
 
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)]
     radius_mm: Annotated[float, Field(gt=0.0)] = math.inf
+    region_margin_mm: Annotated[float, Field(ge=0.0)] = 0.0
     smooth_mm: Annotated[float, Field(ge=0.0)] | None = None  # of no effect; see parse_manifest
 
 

@@ -104,7 +104,8 @@ class Landmark:
         spread_mm: Root mean square distance of the votes within reach from the estimate. Spread,
             not an error bar. Of heatmaps, their width; of coordinates, as the network's variance
             says, None without.
-        region95_mm: Radius that held 95 % of held-out errors; None if the model is not calibrated.
+        region95_mm: Radius that held 95 % of held-out errors; None if the model is not calibrated,
+            or not for landmarks this near to the scan's border.
         disagreement_mm: Distance between the estimate and the centroid of the probabilities; None
             where the network answers coordinates.
         expected_ras_mm: Where the fitted shape expects it, if that differs from the answer by more

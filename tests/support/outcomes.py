@@ -18,6 +18,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     mass: float = 0.8,
     region95_mm: float | None = None,
     known: bool = True,
+    inside_mm: float = 10.0,
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)
@@ -35,6 +36,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         coherence=0.7,
         region95_mm=region95_mm,
         known=known,
+        inside_mm=inside_mm if placed else NAN,
     )
 
 

@@ -28,6 +28,7 @@ from app.training.calibrate.regions import (
     leave_one_out,
     max_coverage,
     proven_coverage,
+    region_margin,
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
@@ -47,6 +48,7 @@ class Calibration:
         thresholds: Of each network; None where masses are too few.
         interval_scale: What propagated intervals of measurements must be multiplied by; None where
             measurements are too few.
+        margin_mm: Least distance from the scan's border of a landmark with a region.
         coverage: What is known of the regions' coverage.
         folded: Whether the regions are based on the models of folds.
     """
@@ -54,12 +56,14 @@ class Calibration:
     regions: Mapping[str, Region]
     thresholds: Sequence[Thresholds | None]
     interval_scale: float | None
+    margin_mm: float
     coverage: str
     folded: bool
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
-        return f"{describe_regions(self.regions)}; {self.coverage}"
+        margin = f"{self.margin_mm:.3f} mm and more from the scan's border"
+        return f"{describe_regions(self.regions)}, {margin}; {self.coverage}"
 
 
 def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
@@ -130,6 +134,7 @@ def calibrate_model(
         regions,
         choose_thresholds(model, runs.before),
         calibrate_intervals(model.manifest.measurements, measured, regions),
+        region_margin(measured, networks_of(model)[-1].manifest.voting.radius_mm),
         describe_coverage(regions, folds, {outcome.scan for outcome in measured}),
         folded=folds is not None,
     )
@@ -277,6 +282,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
         regions = calibration.regions if inner == folders[-1] else {}
         with editing(inner) as document:
             write_landmarks(document["landmarks"], regions, thresholds)
+            if regions:
+                document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)

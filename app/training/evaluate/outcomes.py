@@ -17,7 +17,7 @@ from rich.progress import track
 
 from app.durable import replacing
 from app.errors import LandmarkdError
-from app.geometry import distance_beyond
+from app.geometry import distance_beyond, distance_inside
 from app.inference import Detector, load_checked
 from app.io import Volume, read_landmarks
 from app.training.data.check_frames import read_in_frame
@@ -55,6 +55,7 @@ class Outcome:
         coherence: As answered.
         region95_mm: As answered; None unless detected by a calibrated model.
         beyond_mm: How far outside the volume its point lies; infinite where the file has none.
+        inside_mm: How far the answer's position lies from the scan's border; NaN without position.
         group: Of the landmark, as in the manifest.
         identified: Whether the answer's position lies nearer to this landmark's point than to that
             of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
@@ -73,6 +74,7 @@ class Outcome:
     coherence: float
     region95_mm: float | None
     beyond_mm: float = math.inf
+    inside_mm: float = math.nan
     known: bool = True
     group: str = ""
     identified: bool = False
@@ -176,7 +178,8 @@ def compare(
         beyond = math.inf if true is None else float(distance_beyond(true, affine, shape))
         known = landmark.name in truth or missing == "absent"
         true = true if beyond == 0 else None
-        off = nowhere if true is None or landmark.ras_mm is None else landmark.ras_mm - true
+        at = nowhere if landmark.ras_mm is None else landmark.ras_mm
+        off = nowhere if true is None else at - true
         outcomes.append(
             Outcome(
                 scan=name,
@@ -192,6 +195,7 @@ def compare(
                 coherence=landmark.coherence,
                 region95_mm=landmark.region95_mm,
                 beyond_mm=beyond,
+                inside_mm=float(distance_inside(at, affine, shape)),
                 known=known,
                 group=groups.get(landmark.name, ""),
             )

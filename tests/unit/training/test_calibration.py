@@ -66,6 +66,9 @@ def test_regions_and_thresholds_are_printed_and_written(tmp_path: Path) -> None:
     landmarks = read_manifest(folder).landmarks
     assert {landmark.presence_threshold for landmark in landmarks} == {0.3}
     assert {landmark.region95_mm for landmark in landmarks} == {0.1}
+    voting = read_manifest(folder).voting
+    assert voting.region_margin_mm == min(10.0, voting.radius_mm) > 0
+    assert f"{voting.region_margin_mm:.3f} mm and more from the scan's border" in text
     assert load_checked(folder, torch.device("cpu")).manifest.name == "toy"
 
 
@@ -195,8 +198,10 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     masses = Masses(np.ones(3), np.zeros(3))
     first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
     write_calibration(
-        trained / "mine", Calibration(regions, [first, second], 1.0, "", folded=False)
+        trained / "mine", Calibration(regions, [first, second], 1.0, 0.7654, "", folded=False)
     )
+    assert read_manifest(trained / "mine").voting.region_margin_mm == 0.0
+    assert read_manifest(trained / "mine" / "refine").voting.region_margin_mm == 0.766
     outer = read_manifest(trained / "mine").landmarks
     inner = read_manifest(trained / "mine" / "refine").landmarks
     assert {landmark.presence_threshold for landmark in outer} == {0.11}

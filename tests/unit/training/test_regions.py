@@ -1,5 +1,6 @@
 """Conformal 95 % regions."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from app.training.calibrate.regions import (
     leave_one_out,
     max_coverage,
     proven_coverage,
+    region_margin,
     shares_within,
 )
 from app.training.evaluate.measured import compare_measurements
@@ -47,6 +49,15 @@ def test_further_errors_stay_within_as_often_as_the_coverage() -> None:
         region = conformal_region(draw[:60], "landmark")
         covered.append(region is not None and draw[60] <= region.radius_mm)
     assert 0.93 <= np.mean(covered) <= 0.98
+
+
+def test_regions_hold_as_near_to_the_border_as_nearly_all_they_were_calibrated_on() -> None:
+    """Not nearer; but further away than the network votes from, a border cuts nothing off."""
+    outcomes = [outcome(0.1, inside_mm=float(i)) for i in range(101)]
+    doubted = [outcome(0.1, inside_mm=0.0, status="low_confidence")] * 50
+    assert region_margin([*outcomes, *doubted], 7.5) == 5.0
+    assert region_margin(outcomes, 3.0) == 3.0
+    assert region_margin(outcomes, math.inf) == 0.0
 
 
 def test_a_landmark_with_enough_errors_has_a_region_of_its_own() -> None:
