@@ -109,7 +109,7 @@ class Detector:
         manifest = model.manifest
         self._shape, self._surroundings = None, np.empty((0, 3))
         if model.shape is not None and manifest.shape is not None:
-            self._shape = Shape(model.shape, manifest.shape.tolerance_mm, manifest.shape.modes)
+            self._shape = Shape.of(model.shape, manifest.shape)
             self._surroundings = place_surroundings(manifest, model.shape)
         self._refiner = None
         if model.refine is not None:

@@ -69,7 +69,7 @@ class Refiner:
         spec, mean = model.manifest.shape, model.shape
         if spec is None or mean is None:
             raise ValueError("expected a model with a shape, got one without")
-        self._shape = Shape(mean, spec.tolerance_mm, spec.modes)
+        self._shape = Shape.of(mean, spec)
 
     def find_pose(self, coarse: Sequence[Landmark]) -> Pose | None:
         """Estimate the pose from the landmarks of the first stage; None if they show none."""

@@ -35,6 +35,7 @@ from app.model.sections import (
     IntensitySpec,
     LandmarkSpec,
     LowerPrecision,
+    ShapeSpec,
     is_label,
     is_model_name,
 )
@@ -43,7 +44,7 @@ from app.model.versions import choose_version, split_name
 
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
-    "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry",
+    "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry", "ShapeSpec",
     "build_network", "check_noise", "check_points", "choose_version", "editing",
     "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
     "load_model", "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",

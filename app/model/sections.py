@@ -223,13 +223,15 @@ class ShapeSpec(Section):
     """The constellation: which modes agree with the mean shape.
 
     Structures that look alike, such as vertebrae, are told apart by what surrounds them. A scan
-    that shows none of the ``surroundings`` has no landmark that is detected for sure.
+    that shows none of the ``surroundings`` has no landmark that is detected for sure. 95 % regions
+    grow with a landmark's distance from the fitted shape, in units of ``region_scale_mm``.
     """
 
     mean: FileName
     sha256: Sha256
     modes: Annotated[int, Field(ge=1, le=16)] = 4
     tolerance_mm: Annotated[float, Field(gt=0.0)]
+    region_scale_mm: Annotated[float, Field(gt=0.0)] | None = None
     surroundings: tuple[SurroundingSpec, ...] = ()
 
 

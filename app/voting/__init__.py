@@ -44,7 +44,15 @@ from app.voting.arrays import (
 from app.voting.constellation import Shape, fit_constellation
 from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps, write_volumes
 from app.voting.heatmaps import aggregate, kernel_of
-from app.voting.landmarks import Candidate, Landmark, Point, Status, locate, positions_of
+from app.voting.landmarks import (
+    Candidate,
+    Landmark,
+    Point,
+    Status,
+    locate,
+    positions_of,
+    region_growth,
+)
 from app.voting.overlaps import DenseMean, SparseMean, WeightedTile, mean_of
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
@@ -57,5 +65,6 @@ __all__ = [
     "check_affine", "check_values", "concat_votes", "count_array_bytes", "filter_in_blocks",
     "filter_rows", "filter_votes",
     "fit_constellation", "kernel_of", "launch_filter", "locate", "make_field",
-    "make_readout", "mean_of", "positions_of", "read_archive", "write_heatmaps", "write_volumes",
+    "make_readout", "mean_of", "positions_of", "read_archive", "region_growth",
+    "write_heatmaps", "write_volumes",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from app.geometry import Affine, transform
+from app.model import ShapeSpec
 from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS
 from app.voting.cpu import constellation as cpu_constellation
 
@@ -60,11 +61,19 @@ class Shape:
         mean: Positions in mm in any right-handed frame; a NaN row is a landmark not in the shape.
         tolerance_mm: A mode this near to its expected position agrees with a fit.
         modes: How many modes per landmark to choose among.
+        region_scale_mm: Distance from the fitted shape over which 95 % regions grow; None: they
+            do not.
     """
 
     mean: Float64[np.ndarray, "landmarks 3"]
     tolerance_mm: float
     modes: int = 4
+    region_scale_mm: float | None = None
+
+    @classmethod
+    def of(cls, mean: Float64[np.ndarray, "landmarks 3"], spec: ShapeSpec) -> "Shape":
+        """Take what a manifest says of a mean shape."""
+        return cls(mean, spec.tolerance_mm, spec.modes, spec.region_scale_mm)
 
     @property
     def known(self) -> Bool[np.ndarray, " landmarks"]:

@@ -37,10 +37,18 @@ the shape. Confidence is halved for an answer of the shape that does not agree w
 again if the fit is implausible: so detected means at least 0.5, and low_confidence with a shape
 means less.
 
+95 % regions
+------------
+A landmark's region is that of the manifest. Where the model's shape has a scale s, it is that times
+``sqrt(1 + (d / s)^2)``, d being the distance of the landmark from where the fitted shape expects
+it: where a subject is unlike those that a network has learned from, its errors are larger
+(normalised conformal regions: Papadopoulos, Gammerman, Vovk, IASTED AIA 2008).
+
 Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
 changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -106,6 +114,7 @@ class Landmark:
             says, None without.
         region95_mm: Radius that held 95 % of held-out errors; None if the model is not calibrated,
             or not for landmarks this near to the scan's border.
+        from_shape_mm: Distance from where the fitted shape expects it; None if it does not.
         disagreement_mm: Distance between the estimate and the centroid of the probabilities; None
             where the network answers coordinates.
         expected_ras_mm: Where the fitted shape expects it, if that differs from the answer by more
@@ -129,6 +138,7 @@ class Landmark:
     expected_ras_mm: Point | None
     candidates: tuple[Candidate, ...]
     rival: Rival | None = None
+    from_shape_mm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class _Choice:
         expected_mm: Where the fitted shape expects it; None without a fit.
         agrees: Whether the mode is where the shape expects it.
         plausible: Whether enough of the landmarks that the scan should show agree with the fit.
+        region_scale_mm: As of the shape.
     """
 
     mode: int
@@ -148,6 +159,7 @@ class _Choice:
     expected_mm: Point | None = None
     agrees: bool = False
     plausible: bool = True
+    region_scale_mm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +226,13 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
     return min(1 / (1 + doubt * doubt), coherence)
 
 
+def region_growth(from_shape_mm: float | None, scale_mm: float | None) -> float:
+    """Compute by how much a region grows with the distance from the shape; see '95 % regions'."""
+    if from_shape_mm is None or scale_mm is None:
+        return 1.0
+    return math.hypot(1.0, from_shape_mm / scale_mm)
+
+
 def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
     """Map all modes to the volume and to the world."""
     from_source = (modes.position - modes.source) * np.array(readout.spacing_mm)
@@ -247,7 +266,10 @@ def _choose_modes(
     strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
     fit = fit_constellation(positions.ras_mm, strength, shape)
     choices = [
-        _choose_mode(int(mode), bool(in_shape), fit, index)
+        replace(
+            _choose_mode(int(mode), bool(in_shape), fit, index),
+            region_scale_mm=shape.region_scale_mm,
+        )
         for index, (mode, in_shape) in enumerate(zip(heaviest, shape.known, strict=True))
     ]
     return choices, find_rival(fit, positions.ras_mm, modes.mass, shape) if fit else None
@@ -290,21 +312,29 @@ def _describe(
     if choice.in_shape:
         # Halved for each doubt, so that what agrees stays ahead even if nothing is supported.
         confidence /= (1 if choice.agrees else 2) * (1 if choice.plausible else 2)
+    ras_mm = positions.ras_mm[answer] if found else None
+    off_mm = None
+    if ras_mm is not None and choice.expected_mm is not None:
+        off_mm = float(np.linalg.norm(ras_mm - choice.expected_mm))
+    region95_mm = spec.region95_mm if status == "detected" else None
+    if region95_mm is not None:
+        region95_mm *= region_growth(off_mm, choice.region_scale_mm)
     return Landmark(
         name=spec.name,
         description=spec.description,
         status=status,
         ijk=positions.ijk[answer] if found else None,
-        ras_mm=positions.ras_mm[answer] if found else None,
+        ras_mm=ras_mm,
         confidence=confidence,
         mass=mass,
         coherence=coherence,
         spread_mm=_known(positions.spread_mm[answer]) if found else None,
-        region95_mm=spec.region95_mm if status == "detected" else None,
+        region95_mm=region95_mm,
         disagreement_mm=_known(positions.disagreement_mm[answer]) if found else None,
         expected_ras_mm=None if found and choice.agrees else choice.expected_mm,
         candidates=_candidates(spec, modes, positions, answer) if found else (),
         rival=rival,
+        from_shape_mm=off_mm,
     )
 
 

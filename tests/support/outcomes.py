@@ -19,6 +19,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     region95_mm: float | None = None,
     known: bool = True,
     inside_mm: float = 10.0,
+    from_shape_mm: float = NAN,
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)
@@ -37,6 +38,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         region95_mm=region95_mm,
         known=known,
         inside_mm=inside_mm if placed else NAN,
+        from_shape_mm=from_shape_mm,
     )
 
 

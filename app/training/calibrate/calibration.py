@@ -25,10 +25,12 @@ from app.training.calibrate.regions import (
     calibrate_intervals,
     calibrate_regions,
     detected_errors,
+    in_units_of_growth,
     leave_one_out,
     max_coverage,
     proven_coverage,
     region_margin,
+    typical_distance,
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
@@ -49,6 +51,7 @@ class Calibration:
         interval_scale: What propagated intervals of measurements must be multiplied by; None where
             measurements are too few.
         margin_mm: Least distance from the scan's border of a landmark with a region.
+        scale_mm: Distance from the fitted shape over which regions grow; None without a shape.
         coverage: What is known of the regions' coverage.
         folded: Whether the regions are based on the models of folds.
     """
@@ -57,13 +60,16 @@ class Calibration:
     thresholds: Sequence[Thresholds | None]
     interval_scale: float | None
     margin_mm: float
+    scale_mm: float | None
     coverage: str
     folded: bool
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
-        margin = f"{self.margin_mm:.3f} mm and more from the scan's border"
-        return f"{describe_regions(self.regions)}, {margin}; {self.coverage}"
+        where = f"{self.margin_mm:.3f} mm and more from the scan's border"
+        if self.scale_mm is not None:
+            where += f" and on the fitted shape; {self.scale_mm:.3f} mm from it 1.41 times as large"
+        return f"{describe_regions(self.regions)}, {where}; {self.coverage}"
 
 
 def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
@@ -127,14 +133,17 @@ def calibrate_model(
     """
     specs, measured = model.manifest.landmarks, runs.whole()
     console.print(summarise_errors(measured))
-    regions = calibrate_regions(measured, specs)
+    scale_mm = typical_distance(measured)
+    scaled = in_units_of_growth(measured, scale_mm)
+    regions = calibrate_regions(scaled, specs)
     if regions is None:
         raise BadParameter(describe_too_few(measured))
     calibration = Calibration(
         regions,
         choose_thresholds(model, runs.before),
-        calibrate_intervals(model.manifest.measurements, measured, regions),
+        calibrate_intervals(model.manifest.measurements, measured, regions, scale_mm),
         region_margin(measured, networks_of(model)[-1].manifest.voting.radius_mm),
+        scale_mm,
         describe_coverage(regions, folds, {outcome.scan for outcome in measured}),
         folded=folds is not None,
     )
@@ -145,7 +154,7 @@ def calibrate_model(
     console.print(calibration.summary())
     if model.manifest.measurements:
         console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")
-    print_shares(leave_one_out(measured, specs), console)
+    print_shares(leave_one_out(scaled, specs), console)
     write_calibration(folder, calibration)
 
 
@@ -284,6 +293,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             write_landmarks(document["landmarks"], regions, thresholds)
             if regions:
                 document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
+                if calibration.scale_mm is not None and "shape" in document:
+                    document["shape"]["region_scale_mm"] = round(calibration.scale_mm, 3)
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)

@@ -1,5 +1,8 @@
 """Held-out errors -> conformal 95 % regions: for each landmark, the radius around its position.
 
+Of a model with a shape, errors are those in units of ``app.voting.landmarks.region_growth``, and so
+are regions: the distance over which they grow is typical of the scans at hand.
+
 The radius is that of split-conformal prediction (Vovk, Gammerman, Shafer: Algorithmic Learning in a
 Random World, 2005): of n errors, the k-th smallest with k = ceil(0.95 (n + 1)). A further error
 stays within it with a probability of at least k / (n + 1). That takes 19 errors. Landmarks that
@@ -21,7 +24,7 @@ others do. As it was trained on more, its errors are likely to be smaller.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -31,6 +34,7 @@ from app.model import LandmarkSpec
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
+from app.voting import region_growth
 
 COVERAGE: Final = 0.95
 
@@ -69,6 +73,30 @@ def conformal_region(errors: np.ndarray, of: ErrorsOf) -> Region | None:
     return Region(radius, len(errors), rank / (len(errors) + 1), of)
 
 
+def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
+    """Compute how far from the fitted shape landmarks lie: the median of scans' root mean squares.
+
+    Returns:
+        In mm; None without a shape.
+    """
+    detected = [one for one in outcomes if one.status == "detected"]
+    by_scan = group(detected, lambda outcome: outcome.scan).values()
+    squares = [[one.from_shape_mm**2 for one in scan] for scan in by_scan]
+    known = [float(np.nanmean(scan)) for scan in squares if np.isfinite(scan).any()]
+    return math.sqrt(np.median(known)) if known else None
+
+
+def growth_of(outcome: Outcome, scale_mm: float | None) -> float:
+    """Compute by how much the region of an answer grows with its distance from the shape."""
+    known = math.isfinite(outcome.from_shape_mm)
+    return region_growth(outcome.from_shape_mm if known else None, scale_mm)
+
+
+def in_units_of_growth(outcomes: Sequence[Outcome], scale_mm: float | None) -> list[Outcome]:
+    """Divide errors by what regions grow by: what all else here works on."""
+    return [replace(one, error_mm=one.error_mm / growth_of(one, scale_mm)) for one in outcomes]
+
+
 def calibrate_regions(
     outcomes: Sequence[Outcome], specs: Sequence[LandmarkSpec]
 ) -> dict[str, Region] | None:
@@ -94,19 +122,31 @@ def calibrate_regions(
 
 
 def calibrate_intervals(
-    specs: Sequence[MeasurementSpec], outcomes: Sequence[Outcome], regions: Mapping[str, Region]
+    specs: Sequence[MeasurementSpec],
+    outcomes: Sequence[Outcome],
+    regions: Mapping[str, Region],
+    scale_mm: float | None = None,
 ) -> float | None:
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 
     Errors of landmarks are not independent, and not alike in all directions.
+
+    Args:
+        specs: The measurements.
+        outcomes: Of whole scans, errors in mm.
+        regions: Of each landmark.
+        scale_mm: Over which they grow with the distance from the shape; None: they do not.
 
     Returns:
         One factor for all measurements, whatever their units: it holds on average over them. None
         if they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
-    radii = {name: region.radius_mm for name, region in regions.items()}
-    compared = compare_measurements(plain, outcomes, radii)
+    answered = [
+        replace(one, region95_mm=regions[one.landmark].radius_mm * growth_of(one, scale_mm))
+        for one in outcomes
+    ]
+    compared = compare_measurements(plain, answered)
     ratios = [one.error / one.half_width for one in compared if one.half_width]
     factor = conformal_region(np.array(ratios), "all")
     return None if factor is None else factor.radius_mm

@@ -1,6 +1,6 @@
 """Outcomes -> errors of the measurements that a model names, and coverage of their intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,27 +44,20 @@ class Deviation:
 
 
 def compare_measurements(
-    specs: Sequence[MeasurementSpec],
-    outcomes: Sequence[Outcome],
-    regions: Mapping[str, float] | None = None,
+    specs: Sequence[MeasurementSpec], outcomes: Sequence[Outcome]
 ) -> tuple[Deviation, ...]:
     """Measure between the points of the answers and between the true ones.
 
     Args:
         specs: What to measure.
         outcomes: Of all landmarks of some scans.
-        regions: Radius of each detected landmark's 95 % region in mm; None: as answered.
 
     Returns:
         One deviation for each scan and measurement whose points are all present and found.
     """
     deviations = []
     for scan, members in group(outcomes, lambda outcome: outcome.scan).items():
-        radii = {
-            one.landmark: one.region95_mm if regions is None else regions[one.landmark]
-            for one in members
-            if one.status == "detected"
-        }
+        radii = {one.landmark: one.region95_mm for one in members if one.status == "detected"}
         true = measure_landmarks(specs, {one.landmark: one.true_mm for one in members}, {})
         found = measure_landmarks(specs, {one.landmark: one.found_mm for one in members}, radii)
         deviations += [

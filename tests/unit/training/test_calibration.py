@@ -198,10 +198,13 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     masses = Masses(np.ones(3), np.zeros(3))
     first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
     write_calibration(
-        trained / "mine", Calibration(regions, [first, second], 1.0, 0.7654, "", folded=False)
+        trained / "mine",
+        Calibration(regions, [first, second], 1.0, 0.7654, 0.1234, "", folded=False),
     )
     assert read_manifest(trained / "mine").voting.region_margin_mm == 0.0
     assert read_manifest(trained / "mine" / "refine").voting.region_margin_mm == 0.766
+    shapes = [read_manifest(trained / name).shape for name in ("mine", "mine/refine")]
+    assert [shape and shape.region_scale_mm for shape in shapes] == [None, 0.123]
     outer = read_manifest(trained / "mine").landmarks
     inner = read_manifest(trained / "mine" / "refine").landmarks
     assert {landmark.presence_threshold for landmark in outer} == {0.11}

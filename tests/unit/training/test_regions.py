@@ -13,11 +13,14 @@ from app.training.calibrate.regions import (
     calibrate_regions,
     conformal_region,
     detected_errors,
+    growth_of,
+    in_units_of_growth,
     leave_one_out,
     max_coverage,
     proven_coverage,
     region_margin,
     shares_within,
+    typical_distance,
 )
 from app.training.evaluate.measured import compare_measurements
 from tests.support.outcomes import outcome
@@ -106,14 +109,55 @@ def test_intervals_of_all_measurements_share_a_factor() -> None:
             errors.append(replace(exact, true_mm=far, found_mm=far))
     regions = calibrate_regions(errors, specs("a", "b", "c"))
     assert regions is not None
-    radii = {name: region.radius_mm for name, region in regions.items()}
+    answered = [replace(one, region95_mm=regions[one.landmark].radius_mm) for one in errors]
     factor = calibrate_intervals(measurements, errors, regions)
     scaled = [spec.model_copy(update={"interval_scale": factor}) for spec in measurements]
-    beyond = [
-        one.error / (one.half_width or 0) for one in compare_measurements(scaled, errors, radii)
-    ]
+    beyond = [one.error / (one.half_width or 0) for one in compare_measurements(scaled, answered)]
     assert np.sort(beyond)[-2] == pytest.approx(1.0)  # the 39th of 40, by definition
     assert calibrate_intervals(measurements, errors[:27], regions) is None  # of nine scans
+
+
+def test_regions_that_grow_hold_where_errors_grow_with_the_distance_from_the_shape() -> None:
+    """Of 300 specimens, ten unlike all others; constant regions hold a third of their errors."""
+    random = np.random.default_rng(4)
+    errors = []
+    for scan in range(300):
+        unlike = scan >= 290
+        for landmark in "abc":
+            off_mm = abs(random.normal(0.0, 2.0 if unlike else 0.3))
+            error_mm = abs(random.normal(0.0, np.hypot(0.1, 0.3 * off_mm)))
+            errors.append(
+                outcome(error_mm, landmark=landmark, scan=f"s{scan}", from_shape_mm=off_mm)
+            )
+    scale_mm = typical_distance(errors)
+    assert scale_mm == pytest.approx(0.3, abs=0.05)
+    for some, at_least, below in (
+        (in_units_of_growth(errors, scale_mm), 0.9, 1.01), (errors, 0.3, 0.8)
+    ):  # fmt: skip
+        shares = leave_one_out(some, specs("a", "b", "c"))
+        assert np.mean(list(shares.values())) == pytest.approx(0.95, abs=0.02)
+        assert at_least <= np.mean([shares[f"s{scan}"] for scan in range(290, 300)]) < below
+
+
+def test_intervals_follow_from_regions_that_grow() -> None:
+    """A distance whose points' regions are all twice as large needs half the factor."""
+    spec = MeasurementSpec(name="a-b", kind="distance", points=("a", "b"))
+    errors = []
+    for i in range(1, 40):
+        errors.append(outcome(0.1 * i, scan=f"s{i}", from_shape_mm=np.sqrt(3.0)))
+        far = np.array([21.0, 2.0, 3.0])
+        exact = outcome(0.0, landmark="b", scan=f"s{i}", from_shape_mm=np.sqrt(3.0))
+        errors.append(replace(exact, true_mm=far, found_mm=far))
+    regions = calibrate_regions(errors, specs("a", "b"))
+    assert regions is not None
+    constant = calibrate_intervals([spec], errors, regions)
+    assert constant is not None
+    assert calibrate_intervals([spec], errors, regions, 1.0) == pytest.approx(constant / 2)
+
+
+def test_without_a_shape_no_region_grows() -> None:
+    assert typical_distance([outcome(0.1), outcome(0.2, scan="b")]) is None
+    assert growth_of(outcome(0.1), 0.5) == growth_of(outcome(0.1, from_shape_mm=2.0), None) == 1.0
 
 
 def test_only_detected_landmarks_with_a_known_truth_count() -> None:
