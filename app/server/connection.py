@@ -17,7 +17,8 @@ import socket
 import struct
 from typing import Final, Literal, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 DISCARD_S: Final = 30.0
 """For the rest of a body that is not awaited, all in all (as in nginx)."""
@@ -59,6 +60,7 @@ class TimedConnection(HttpToolsProtocol):
     _closing = False  # The response that is being sent is the last one.
     _lingering = False  # The last response has been sent.
     _half_closed = False  # Nothing more arrives.
+    _running: RequestResponseCycle | None = None  # Of the request that the application has begun.
     _state: State = "response"
     _state_since = 0.0
     _timer: asyncio.TimerHandle | None = None
@@ -74,11 +76,19 @@ class TimedConnection(HttpToolsProtocol):
         self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers, and tell the application that the client has left."""
         for timer in (self._timer, self._read_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
+        # uvicorn tells the latest request, which may be another one that waits behind it.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -155,8 +165,8 @@ class TimedConnection(HttpToolsProtocol):
         The system of a client that has left replies with a reset, and the next write fails. Any
         other client passes over interim responses (RFC 9110, 15.2).
         """
-        waiting = not (self.pipeline or self.cycle.response_started)
-        if waiting and self.cycle.scope["http_version"] == "1.1":
+        running = self._running
+        if running and not running.response_started and running.scope["http_version"] == "1.1":
             self.transport.write(PROBE)
         self._probe_timer = self.loop.call_later(pause_s, self._probe, 2 * pause_s)
 

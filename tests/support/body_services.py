@@ -42,6 +42,7 @@ class Service:
         buffers: Weak references to the memory that bodies were received into.
         received: Is set when a part of a body has been received.
         go: Until it is set, ``/held`` does not answer.
+        queued: Is set when a request waits behind another one.
         lost: Is set when a connection has ended.
         metrics: Counts the requests.
         connections: Of the server.
@@ -51,6 +52,7 @@ class Service:
     buffers: list[weakref.ref[np.ndarray]] = field(default_factory=list)
     received: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    queued: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     metrics: Metrics = field(default_factory=Metrics)
     connections: set[HttpProtocol] = field(default_factory=set)
@@ -175,6 +177,11 @@ class ShortProtocol(HttpProtocol):
     head_timeout_s = 1.0
     read_timeout_s = 0.6
     service: Service
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.pipeline:
+            self.service.queued.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
