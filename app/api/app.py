@@ -84,6 +84,7 @@ def create_app(
         docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
         openapi_url=None,  # The same, with a key where one is needed.
         redoc_url=None,
+        redirect_slashes=False,  # To http:, whatever a proxy in front speaks.
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.turns = Turns()

@@ -112,7 +112,7 @@ def _http_error(request: Request, error: HTTPException) -> LandmarkdError:
 
 def _http_detail(request: Request, error: HTTPException) -> str:
     if error.detail == HTTPStatus.NOT_FOUND.phrase:  # As the router says it, of any other path.
-        return "expected a path that is listed in /docs"
+        return "expected a path that is listed in /docs, with no slash at its end"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"expected {allowed}, got {request.method}"

@@ -121,6 +121,8 @@ def test_form_without_exactly_one_volume_is_refused(
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),
+        ("GET", "/livez/", 404),  # No redirect, which behind a proxy with TLS would lead out of it.
+        ("POST", f"{URL}/", 404),
         ("GET", URL, 405),
         ("DELETE", "/livez", 405),
         ("GET", "/v1/models/nope", 404),
