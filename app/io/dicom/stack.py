@@ -29,7 +29,13 @@ ROUNDING_MM: Final = 0.11
 up to 0.1 mm off a line from the first to the last, as all three are rounded."""
 
 MAX_ROUNDING: Final = 0.25
-"""Share of the step that is never exceeded. Where an image is missing, another is a third off."""
+"""Share of the step up to which that is allowed."""
+
+MISSING: Final = 1 / 3
+"""Of the step: how far off at least one image is, where another is missing."""
+
+DECIMALS: Final = (1, 2, 3)
+"""With which positions may be written so that their rounding matters."""
 
 SAME_PLACE: Final = 1e-3
 """Of the step between images: nearer ones are at one place."""
@@ -67,9 +73,13 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[tuple[Plane, ...], Affine, li
             warnings.append("the file does not say how thick its slice is; 1 mm was assumed")
         step = thickness * normal
     else:
-        step = _step(positions, normal, min(first.spacing))
-        tilt = math.degrees(math.acos(min(1.0, float(step @ normal) / float(np.linalg.norm(step)))))
-        if tilt > TILT_DEGREES:
+        rounding = _last_decimal(positions)
+        step = _step(positions, normal, min(first.spacing), rounding)
+        along = float(step @ normal)
+        beside = float(np.linalg.norm(step - along * normal))
+        tilt = math.degrees(math.atan2(beside, along))
+        # Each coordinate of the first and of the last position may be rounded the other way.
+        if tilt > TILT_DEGREES and beside * (len(planes) - 1) > math.sqrt(3) * rounding:
             warnings.append(
                 f"the images are shifted against each other by {tilt:.1f} degrees (gantry tilt); "
                 "the affine is sheared by as much"
@@ -96,7 +106,7 @@ def _directions(plane: Plane) -> Float64[np.ndarray, "3 3"]:
 
 
 def _step(
-    positions: Points, normal: Float64[np.ndarray, " 3"], spacing: float
+    positions: Points, normal: Float64[np.ndarray, " 3"], spacing: float, rounding: float
 ) -> Float64[np.ndarray, " 3"]:
     """Return the step from one image to the next, from sorted positions in equal steps.
 
@@ -117,14 +127,19 @@ def _step(
     along = offsets @ normal
     beside = np.linalg.norm(offsets - along[:, None] * normal, axis=1)
     mean = (heights[-1] - heights[0]) / (count - 1)
-    allowed = min(max(MAX_DEVIATION * mean, ROUNDING_MM), MAX_ROUNDING * mean)
+    # Of oblique images three rounded coordinates add up; one that is missing must not hide in that.
+    along_rounding = rounding * float(np.abs(normal).sum())
+    allowed = max(
+        min(max(MAX_DEVIATION * mean, ROUNDING_MM), MAX_ROUNDING * mean),
+        min(along_rounding, MISSING * mean - along_rounding),
+    )
     worst = int(np.abs(steps - usual).argmax())
     unevenness = abs(steps[worst] - usual)
     # Rounding may put few images back in line though one is missing, but makes no step of two.
     if (
         np.abs(along).max() <= allowed
         and unevenness <= 2 * allowed
-        and beside.max() <= MAX_DEVIATION * spacing
+        and (beside.max() <= MAX_DEVIATION * spacing or np.abs(offsets).max() <= rounding)
     ):
         return step
     if unevenness > allowed:
@@ -138,3 +153,11 @@ def _step(
         f"expected images in a straight stack, got image {int(deviation.argmax()) + 1} of {count} "
         f"{deviation.max():.3g} mm beside its place"
     )
+
+
+def _last_decimal(positions: Points) -> float:
+    """Return what the last decimal of positions stands for, in mm; 0 if they have many."""
+    for decimals in DECIMALS:
+        if np.array_equal(positions, positions.round(decimals)):
+            return 1.001 * 10**-decimals  # Off by that exactly, a difference may be a bit more.
+    return 0.0

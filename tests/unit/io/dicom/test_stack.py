@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.spatial.transform import Rotation
 
 from app.errors import BadGeometry
-from app.geometry import Affine, transform
+from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom.image import PixelType, Plane
 from app.io.dicom.stack import stack_planes
 
@@ -22,13 +23,26 @@ def places(count: int, step_mm: float, decimals: int = 1, start_mm: float = STAR
     return np.stack([np.full(count, -100.0), np.full(count, -80.0), heights], axis=1)
 
 
-def stack(positions: np.ndarray, pixel_mm: float = 0.35) -> Affine:
+def oblique_places(
+    rng: np.random.Generator, count: int, step_mm: float, decimals: int = 1
+) -> tuple[np.ndarray, tuple[float, ...]]:
+    """Positions of images that lie anyhow, with so many decimals, and their orientation."""
+    directions = Rotation.random(random_state=rng).as_matrix()
+    lines = rng.uniform(-100, 100, 3) + step_mm * np.arange(count)[:, None] * directions[2]
+    return np.round(lines, decimals), tuple(directions[:2].ravel())
+
+
+def stack(
+    positions: np.ndarray, pixel_mm: float = 0.35, orientation: tuple[float, ...] = AXIAL
+) -> Affine:
     """Stack images at positions in mm, LPS; returns the affine."""
     planes = [
-        Plane(file, 0, PIXELS, AXIAL, (pixel_mm, pixel_mm), tuple(place), None, (1.0, 0.0))
+        Plane(file, 0, PIXELS, orientation, (pixel_mm, pixel_mm), tuple(place), None, (1.0, 0.0))
         for file, place in enumerate(positions.tolist())
     ]
-    return stack_planes(planes)[1]
+    _, affine, warnings = stack_planes(planes)
+    assert not warnings  # Nothing is tilted here but by rounding.
+    return affine
 
 
 STEPS_MM = (0.4375, 0.625, 0.75, 1.25, 3.85, 5.0)
@@ -68,6 +82,47 @@ def test_an_image_at_the_place_of_another_is_noticed(
     for twice in {0, count // 2, count - 1}:
         with pytest.raises(BadGeometry, match="expected one image at each place, got 2 or more"):
             stack(np.insert(whole, twice, whole[twice], axis=0))
+
+
+@pytest.mark.parametrize("count", [3, 5, 40, 300])
+@pytest.mark.parametrize("step_mm", [1.1, 2.5, 5.0])
+@pytest.mark.parametrize("decimals", [1, 2])
+def test_rounded_positions_of_oblique_images_are_an_even_stack(
+    decimals: int, step_mm: float, count: int
+) -> None:
+    rng = np.random.default_rng(count)
+    ends = np.array([[0, 0, k] for k in range(count)], float)
+    for _ in range(50):
+        positions, orientation = oblique_places(rng, count, step_mm, decimals)
+        affine = stack(positions, 0.02, orientation)
+        found = transform(LPS_FROM_RAS @ affine, ends)
+        assert_allclose(found, positions, rtol=0, atol=1.01 * 10**-decimals)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 9, 40])
+@pytest.mark.parametrize("step_mm", [0.6, 0.75, 1.1, 2.5, 5.0])
+def test_a_missing_image_does_not_hide_in_the_rounding_of_oblique_ones(
+    step_mm: float, count: int
+) -> None:
+    rng = np.random.default_rng(count)
+    for _ in range(50):
+        whole, orientation = oblique_places(rng, count + 1, step_mm)
+        gap = rng.integers(1, count)
+        with pytest.raises(BadGeometry, match=r"is one missing\?"):
+            stack(np.delete(whole, gap, axis=0), orientation=orientation)
+
+
+def test_oblique_images_may_be_off_by_no_more_than_their_decimals_explain() -> None:
+    rng = np.random.default_rng(3)
+    positions, orientation = oblique_places(rng, 40, 2.0)
+    stack(positions, 0.35, orientation)
+    positions[20] += 0.2 * np.array(orientation[:3]).round()
+    with pytest.raises(BadGeometry, match=r"image 21 of 40 0\.\d+ mm beside its place"):
+        stack(positions, 0.35, orientation)
+    finer, orientation = oblique_places(rng, 40, 2.0, 4)
+    finer[20] += 0.05 * np.array(orientation[:3])
+    with pytest.raises(BadGeometry, match=r"image 21 of 40 0\.05 mm beside its place"):
+        stack(finer, 0.35, orientation)
 
 
 @pytest.mark.parametrize(
