@@ -54,7 +54,11 @@ class JobFolder:
         database = path / "jobs.sqlite"
         try:
             if not database.exists() and any(path.glob("scans/*")):
-                raise StartupError(f"expected a folder of jobs, or none with scans, got {path}")
+                raise StartupError(
+                    f"expected a folder of jobs, or none with scans, got {path}, which has files "
+                    "in scans but no jobs.sqlite: put that back, or name another folder in "
+                    "LANDMARKD_JOBS, or delete scans if nobody needs them any more"
+                )
             self.files = ScanFiles(path)
             database.touch(mode=0o600)
             self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False)

@@ -269,7 +269,7 @@ def test_scans_of_a_folder_of_something_else_stay(tmp_path: Path) -> None:
     scan = tmp_path / "scans" / "head_7.nii.gz"
     scan.parent.mkdir()
     scan.write_bytes(b"a scan")
-    with pytest.raises(StartupError, match="expected a folder of jobs, or none with scans"):
+    with pytest.raises(StartupError, match=r"no jobs\.sqlite: put that back, .* delete scans"):
         JobFolder(tmp_path, ENOUGH, DAY_S)
     assert [path.name for path in tmp_path.rglob("*")] == ["scans", "head_7.nii.gz"]
 
