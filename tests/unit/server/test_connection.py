@@ -1,10 +1,12 @@
 """Time limits of a connection, and clients that close it, over real sockets and on both loops."""
 
 import asyncio
+import socket
 import time
 
 import pytest
 
+from app.server.connection import RESET
 from tests.support.body_services import (
     BODY,
     LARGE,
@@ -63,6 +65,30 @@ def test_connection_closes_with_its_client_if_nothing_is_to_be_answered(
             assert await connection.status() == 200
         connection.writer.write_eof()
         assert await connection.reader.read() == b""
+        await connection.service.lost.wait()
+
+    run_client(client)
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize("behind", [LIVENESS, post("/fill") + b"x"], ids=["whole", "unfinished"])
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+def test_disconnect_is_noticed_while_other_requests_wait(
+    behind: bytes, apart: bool, reset: bool, run_client: RunClient
+) -> None:
+    async def client(connection: Connection) -> None:
+        first = post("/wait", length=3) + b"abc"
+        await connection.send(first + (b"" if apart else behind))
+        await connection.service.received.wait()
+        if apart:
+            await connection.send(behind)
+        await connection.service.queued.wait()
+        if reset:
+            connection.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, RESET
+            )
+        connection.writer.close()
+        await connection.service.left.wait()
         await connection.service.lost.wait()
 
     run_client(client)

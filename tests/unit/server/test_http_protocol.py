@@ -1,12 +1,10 @@
 """Requests and bodies over real sockets, on both event loops, and what is refused of them."""
 
-import socket
 from itertools import repeat
 
 import pytest
 
 from app.errors import Draining
-from app.server.connection import RESET
 from app.server.http_protocol import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
@@ -145,30 +143,6 @@ def test_disconnect_after_a_body_is_noticed(header: str, run_client: RunClient) 
         await connection.send(post("/wait", header) + BODY)
         connection.writer.close()
         await connection.service.left.wait()
-
-    run_client(client)
-
-
-@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-@pytest.mark.parametrize("behind", [LIVENESS, post("/fill") + b"x"], ids=["whole", "unfinished"])
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_disconnect_is_noticed_while_other_requests_wait(
-    behind: bytes, apart: bool, reset: bool, run_client: RunClient
-) -> None:
-    async def client(connection: Connection) -> None:
-        first = post("/wait", length=3) + b"abc"
-        await connection.send(first + (b"" if apart else behind))
-        await connection.service.received.wait()
-        if apart:
-            await connection.send(behind)
-        await connection.service.queued.wait()
-        if reset:
-            connection.writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, RESET
-            )
-        connection.writer.close()
-        await connection.service.left.wait()
-        await connection.service.lost.wait()
 
     run_client(client)
 
