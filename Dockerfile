@@ -49,10 +49,17 @@ RUN pip install --constraint constraints.txt setuptools \
 FROM python:3.11-slim
 COPY --from=dependencies /opt/venv /opt/venv
 # Triton, which CUDA builds of torch bring, compiles what launches its kernels by a C compiler.
+# KubeRay probes containers of Ray by wget; older versions start Ray by a login shell, whose PATH is
+# its own.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin landmarkd \
  && if [ -d /opt/venv/lib/python3*/site-packages/triton ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
       && rm -rf /var/lib/apt/lists/*; \
+    fi \
+ && if [ -e /opt/venv/bin/ray ]; then \
+      apt-get update && apt-get install --yes --no-install-recommends wget \
+      && rm -rf /var/lib/apt/lists/* \
+      && ln -s /opt/venv/bin/ray /usr/local/bin/; \
     fi
 COPY --from=build /srv /srv
 COPY models /srv/landmarkd/models
