@@ -120,8 +120,8 @@ def _create_replica(settings: Settings) -> FastAPI:
     """Build the application of this replica, on the device that Ray assigned to it."""
     configure_logging(settings.log_level, settings.log_format)
     device = "cuda:0" if ray.get_gpu_ids() else "cpu"
-    # The proxy's address is not that of the settings, so it does not tell which hosts are allowed.
-    hosts = settings.allowed_hosts or ("*",)
+    # The address is the proxy's, so that of the settings does not tell which hosts are allowed.
+    hosts = settings.allowed_hosts or ("localhost",)
     app = create_app(settings.model_copy(update={"device": device, "allowed_hosts": hosts}))
     replica = serve.get_replica_context().replica_tag
     lifespan = app.router.lifespan_context

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from app.io.schemas import LandmarksAnswer
 from tests.benchmarks.linux import family_of, is_running
 from tests.benchmarks.servers import (
+    ONE_REPLICA,
     TWO_REPLICAS,
     Server,
     check_same,
@@ -44,6 +46,9 @@ KEY = "open-sesame"
 KEYS = hashlib.sha256(KEY.encode()).hexdigest()
 HEADERS = RAW | {"Authorization": f"Bearer {KEY}"}
 URL = "/v1/landmarks"
+EVERY_ADDRESS = str(IPv4Address(0))
+"""As the image sets it, though the address is the proxy's."""
+
 LARGE = (100, 64, 80)
 """Of float32: 2 MB, which Serve passes on in many chunks."""
 
@@ -114,6 +119,21 @@ def without_id(problem: dict[str, Any]) -> dict[str, Any]:
 def test_config_files_are_valid_for_serve_and_the_application() -> None:
     files = [str(ROOT / "deploy" / "ray" / name) for name in ("serve.yaml", "kuberay.yaml")]
     subprocess.run([sys.executable, "-c", CHECK, *files], cwd=ROOT, check=True)
+
+
+# Before the others start their server, so that there is one at a time.
+@pytest.mark.timeout(300)
+def test_service_without_keys_answers_its_own_machine_and_no_page_of_another_site(
+    models: Path,
+) -> None:
+    scan = toy_scan()
+    with serving(ONE_REPLICA, models / MODEL, THREADS="1", HOST=EVERY_ADDRESS) as started:
+        url = f"http://127.0.0.1:{started.port}{URL}"
+        for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000"):
+            assert httpx.post(url, content=scan, headers=RAW | {"Host": host}).is_success, host
+        for header in ({"Host": "evil.example:8000"}, {"Sec-Fetch-Site": "cross-site"}):
+            refused = httpx.post(url, content=scan, headers=RAW | header, timeout=60)
+            assert problem_of(refused).code == "forbidden", header
 
 
 def test_every_replica_answers_as_the_service_without_ray(

@@ -106,6 +106,7 @@ def test_no_committed_text_names_a_place_on_one_machine() -> None:
 
 def test_compose_passes_every_setting_on() -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    named = set(re.findall(rf"^ +{PREFIX}(\w+):$", text, flags=re.MULTILINE))
+    passed_on = rf'^ +{PREFIX}(\w+):(?: "\$\{{{PREFIX}\1:-.*)?$'  # Perhaps with a default.
+    named = set(re.findall(passed_on, text, flags=re.MULTILINE))
     expected = {name.upper() for name in Settings.model_fields.keys() - FIXED_IN_CONTAINERS}
     assert named == expected
