@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Final
 
 from fastapi import FastAPI
@@ -79,7 +79,7 @@ def create_app(
     app = FastAPI(
         title="landmarkd",
         description=DESCRIPTION,
-        version=_version(),
+        version=version("landmarkd"),
         lifespan=lifespan,
         docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
         openapi_url=None,  # The same, with a key where one is needed.
@@ -149,10 +149,3 @@ async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:
         raise
     state = engine.readiness()
     logger.info("started", extra={"ready": state.ready, "reason": state.reason})
-
-
-def _version() -> str:
-    try:
-        return version("landmarkd")
-    except PackageNotFoundError:
-        return "0"

@@ -19,8 +19,6 @@ OriginCheck = Callable[[Scope], Forbidden | None]
 
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-MAX_QUOTED_CHARACTERS: Final = 64
-
 
 def make_origin_check(settings: Settings) -> OriginCheck:
     """Make the check of a service's settings: keys, address and allowed hosts."""
@@ -39,7 +37,7 @@ def make_origin_check(settings: Settings) -> OriginCheck:
         if host and host not in allowed:
             return Forbidden(
                 f"expected Host to be {', '.join(sorted(allowed))} or one of "
-                f"LANDMARKD_ALLOWED_HOSTS, got {host[:MAX_QUOTED_CHARACTERS]!r}"
+                f"LANDMARKD_ALLOWED_HOSTS, got {host[:64]!r}"
             )
         return None
 
