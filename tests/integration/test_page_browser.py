@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from PIL import Image
 
 from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
@@ -18,6 +17,7 @@ from tests.support.browser import (
     KEY,
     MISSING,
     NEAR_MM,
+    SAME_GREY,
     SAMPLE,
     SCAN,
     SEED,
@@ -25,8 +25,10 @@ from tests.support.browser import (
     Page,
     choose,
     chosen,
+    compare_points,
     crosshair,
     download,
+    drawn,
     drop,
     mark_of,
     opened,
@@ -38,24 +40,12 @@ from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import ServiceProcess
 
-SAME_GREY = 1.0
-"""Of 255, in the mean; another frame differs by several times as much."""
-
 WITHOUT_WEBGL = "HTMLCanvasElement.prototype.getContext = () => null"
 PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
     "has_touch": True,
     "is_mobile": True,
 }
-
-
-def drawn(page: Page) -> np.ndarray:
-    """Read the grey values of the viewer, without focus and pointer."""
-    page.mouse.move(0, 0)
-    page.evaluate("document.activeElement.blur()")
-    return np.asarray(
-        Image.open(io.BytesIO(page.locator("#canvas").screenshot())).convert("L"), float
-    )
 
 
 class Pane(NamedTuple):
@@ -83,16 +73,6 @@ def compare_rows(page: Page, answer: list[dict[str, Any]]) -> None:
         mm = one["ras_mm"] or [MISSING] * 3
         assert cells[:2] == [one["name"], one["status"].replace("_", " ")]
         assert cells[2:5] == [at if at == MISSING else f"{at:.2f}" for at in mm]
-
-
-def compare_points(page: Page, found: list[dict[str, Any]]) -> None:
-    """Check the points that NiiVue draws."""
-    nodes = page.evaluate(
-        "landmarkd.viewer.nv.meshes[0].nodes.map(({ name, x, y, z }) => [name, x, y, z])"
-    )
-    assert [node[0] for node in nodes] == [landmark["name"] for landmark in found]
-    places = np.array([landmark["ras_mm"] for landmark in found])
-    assert_allclose([node[1:] for node in nodes], places, atol=NEAR_MM)
 
 
 def move_through_rows(page: Page, answer: list[dict[str, Any]]) -> None:

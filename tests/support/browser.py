@@ -1,11 +1,16 @@
 """The page in a Chromium: opened, given files, and read."""
 
 import base64
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.testing import assert_allclose
+from PIL import Image
 
 from app.phantom import make_phantom, scan_bytes
 
@@ -33,6 +38,8 @@ ABSENT: Final = "ring"
 """From this scan."""
 MISSING: Final = "\N{EN DASH}"
 NEAR_MM: Final = 1e-3
+SAME_GREY: Final = 1.0
+"""Of 255, in the mean; another frame or side differs by several times as much."""
 
 
 @contextmanager
@@ -55,7 +62,7 @@ def enter(page: Page, url: str) -> None:
     page.wait_for_selector("body[data-ready]")
     page.fill("#key", KEY)
     page.keyboard.press("Enter")
-    page.wait_for_selector("#generate:not([hidden])")
+    page.wait_for_selector("#ask-key", state="hidden")
 
 
 def drop(page: Page, *files: tuple[str, bytes]) -> None:
@@ -72,6 +79,25 @@ def drop(page: Page, *files: tuple[str, bytes]) -> None:
         [[name, base64.b64encode(content).decode()] for name, content in files],
     )
     page.dispatch_event("#screen", "drop", {"dataTransfer": carried})
+
+
+def drawn(page: Page) -> np.ndarray:
+    """Read the grey values of the viewer, without focus and pointer."""
+    page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur()")
+    return np.asarray(
+        Image.open(io.BytesIO(page.locator("#canvas").screenshot())).convert("L"), float
+    )
+
+
+def compare_points(page: Page, found: list[dict[str, Any]]) -> None:
+    """Check the points that NiiVue draws."""
+    nodes = page.evaluate(
+        "landmarkd.viewer.nv.meshes[0].nodes.map(({ name, x, y, z }) => [name, x, y, z])"
+    )
+    assert [node[0] for node in nodes] == [landmark["name"] for landmark in found]
+    places = np.array([landmark["ras_mm"] for landmark in found])
+    assert_allclose([node[1:] for node in nodes], places, atol=NEAR_MM)
 
 
 def text_of(page: Page, selector: str) -> str:

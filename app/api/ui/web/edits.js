@@ -1,6 +1,6 @@
 // Corrections of one answer: what a person decided of its landmarks, with undo and redo.
 
-import { transform } from "./geometry.js";
+import { invert, transform } from "./geometry.js";
 
 // What only the network knows of a landmark, and not of one that a person places.
 const UNKNOWN = {
@@ -62,9 +62,9 @@ export class Edits {
 
   // Each of the following returns the index of the landmark that it changed, or -1.
 
-  /** Put a landmark at a voxel index; `on`: as one step with the one before, such as of a key held down. */
-  place(index, ijk, { on = false } = {}) {
-    const ras = transform(this.original.volume.affine, ijk);
+  /** Put a landmark at a position in mm, RAS; `on`: as one step with the one before, such as of a key held down. */
+  place(index, ras, { on = false } = {}) {
+    const ijk = transform(invert(this.original.volume.affine), ras);
     const lps = [-ras[0], -ras[1], ras[2]].map((mm) => mm + 0); // no -0
     const position = { status: "detected", ijk, ras_mm: ras, lps_mm: lps };
     return this.#change(index, { ...UNKNOWN, ...position }, on);

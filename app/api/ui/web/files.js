@@ -34,6 +34,17 @@ export function listenForFiles(open) {
 const isScan = (name) =>
   element("file").accept.split(",").some((suffix) => suffix.startsWith(".") && name.toLowerCase().endsWith(suffix));
 
+/** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
+export async function suffixOf(file) {
+  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 132).arrayBuffer()));
+  if (start.startsWith("PK") || start.endsWith("DICM")) {
+    throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
+  }
+  if (start.startsWith("\x1f\x8b")) return "nii.gz";
+  if (start.startsWith("NRRD")) return "nrrd";
+  return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
+}
+
 /** The scans among what was dropped; folders are searched. */
 async function filesOf(transfer) {
   // Before anything is awaited: afterwards the items are gone.

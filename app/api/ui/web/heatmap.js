@@ -25,8 +25,9 @@ export class Heatmap {
       signal.throwIfAborted();
       this.#keep(index, file);
       const highest = await viewer.showHeatmap(file, signal);
-      if (!entry.edits.landmarks[index].ijk) viewer.select(index, highest.ijk);
-      this.#say(describe(name, highest, ijk, entry.edits.original.volume.affine));
+      const { affine } = entry.edits.original.volume;
+      if (!entry.edits.landmarks[index].ijk) viewer.select(index, transform(affine, highest.ijk));
+      this.#say(describe(name, highest, ijk, affine));
     } catch (error) {
       if (signal.aborted) return;
       this.#index = -1;

@@ -4,7 +4,6 @@ import { describeModel } from "./about.js";
 import { offerDownloads, saveAll, stemOf } from "./downloads.js";
 import { Edits, nearestToAll } from "./edits.js";
 import { listenForFiles } from "./files.js";
-import { invert, transform } from "./geometry.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { CANCELLED, showProblem, showProgress } from "./notices.js";
@@ -116,6 +115,7 @@ function showAnswer(entry, visible) {
   offerDownloads(file.name, edits, showProblem);
   state.visible = visible;
   if (visible) {
+    state.viewer.setGeometry(edits.original.volume);
     state.viewer.setLandmarks(edits.landmarks);
     element("names").checked = state.viewer.names;
   }
@@ -129,9 +129,7 @@ function select(index, options) {
   queue.current.selected = index;
   heatmap.hide(state.viewer, index);
   results.select(index, options);
-  const expected = edits.landmarks[index]?.expected_ras_mm;
-  const near = expected && transform(invert(edits.original.volume.affine), expected);
-  if (state.visible) state.viewer.select(index, near);
+  if (state.visible) state.viewer.select(index, edits.landmarks[index]?.expected_ras_mm);
 }
 
 /** Show what a correction has changed. */
@@ -182,9 +180,9 @@ function step(right, up, on) {
   return true;
 }
 
-function placeChosen(ijk) {
+function placeChosen(mm) {
   const { edits, selected } = queue.current;
-  edits.place(selected, ijk);
+  edits.place(selected, mm);
   setPlacing(false);
   showEdit(selected);
 }
@@ -358,8 +356,8 @@ async function loadViewer() {
   const callbacks = {
     onSelect: (index) => select(index),
     onHover: (index) => results.hover(index),
-    onMove: (index, ijk) => {
-      queue.current.edits.place(index, ijk);
+    onMove: (index, mm) => {
+      queue.current.edits.place(index, mm);
       showEdit(index);
     },
     onPlace: placeChosen,

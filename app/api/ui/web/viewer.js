@@ -1,5 +1,6 @@
 // The viewer: NiiVue with three planes and 3D, and the hand that moves points in the planes.
 
+import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
 import { Markers } from "./markers.js";
 
@@ -65,7 +66,7 @@ class Viewer {
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
-   * but the voxel index of a new position.
+   * but a new position. Positions are in mm, RAS.
    */
   constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace }) {
     Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, markers: new Markers(labels) });
@@ -103,11 +104,20 @@ class Viewer {
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
   }
 
+  /** Put the scan where the service read it: NiiVue may prefer another form of a NIfTI file, and takes any unit for mm. */
+  setGeometry({ affine, spacing_mm }) {
+    const [volume] = this.nv.volumes;
+    const at = transform(invert(volume.hdr.affine), this.crosshair);
+    volume.hdr.pixDims.splice(1, 3, ...spacing_mm);
+    volume.setAffine(affine);
+    this.nv.updateGLVolume();
+    this.nv.scene.crosshairPos = this.nv.mm2frac(transform(affine, at));
+  }
+
   /** Show the landmarks of a scan, new or changed ones; `select` shows which one is chosen. */
   setLandmarks(landmarks) {
-    // By voxel index and NiiVue's own affine: it may not prefer the form that the service uses.
-    this.#landmarks = landmarks.map(({ name, status, ijk, region95_mm, decided_by }) => ({
-      name, status, region: region95_mm, person: decided_by === "person", mm: ijk && transform(this.#affine, ijk),
+    this.#landmarks = landmarks.map(({ name, status, ras_mm, region95_mm, decided_by }) => ({
+      name, status, region: region95_mm, person: decided_by === "person", mm: ras_mm,
     }));
   }
 
@@ -120,7 +130,7 @@ class Viewer {
     const at = img.reduce((best, value, voxel) => (value > img[best] ? voxel : best), 0);
     if (img[at] > 0) {
       Object.assign(heatmap, { cal_min: img[at] / 2, cal_max: img[at], colormapType: CLEAR_BELOW });
-      heatmap.setAffine(this.#affine);
+      heatmap.setAffine(this.nv.volumes[0].hdr.affine);
       this.nv.addVolume(heatmap);
     }
     return { value: img[at], ijk: [at % width, Math.floor(at / width) % height, Math.floor(at / width / height)] };
@@ -146,10 +156,10 @@ class Viewer {
     this.canvas.style.cursor = "crosshair";
   }
 
-  /** Move the crosshair to a landmark; to `near`, a voxel index, if it has no position. */
+  /** Move the crosshair to a landmark; to `near`, in mm, if it has no position. */
   select(index, near = null) {
     this.#selected = index;
-    const mm = this.#landmarks[index]?.mm ?? (near && transform(this.#affine, near));
+    const mm = this.#landmarks[index]?.mm ?? near;
     if (mm) this.nv.scene.crosshairPos = this.nv.mm2frac(mm);
     this.#draw();
   }
@@ -175,17 +185,17 @@ class Viewer {
     this.nv.updateGLVolume();
   }
 
-  /** Voxel index of the crosshair. */
+  /** Position of the crosshair. */
   get crosshair() {
-    return transform(invert(this.#affine), [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3));
+    return [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3);
   }
 
-  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last: its voxel index. */
+  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last. */
   beside(index, right, up) {
     const mm = [...this.#landmarks[index].mm];
     mm[PLANES[this.#plane][0]] += right;
     mm[PLANES[this.#plane][1]] += up;
-    return transform(invert(this.#affine), mm);
+    return mm;
   }
 
   /** Give up a drag: the point returns to where it was. */
@@ -198,10 +208,6 @@ class Viewer {
   /** Positions of landmarks on the canvas, {index, x, y} in CSS pixels, for each tile that shows them. */
   screenPositions() {
     return this.markers.marks;
-  }
-
-  get #affine() {
-    return this.nv.volumes[0]?.hdr.affine;
   }
 
   #draw() {
@@ -354,11 +360,10 @@ class Viewer {
     if (!pressed) return;
     const tile = this.#planeAt(pressed.x, pressed.y);
     if (pressed.mm && pressed.moved) {
-      const mm = this.#dragged(pressed, event.offsetX, event.offsetY);
-      this.onMove(pressed.mark.index, transform(invert(this.#affine), mm));
+      this.onMove(pressed.mark.index, this.#dragged(pressed, event.offsetX, event.offsetY));
     } else if (this.#placing && tile && !pressed.moved) {
       const at = this.nv.frac2mm(this.nv.scene.crosshairPos)[PLANES[tile.axCorSag][2]];
-      this.onPlace(transform(invert(this.#affine), this.#mmAt(tile, pressed.x, pressed.y, at)));
+      this.onPlace(this.#mmAt(tile, pressed.x, pressed.y, at));
     } else if (pressed.mark && !pressed.moved) {
       // A drag in 3D turns the scan; it does not select.
       this.onSelect(pressed.mark.index);
@@ -384,15 +389,4 @@ class Viewer {
     this.hover(index);
     this.onHover(index);
   }
-}
-
-/** The suffix of a scan's format, by its first bytes. */
-async function suffixOf(file) {
-  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 132).arrayBuffer()));
-  if (start.startsWith("PK") || start.endsWith("DICM")) {
-    throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
-  }
-  if (start.startsWith("\x1f\x8b")) return "nii.gz";
-  if (start.startsWith("NRRD")) return "nrrd";
-  return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
 }

@@ -1,0 +1,84 @@
+"""Scans on the page whose header another program reads otherwise than the service."""
+
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from app.geometry import spacing_of
+from app.io.volume import read_volume
+from tests.support.browser import (
+    NEAR_MM,
+    SAME_GREY,
+    SCAN,
+    Browser,
+    choose,
+    compare_points,
+    crosshair,
+    drawn,
+    drop,
+    landmark,
+    mark_of,
+    opened,
+    text_of,
+)
+from tests.support.services import ServiceProcess
+
+VOLUME = read_volume(SCAN)
+MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
+
+
+def written(per_mm: float = 1.0, unit: str = "mm", qform: np.ndarray | None = None) -> bytes:
+    """Write the scan with lengths in a unit, and with a qform of a higher code than the sform."""
+    to_unit = np.diag([per_mm, per_mm, per_mm, 1.0])
+    image = nib.Nifti2Image(np.rint(VOLUME.voxels).astype(np.int16), to_unit @ VOLUME.affine)
+    image.header.set_xyzt_units(unit)
+    image.set_sform(to_unit @ VOLUME.affine, code=1)
+    if qform is not None:
+        image.set_qform(qform, code=2)
+    content: bytes = image.to_bytes()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("scan", "warning"),
+    [
+        (written(qform=MIRROR @ VOLUME.affine), "the qform disagrees"),
+        (written(1e-3, "meter"), "metres"),
+        (written(1e3, "micron"), "microns"),
+    ],
+    ids=["mirrored qform", "metres", "microns"],
+)
+def test_scan_is_shown_where_the_service_read_it(
+    browser: Browser,
+    page_service: ServiceProcess,
+    answer: list[dict[str, Any]],
+    scan: bytes,
+    warning: str,
+) -> None:
+    found = [one for one in answer if one["ras_mm"]]
+    name = found[0]["name"]
+    with opened(browser, page_service.url) as page:
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector("#rows tr")
+        choose(page, name)
+        plain = drawn(page)
+        mark = mark_of(page, name, 0)
+        drop(page, ("odd.nii", scan))
+        page.wait_for_selector('#facts:text("odd.nii")')
+        assert warning in text_of(page, "#warnings")
+        choose(page, name)
+        compare_points(page, found)
+        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
+        assert mark_of(page, name, 0) == pytest.approx(mark, abs=0.1)
+        # A correction moves it by as many mm, and along the same axis.
+        page.mouse.click(mark["x"], mark["y"])
+        page.keyboard.press("Shift+ArrowRight")
+        expected = np.array(found[0]["ras_mm"])
+        expected[0] += spacing_of(VOLUME.affine).min()
+        assert_allclose(landmark(page, name)["ras_mm"], expected, atol=NEAR_MM)
+        assert_allclose(crosshair(page), expected, atol=NEAR_MM)
+        voxel = np.linalg.inv(VOLUME.affine) @ [*expected, 1.0]
+        assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
