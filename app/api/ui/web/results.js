@@ -80,7 +80,8 @@ export class Results {
     if (index !== this.#selected) this.#before = this.#selected;
     this.#selected = index;
     this.#mark();
-    if (focus) element("rows").rows[index]?.focus();
+    // In the table, the focus goes along: arrows go on from the row that has it.
+    if (focus || element("rows").contains(document.activeElement)) element("rows").rows[index]?.focus();
     this.#reveal();
   }
 

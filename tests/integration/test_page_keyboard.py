@@ -1,0 +1,62 @@
+"""The page by keyboard, in a real Chromium with a real service: where the focus is."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import (
+    ABSENT,
+    SCAN,
+    Browser,
+    Page,
+    choose,
+    chosen,
+    drop,
+    opened,
+    rows,
+)
+from tests.support.services import ServiceProcess
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, page_service: ServiceProcess) -> Iterator[Page]:
+    """The page with one scan, whose landmarks are found."""
+    with opened(browser, page_service.url) as made:
+        drop(made, ("head.nii.gz", SCAN))
+        made.wait_for_selector("#rows tr")
+        yield made
+
+
+def focused(page: Page) -> str:
+    """Read the name in the row that has the focus; empty if none has."""
+    script = "document.activeElement.closest('#rows tr')?.cells[0].textContent ?? ''"
+    return str(page.evaluate(script))
+
+
+def test_focus_in_the_table_goes_along_with_the_chosen_row(page: Page) -> None:
+    names = [cells[0] for cells in rows(page)]
+    choose(page, names[0])
+    assert focused(page) == names[0]
+    for _ in names:
+        page.keyboard.press("n")
+        assert focused(page) == chosen(page)
+    at = names.index(chosen(page))
+    page.keyboard.press("ArrowUp" if at else "ArrowDown")
+    assert focused(page) == chosen(page) == names[at - 1 if at else 1]
+
+
+def test_undo_takes_the_focus_along(page: Page) -> None:
+    names = [cells[0] for cells in rows(page)]
+    choose(page, ABSENT)
+    page.keyboard.press("a")
+    choose(page, names[0])
+    page.keyboard.press("Control+z")
+    assert focused(page) == chosen(page) == ABSENT
+
+
+def test_button_that_is_pressed_keeps_the_focus(page: Page) -> None:
+    page.focus('[data-act="next"]')
+    before = chosen(page)
+    page.keyboard.press("Enter")
+    assert chosen(page) != before
+    assert page.evaluate("document.activeElement.dataset.act") == "next"
