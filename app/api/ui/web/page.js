@@ -202,13 +202,17 @@ function measureSoon(entry) {
   clearTimeout(state.timer);
   if (!edits.original.measurements.length) return;
   results.measured(null);
+  element("problem").hidden = true;
   state.timer = setTimeout(async () => {
-    const { landmarks } = edits;
+    const { landmarks, original } = edits;
+    const show = (answer) => entry === queue.current && landmarks === edits.landmarks && results.measured(answer);
     try {
-      const answer = JSON.parse(await (await convertAnswer(edits.answer, "json")).text());
-      if (entry === queue.current && landmarks === edits.landmarks) results.measured(answer);
+      show(JSON.parse(await (await convertAnswer(edits.answer, "json")).text()));
     } catch (problem) {
       showProblem(problem);
+      // Those of before are of other positions.
+      const unknown = { value: null, interval95: null, reason: problem.message };
+      show({ ...original, measurements: original.measurements.map((one) => ({ ...one, ...unknown })) });
     }
   }, REST_MS);
 }
