@@ -1,7 +1,126 @@
 """The page while its service is away, busy or killed, in a real Chromium."""
 
-from tests.support.browser import ABSENT, MISSING, SCAN, Browser, choose, drop, opened, text_of
-from tests.support.services import ServiceProcess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.dependencies import hash_key
+from tests.support import faulty_network as commands
+from tests.support.browser import (
+    ABSENT,
+    KEY,
+    MISSING,
+    SCAN,
+    Browser,
+    Page,
+    choose,
+    drop,
+    opened,
+    text_of,
+)
+from tests.support.faulty_network import command_scan, faulty_models
+from tests.support.faulty_service import Faulty
+from tests.support.services import ServiceProcess, ended
+
+STATES = "#scans li span:last-child"
+WAITS = 7
+"""Between attempts."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return faulty_models(tmp_path_factory.mktemp("faulty"))
+
+
+@contextmanager
+def serving(models: Path, port: int = 0) -> Iterator[Faulty]:
+    """Serve, at a port that may be that of a service before, until the block ends."""
+    with ended(Faulty(models, API_KEYS=hash_key(KEY), PORT=str(port))) as service:
+        yield service
+
+
+def states(page: Page) -> list[str]:
+    """Read how far each scan of the list is."""
+    return list(page.locator(STATES).all_text_contents())
+
+
+def test_list_goes_on_when_the_service_is_back(browser: Browser, models: Path) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        held = command_scan(commands.HOLD)
+        drop(page, ("a.nii", held), ("b.nii", held[:999]), ("c.nii", command_scan()))
+        with service.gate.open("wb"):  # opens when the network waits
+            service.kill()
+        page.wait_for_selector('#stage-name:text("Trying again at")')
+        assert text_of(page, "#problem-title") == "No answer"
+        assert page.is_visible("#again")
+        assert states(page) == ["No answer", "waiting", "waiting"]
+        with serving(models, service.port) as again:
+            with again.gate.open("wb"):
+                assert page.is_hidden("#problem")
+            page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
+        assert states(page) == ["3 of 3 found", "Broken volume", "3 of 3 found"]
+        assert page.is_hidden("#problem")
+
+
+def test_scan_that_ends_the_service_fails_alone(browser: Browser, models: Path) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        drop(page, ("deadly.nii", command_scan(commands.KILL)), ("fine.nii", command_scan()))
+        assert service.wait() == -9
+        with serving(models, service.port) as second:
+            assert second.wait() == -9
+        with serving(models, service.port):
+            page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        assert states(page) == ["No answer", "3 of 3 found"]
+        assert "while the service worked on this scan" in text_of(page, "#problem-detail")
+        assert page.is_visible("#again")
+
+
+def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
+    browser: Browser, models: Path
+) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        page.clock.install()
+        service.kill()
+        drop(page, ("a.nii", command_scan()), ("b.nii", command_scan()))
+        for _ in range(WAITS):
+            page.wait_for_selector('#stage-name:text("Trying again at")')
+            page.clock.fast_forward(60_000)
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]')
+        assert states(page) == ["No answer", "No answer"]
+        assert page.is_hidden("#work")
+        with serving(models, service.port):
+            page.click("#again")
+            page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        assert states(page) == ["3 of 3 found", "3 of 3 found"]
+
+
+def test_page_waits_as_long_as_it_is_told_or_until_somebody_asks_again(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    busy: dict[str, Any] = {"status": 503, "headers": {"Retry-After": "3000"}}
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda route: route.fulfill(**busy, body="<html>"))
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector('#stage-name:text("Trying again at")')
+        left = page.evaluate("landmarkd.queue.current.progress.until - Date.now()")
+        assert 2_900_000 < left <= 3_000_000
+        page.unroute("**/v1/landmarks?*")
+        page.click("#again")
+        page.wait_for_selector("#rows tr")
+        assert page.is_hidden("#problem")
+
+
+def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> None:
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda route: route.abort())
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector('#stage-name:text("Trying again at")')
+        page.click("#cancel")
+        page.wait_for_selector('#problem-title:text("Cancelled")')
+        assert page.is_hidden("#work")
 
 
 def test_measurements_that_fail_are_not_those_of_before(

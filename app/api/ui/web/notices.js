@@ -1,6 +1,6 @@
 // Notices: how far a scan is, and what went wrong.
 
-import { Problem } from "./service.js";
+import { isPassing, Problem } from "./service.js";
 
 // Shown above the detail of a problem, by its code.
 const PROBLEM_TITLES = {
@@ -21,14 +21,13 @@ const PROBLEM_TITLES = {
 export const MISFIT = "does not fit this model";
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
-const RETRYABLE = new Set([
-  "slow-upload", "queue-full", "not-ready", "draining", "deadline-exceeded", "unreachable", "cancelled",
-]);
+// Besides those that are passing.
+const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "cancelled"];
 
 const element = (id) => document.getElementById(id);
 
 /** Show the progress of a scan, as the service reports it. */
-export function showProgress({ stage, part, ahead, tile, tiles }) {
+export function showProgress({ stage, part, ahead, tile, tiles, until }) {
   const bar = element("progress");
   const known = { upload: part, tile: tiles ? tile / tiles : undefined }[stage];
   if (known === undefined) bar.removeAttribute("value");
@@ -38,6 +37,7 @@ export function showProgress({ stage, part, ahead, tile, tiles }) {
     upload: () => (part < 1 ? `Sending, ${Math.round(100 * part)} %` : "Sent"),
     queued: () => (ahead ? `Waiting behind ${ahead} other ${ahead === 1 ? "scan" : "scans"}` : "Preparing"),
     tile: () => `Detecting: tile ${tile} of ${tiles}`,
+    outage: () => `Trying again at ${until.toLocaleTimeString()}`,
   }[stage]();
 }
 
@@ -54,6 +54,6 @@ export function showProblem(error, again = false) {
   const asked = again && ["frame", "series"].find((name) => error.message.includes(`choose a ${name}`));
   element("ask-choice").hidden = !asked;
   element("choice-name").textContent = element("choice").name = asked || "";
-  element("again").hidden = !again || !RETRYABLE.has(error.code);
+  element("again").hidden = !again || !(isPassing(error) || RETRYABLE.includes(error.code));
   element("problem").hidden = false;
 }

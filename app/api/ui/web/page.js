@@ -10,7 +10,7 @@ import { CANCELLED, showProblem, showProgress } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
-import { convertAnswer, findLandmarks, generateScan, getReadiness, listModels, setKey } from "./service.js";
+import { convertAnswer, findLandmarks, generateScan, getReadiness, isPassing, listModels, persist, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
@@ -56,7 +56,11 @@ async function work() {
   state.working = true;
   for (let entry; (entry = queue.next()); ) {
     await detect(entry);
-    if (entry.problem?.code === "unauthorized") break;
+    const { problem } = entry;
+    if (problem?.code === "unauthorized") break;
+    if (!problem || !isPassing(problem) || (await getReadiness()).ready) continue;
+    queue.fail(problem); // each would wait as long, for nothing
+    present(queue.current);
   }
   state.working = false;
 }
@@ -65,15 +69,23 @@ async function detect(entry) {
   const abort = (entry.abort = new AbortController());
   entry.model ||= element("model").value; // opened before the list of models was there
   entry.state = "working";
-  present(entry);
+  const { signal } = abort;
   const onProgress = (progress) => {
     entry.progress = progress;
     if (entry === queue.current) showProgress(progress);
   };
+  const attempt = () => {
+    Object.assign(entry, { problem: null, progress: { stage: "upload", part: 0 } });
+    present(entry);
+    return findLandmarks(entry.file, { model: entry.model, ...entry.choice, signal, onProgress });
+  };
+  const onWait = (problem, until) => {
+    Object.assign(entry, { problem, progress: { stage: "outage", until } });
+    present(entry);
+  };
   let outcome;
   try {
-    const options = { model: entry.model, ...entry.choice, signal: abort.signal, onProgress };
-    outcome = { state: "done", edits: new Edits(await findLandmarks(entry.file, options)) };
+    outcome = { state: "done", edits: new Edits(await persist(attempt, signal, onWait)) };
   } catch (error) {
     const cancelled = error.name === "AbortError";
     outcome = cancelled ? { state: "cancelled", problem: CANCELLED } : { state: "problem", problem: error };
@@ -105,7 +117,7 @@ async function present(entry) {
   if (entry !== queue.current || entry.state !== now) return;
   if (entry.edits) showAnswer(entry, visible);
   // No scan is shown: show the drop area again.
-  if (entry.problem && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
+  if (entry.problem && now !== "working" && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
 }
 
 function showAnswer(entry, visible) {
@@ -291,7 +303,10 @@ function listen() {
     else Object.assign(current, { state: "cancelled", problem: CANCELLED });
     present(current);
   };
-  element("again").onclick = () => again(queue.current);
+  element("again").onclick = () => {
+    const failed = queue.entries.filter(({ state, problem }) => state === "problem" && isPassing(problem));
+    for (const entry of new Set([queue.current, ...failed])) again(entry);
+  };
   element("keep").onclick = () => {
     const { current } = queue;
     keep(current, (text) => current === queue.current && setStatus(text));

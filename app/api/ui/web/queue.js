@@ -50,6 +50,11 @@ export class Queue {
     this.render();
   }
 
+  /** Let all that wait have the problem of one. */
+  fail(problem) {
+    for (const entry of this.#entries) if (entry.state === "waiting") Object.assign(entry, { state: "problem", problem });
+  }
+
   /** The scan to be answered next: that which one looks at, or else the first one. */
   next() {
     if (this.current?.state === "waiting") return this.current;
@@ -97,7 +102,7 @@ function newRow() {
 
 function describe({ state, edits, problem }) {
   if (state !== "done") {
-    if (!problem || state !== "problem") return WORDS[state];
+    if (!problem || state === "cancelled") return WORDS[state];
     return isMisfit(problem) ? MISFIT : problem.title;
   }
   const { landmarks, decided } = edits;

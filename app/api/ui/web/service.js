@@ -1,5 +1,9 @@
 // Calls of the service. None leaves the page's own origin.
 
+// Between attempts, in s, as the Python client waits.
+const WAITS_S = [1, 2, 4, 8, 16, 32, 60];
+const PASSING = [429, 502, 503]; // statuses of a service that is busy or restarting, or of a proxy before it
+
 let key = "";
 
 export function setKey(value) {
@@ -12,10 +16,40 @@ function headers(more = {}) {
 
 /** A problem (problem+json) of the service, or an error in its place. */
 export class Problem extends Error {
-  constructor({ code, status = 0, title, detail, request_id = "" }) {
+  constructor({ code, status = 0, title, detail, request_id = "" }, retryAfter = 0) {
     super(detail);
-    Object.assign(this, { code, status, title, detail, requestId: request_id });
+    Object.assign(this, { code, status, title, detail, requestId: request_id, retryAfter });
   }
+}
+
+/** Whether what failed may succeed later, as it is. */
+export const isPassing = ({ code, status }) => code === "unreachable" || PASSING.includes(status);
+
+/**
+ * Try until it succeeds, for some minutes; whatever is not passing is final. `onWait` gets the problem and the time of
+ * the next attempt.
+ */
+export async function persist(attempt, signal, onWait) {
+  let broken = 0;
+  for (const wait of WAITS_S) {
+    try {
+      return await attempt();
+    } catch (problem) {
+      // Twice may not be by chance: the scan may be what ends the service.
+      if (!isPassing(problem) && (problem.code !== "broken-off" || broken++)) throw problem;
+      const ms = 1000 * Math.max(wait, problem.retryAfter);
+      onWait(problem, new Date(Date.now() + ms));
+      await pause(ms, signal);
+    }
+  }
+  return attempt();
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => reject(signal.reason));
+  });
 }
 
 const unreachable = () =>
@@ -25,16 +59,22 @@ const unreachable = () =>
     detail: "The connection to the service was closed. The service may have stopped, or refused the upload.",
   });
 
-function problemOf(text, status) {
+const brokenOff = () =>
+  new Problem({
+    code: "broken-off",
+    title: "No answer",
+    detail: "The connection was closed while the service worked on this scan. The service may have stopped.",
+  });
+
+function problemOf(text, status, retryAfter) {
   try {
     const problem = JSON.parse(text);
-    if (problem.code) return new Problem(problem);
+    if (problem.code) return new Problem(problem, retryAfter);
   } catch {
     // Such as the HTML of a proxy.
   }
-  return new Problem({
-    code: "unexpected", status, title: "Unexpected answer", detail: `Got HTTP status ${status}.`,
-  });
+  const words = { title: "Unexpected answer", detail: `Got HTTP status ${status}.` };
+  return new Problem({ code: "unexpected", status, ...words }, retryAfter);
 }
 
 async function request(path, options = {}) {
@@ -120,12 +160,16 @@ export function findLandmarks(file, { model, frame, series, signal, onProgress }
     };
     upload.upload.onprogress = ({ loaded, total }) => onProgress({ stage: "upload", part: loaded / total });
     upload.onprogress = readEvents;
-    upload.onerror = () => reject(unreachable());
+    const closed = () => (read ? brokenOff() : unreachable());
+    upload.onerror = () => reject(closed());
     upload.onabort = () => reject(signal.reason);
     upload.onload = () => {
       readEvents();
       // Has no effect after an answer.
-      reject(upload.status === 200 ? unreachable() : problemOf(upload.responseText, upload.status));
+      const { status, responseText } = upload;
+      // A date instead of seconds counts as none.
+      const retryAfter = Number(upload.getResponseHeader("Retry-After")) || 0;
+      reject(status === 200 ? closed() : problemOf(responseText, status, retryAfter));
     };
     signal.addEventListener("abort", () => upload.abort());
     upload.send(file);
