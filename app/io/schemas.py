@@ -168,7 +168,8 @@ class LandmarkInfo(_WireModel):
     mirror: str | None = Field(description="Its left or right partner.")
     presence_threshold: float
     region95_mm: float | None = Field(
-        description="Radius that held 95 % of held-out errors; null if uncalibrated."
+        description="Radius that held 95 % of held-out errors; null if uncalibrated. It is "
+        "that where the fitted shape expects the landmark, and may grow with the distance."
     )
 
 
