@@ -19,7 +19,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     region95_mm: float | None = None,
     known: bool = True,
     inside_mm: float = 10.0,
-    from_shape_mm: float = NAN,
+    from_shape_mm: float | None = None,
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)

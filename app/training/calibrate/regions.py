@@ -23,6 +23,7 @@ others do. As it was trained on more, its errors are likely to be smaller.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -79,22 +80,19 @@ def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
     Returns:
         In mm; None without a shape.
     """
-    detected = [one for one in outcomes if one.status == "detected"]
-    by_scan = group(detected, lambda outcome: outcome.scan).values()
-    squares = [[one.from_shape_mm**2 for one in scan] for scan in by_scan]
-    known = [float(np.nanmean(scan)) for scan in squares if np.isfinite(scan).any()]
-    return math.sqrt(np.median(known)) if known else None
-
-
-def growth_of(outcome: Outcome, scale_mm: float | None) -> float:
-    """Compute by how much the region of an answer grows with its distance from the shape."""
-    known = math.isfinite(outcome.from_shape_mm)
-    return region_growth(outcome.from_shape_mm if known else None, scale_mm)
+    squares: dict[str, list[float]] = defaultdict(list)
+    for one in outcomes:
+        if one.status == "detected" and one.from_shape_mm is not None:
+            squares[one.scan].append(one.from_shape_mm**2)
+    return math.sqrt(np.median([np.mean(scan) for scan in squares.values()])) if squares else None
 
 
 def in_units_of_growth(outcomes: Sequence[Outcome], scale_mm: float | None) -> list[Outcome]:
     """Divide errors by what regions grow by: what all else here works on."""
-    return [replace(one, error_mm=one.error_mm / growth_of(one, scale_mm)) for one in outcomes]
+    return [
+        replace(one, error_mm=one.error_mm / region_growth(one.from_shape_mm, scale_mm))
+        for one in outcomes
+    ]
 
 
 def calibrate_regions(
@@ -142,10 +140,11 @@ def calibrate_intervals(
         if they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
-    answered = [
-        replace(one, region95_mm=regions[one.landmark].radius_mm * growth_of(one, scale_mm))
-        for one in outcomes
-    ]
+    answered = []
+    for one in outcomes:
+        growth = region_growth(one.from_shape_mm, scale_mm)
+        region95_mm = growth * regions[one.landmark].radius_mm
+        answered.append(replace(one, region95_mm=region95_mm))
     compared = compare_measurements(plain, answered)
     ratios = [one.error / one.half_width for one in compared if one.half_width]
     factor = conformal_region(np.array(ratios), "all")

@@ -56,7 +56,7 @@ class Outcome:
         region95_mm: As answered; None unless detected by a calibrated model.
         beyond_mm: How far outside the volume its point lies; infinite where the file has none.
         inside_mm: How far the answer's position lies from the scan's border; NaN without position.
-        from_shape_mm: How far it lies from where the fitted shape expects it; NaN if it does not.
+        from_shape_mm: How far it lies from where the fitted shape expects it; None if it does not.
         group: Of the landmark, as in the manifest.
         identified: Whether the answer's position lies nearer to this landmark's point than to that
             of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
@@ -76,7 +76,7 @@ class Outcome:
     region95_mm: float | None
     beyond_mm: float = math.inf
     inside_mm: float = math.nan
-    from_shape_mm: float = math.nan
+    from_shape_mm: float | None = None
     known: bool = True
     group: str = ""
     identified: bool = False
@@ -178,7 +178,6 @@ def compare(
     for landmark in found:
         true = truth.get(landmark.name)
         beyond = math.inf if true is None else float(distance_beyond(true, affine, shape))
-        known = landmark.name in truth or missing == "absent"
         true = true if beyond == 0 else None
         at = nowhere if landmark.ras_mm is None else landmark.ras_mm
         off = nowhere if true is None else at - true
@@ -198,10 +197,8 @@ def compare(
                 region95_mm=landmark.region95_mm,
                 beyond_mm=beyond,
                 inside_mm=float(distance_inside(at, affine, shape)),
-                from_shape_mm=math.nan
-                if landmark.from_shape_mm is None
-                else landmark.from_shape_mm,
-                known=known,
+                from_shape_mm=landmark.from_shape_mm,
+                known=landmark.name in truth or missing == "absent",
                 group=groups.get(landmark.name, ""),
             )
         )

@@ -13,7 +13,6 @@ from app.training.calibrate.regions import (
     calibrate_regions,
     conformal_region,
     detected_errors,
-    growth_of,
     in_units_of_growth,
     leave_one_out,
     max_coverage,
@@ -157,7 +156,7 @@ def test_intervals_follow_from_regions_that_grow() -> None:
 
 def test_without_a_shape_no_region_grows() -> None:
     assert typical_distance([outcome(0.1), outcome(0.2, scan="b")]) is None
-    assert growth_of(outcome(0.1), 0.5) == growth_of(outcome(0.1, from_shape_mm=2.0), None) == 1.0
+    assert in_units_of_growth([outcome(0.1)], 0.5)[0].error_mm == 0.1
 
 
 def test_only_detected_landmarks_with_a_known_truth_count() -> None:
