@@ -57,7 +57,7 @@ def filter_columns(field: Field, threshold: float, placement: Placement) -> Colu
         The votes, ordered by voxel (i, then j, then k), then by landmark.
 
     Raises:
-        NetworkFailed: A score is not a number, or softmax scores are infinite.
+        NetworkFailed: A score is not a number, or the softmax of some is none.
     """
     voxel, landmark, probability = _find_hits(field, threshold)
     columns = torch.empty(8, len(landmark), device=landmark.device)

@@ -89,7 +89,7 @@ def filter_votes(field: Field, threshold: float, placement: Placement = WHOLE_GR
         The votes, ordered by voxel, then landmark.
 
     Raises:
-        NetworkFailed: A score is not a number, or softmax scores are infinite.
+        NetworkFailed: A score is not a number, or the softmax of some is none.
     """
     return launch_filter(field, threshold, placement)()
 
@@ -155,7 +155,7 @@ def filter_rows(
         One row per vote kept, ordered by voxel (i, then j, then k), then by landmark.
 
     Raises:
-        NetworkFailed: A score is not a number, or softmax scores are infinite.
+        NetworkFailed: A score is not a number, or the softmax of some is none.
     """
     if field.scores.device.type == "cpu":
         return cpu_votes.filter_rows(field, threshold, sample_shape, placement)

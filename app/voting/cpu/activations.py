@@ -101,8 +101,8 @@ def _raise_to(highest, row):
 @no_type_check
 def _exp_below(row, highest):
     for x in range(len(row)):
-        below = row[x] - highest[x]
-        row[x] = _exp(max(-700.0, below)) + (below - below)  # NaN if it is NaN or infinite.
+        below = row[x] - highest[x]  # NaN of scores that are none; -inf is as good as any low one.
+        row[x] = _exp(max(-700.0, below)) if below <= 0.0 else below
 
 
 @numba_jit

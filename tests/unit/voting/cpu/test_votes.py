@@ -163,6 +163,27 @@ def test_rows_at_once_are_those_of_the_votes(
 
 
 @pytest.mark.parametrize("layout", ["channels first", "channels last"])
+def test_a_score_of_minus_infinity_is_a_probability_of_0(layout: str) -> None:
+    """As networks give it that mask channels: of landmarks, of the background, or of both."""
+    field = with_layout(random_field((9, 11, 13), 4, "softmax"), layout, torch.float32)
+    masked = torch.rand(field.scores.shape, generator=torch.Generator().manual_seed(3)) < 0.3
+    masked[-1] = False  # The softmax of nothing but minus infinity is no number.
+    field.scores[masked] = -torch.inf
+    votes = filter_votes(field, 0.3)
+    assert_same(votes, filter_votes_by_torch(field, 0.3))
+    assert len(votes) > 1000
+
+
+@pytest.mark.parametrize("scores", [[0.0, torch.inf, 1.0], [-torch.inf] * 3])
+def test_softmax_scores_that_give_no_probabilities_are_refused(scores: list[float]) -> None:
+    field = random_field((9, 11, 13), 2, "softmax")
+    field.scores[:, 4, 5, 6] = torch.tensor(scores)
+    for filter_field in (filter_votes, filter_votes_by_torch):
+        with pytest.raises(NetworkFailed, match="NaN"):
+            filter_field(field, 0.3)
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
 def test_probabilities_that_are_no_numbers_matter_to_landmarks_alone(layout: str) -> None:
     """A background that is none decides nothing; a landmark's fails both ways to list votes."""
     field = with_layout(
