@@ -35,10 +35,8 @@ from app.voting.readout import (
     PRIOR,
     SETTLED,
     TERMS,
-    Cells,
     Readout,
     ScanExtent,
-    choose_cells,
 )
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
@@ -75,20 +73,19 @@ class Modes:
     source: Float64[np.ndarray, "landmarks modes 3"]
 
 
-def find_modes(votes: Votes, readout: Readout, count: int, cells: Cells | None = None) -> Modes:
+def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     """Find the heaviest modes of every landmark.
 
     Args:
         votes: Votes for the landmarks of ``readout``, in any order, on the host.
         readout: The grid and its voting radius.
         count: Most modes per landmark.
-        cells: The cells that peaks are found in; None: those of ``choose_cells``.
 
     Returns:
         The modes, heaviest first; ones that end within reach of a heavier one are dropped.
     """
     grouped = group_votes(votes, readout.landmarks)
-    peaks = find_peaks(grouped, readout, count, cells or choose_cells(readout))
+    peaks = find_peaks(grouped, readout, count)
     unit = np.array(readout.spacing_mm) / readout.reach_mm
     centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
     centres, sums = _mean_shift(grouped, centres, unit, peaks.error_mm / readout.reach_mm)

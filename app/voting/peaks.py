@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from app.voting.cpu import peaks as cpu_peaks
-from app.voting.readout import Cells, Readout
+from app.voting.readout import Readout, choose_cells
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
 
@@ -64,18 +64,18 @@ def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     return GroupedVotes(starts, columns[3:], columns[:3], weight)
 
 
-def find_peaks(votes: GroupedVotes, readout: Readout, count: int, cells: Cells) -> Peaks:
+def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
     """Find peaks: the highest cell, then the highest out of its reach, and so on.
 
     Args:
         votes: Votes for the landmarks of ``readout``.
         readout: The grid and its voting radius.
         count: Most peaks per landmark.
-        cells: The cells to count in.
 
     Returns:
         The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
     """
+    cells = choose_cells(readout)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
     spacing = np.array(readout.spacing_mm)
     mm = np.stack([edge * spacing, (first + (edge - 1) / 2) * spacing])

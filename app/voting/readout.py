@@ -142,9 +142,9 @@ class Cells:
         first: Grid index of the first voxel of the first cell; negative by margin and border.
     """
 
-    edge: tuple[int, int, int]
-    shape: tuple[int, int, int]
-    first: tuple[int, int, int]
+    edge: tuple[int, ...]
+    shape: tuple[int, ...]
+    first: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +183,14 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
 
 def choose_cells(readout: Readout) -> Cells:
     """Choose cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel."""
-    i, j, k = (max(1, round(CELL_REACH * readout.reach_mm / mm)) for mm in readout.spacing_mm)
-    return make_cells((i, j, k), readout)
-
-
-def make_cells(edge: tuple[int, int, int], readout: Readout) -> Cells:
-    """Make cells of a given edge in voxels."""
-    shape, first = [], []
-    for size, step, mm in zip(readout.shape, edge, readout.spacing_mm, strict=True):
-        margin = math.ceil(readout.radius_mm / (mm * step)) + 1
-        shape.append(-(-size // step) + 2 * margin)
-        first.append(-step * margin)
-    return Cells(edge, (shape[0], shape[1], shape[2]), (first[0], first[1], first[2]))
+    edges, shape, first = [], [], []
+    for size, mm in zip(readout.shape, readout.spacing_mm, strict=True):
+        edge = max(1, round(CELL_REACH * readout.reach_mm / mm))
+        margin = math.ceil(readout.radius_mm / (mm * edge)) + 1
+        edges.append(edge)
+        shape.append(-(-size // edge) + 2 * margin)
+        first.append(-edge * margin)
+    return Cells(tuple(edges), tuple(shape), tuple(first))
 
 
 @np.errstate(invalid="ignore")

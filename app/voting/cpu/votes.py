@@ -32,15 +32,8 @@ Block = TypeVar("Block")
 
 def filter_columns(field: Field, threshold: float, placement: Placement) -> Columns:
     """Do as ``app.voting.reference.filter_columns``."""
-    plan = make_plan(field, threshold, placement)
-    capacity = _capacity(plan)
-
-    def fill(row: int, last: int) -> tuple[tuple[np.ndarray, np.ndarray], int, bool]:
-        landmarks, columns = np.empty(capacity, np.int64), np.empty((8, capacity), np.float32)
-        row, count, invalid = _fill_votes(plan, row, last, landmarks, columns)
-        return (landmarks[:count], columns[:, :count]), row, invalid
-
-    landmarks, columns = zip(*_fill_blocks(plan, fill), strict=True)
+    blocks = _filter_blocks(field, threshold, placement, lambda *block: block)
+    landmarks, columns = zip(*blocks, strict=True)
     return torch.from_numpy(np.concatenate(landmarks)), torch.from_numpy(np.hstack(columns))
 
 
@@ -48,50 +41,57 @@ def filter_rows(
     field: Field, threshold: float, sample_shape: Sequence[int], placement: Placement
 ) -> Float32[Tensor, "rows 5"]:
     """Do as ``app.voting.votes.filter_rows``; votes as columns are only ever in the cache."""
-    plan = make_plan(field, threshold, placement)
-    capacity, end = _capacity(plan), np.array(sample_shape, dtype=np.float32)
+    end = np.array(sample_shape, dtype=np.float32)
 
-    def fill(row: int, last: int) -> tuple[np.ndarray, int, bool]:
-        rows = np.empty((capacity, 5), dtype=np.float32)
-        row, count, invalid = _fill_rows(plan, row, last, end, rows)
-        return rows[:count], row, invalid
+    def list_rows(landmarks: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        rows = np.empty((len(landmarks), 5), dtype=np.float32)
+        return rows[: _write_rows(landmarks, tuple(columns[3:6]), columns[6], end, rows)]
 
-    return torch.from_numpy(np.concatenate(_fill_blocks(plan, fill)))
+    return torch.from_numpy(np.concatenate(_filter_blocks(field, threshold, placement, list_rows)))
 
 
-def _capacity(plan: Plan) -> int:
-    """Choose the size of a block: what a batch of candidates may become, at least."""
-    channels, _, _, first, _ = plan.sizes
-    return max(BLOCK, (channels - first) * (BATCH + len(plan.limits)) + 1)
-
-
-def _fill_blocks(plan: Plan, fill: Callable[[int, int], tuple[Block, int, bool]]) -> list[Block]:
-    """Divide rows among threads; each fills one block after the other.
+def _filter_blocks(
+    field: Field,
+    threshold: float,
+    placement: Placement,
+    convert: Callable[[np.ndarray, np.ndarray], Block],
+) -> list[Block]:
+    """Divide the rows of a field among threads; each lists the votes of one block after the other.
 
     Args:
-        plan: What to filter.
-        fill: Takes the first row and the one to stop before; returns a block, the row to go on
-            with, and whether a score is not a number.
+        field: Scores and offsets.
+        threshold: Least probability of a vote.
+        placement: Where the field lies in the grid.
+        convert: Makes of the landmarks and columns of a block's votes what is kept of them.
 
     Returns:
-        The blocks, in the order of their rows.
+        What is kept, in the order of the rows.
 
     Raises:
-        NetworkFailed: A score is not a number, or softmax scores are infinite.
+        NetworkFailed: A score is not a number, or the softmax of some is none.
     """
+    plan = make_plan(field, threshold, placement)
+    capacity = _capacity(plan)
     scores_per_row = plan.sizes[0] * plan.rows.width
     bounds = split_range(plan.rows.length, max(1, SCORES_PER_THREAD // scores_per_row))
 
     def fill_part(part: int) -> list[Block]:
         row, blocks = bounds[part], []
         while row < bounds[part + 1]:
-            block, row, invalid = fill(row, bounds[part + 1])
+            landmarks, columns = np.empty(capacity, np.int64), np.empty((8, capacity), np.float32)
+            row, count, invalid = _fill_votes(plan, row, bounds[part + 1], landmarks, columns)
             if invalid:
                 raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
-            blocks.append(block)
+            blocks.append(convert(landmarks[:count], columns[:, :count]))
         return blocks
 
     return [block for blocks in run_parts(fill_part, len(bounds) - 1) for block in blocks]
+
+
+def _capacity(plan: Plan) -> int:
+    """Choose the size of a block: what a batch of candidates may become, at least."""
+    channels, _, _, first, _ = plan.sizes
+    return max(BLOCK, (channels - first) * (BATCH + len(plan.limits)) + 1)
 
 
 @numba_jit
@@ -114,32 +114,6 @@ def _fill_votes(plan, row, last, landmarks, columns):
     index, any_invalid = 0, False
     while row < last and index + most <= len(landmarks):
         row, index, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), index)
-        any_invalid |= invalid
-    return row, index, any_invalid
-
-
-@numba_jit
-@no_type_check
-def _fill_rows(plan, row, last, end, rows):
-    """Write the votes with 0 <= position < end of some rows as ``filter_rows`` lists them.
-
-    Args:
-        plan: A ``Plan``.
-        row: First row.
-        last: Row to stop before.
-        end: Along each axis.
-        rows: Landmark, probability and position of each vote; written up to its capacity.
-
-    Returns:
-        The row to go on with, how many votes were written, and whether a score is not a number.
-    """
-    workspace = _make_workspace(plan)
-    most = len(workspace[-2])
-    landmarks, columns = np.empty(most, np.int64), np.empty((8, most), np.float32)
-    index, any_invalid = 0, False
-    while row < last and index + most <= len(rows):
-        row, count, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), 0)
-        index += _write_rows(landmarks[:count], columns[3:6], columns[6], end, rows[index:])
         any_invalid |= invalid
     return row, index, any_invalid
 

@@ -23,7 +23,7 @@ from app.io import VolumeLimits, read_volume, write_nifti
 from app.model import Field
 from app.phantom import make_phantom
 from app.settings import Settings
-from app.voting import VOTES_FORMATS, Layout, Readout, filter_votes
+from app.voting import VOTES_FORMATS, Layout, Readout, filter_rows, filter_votes
 from tests.support.vote_archives import npz
 
 
@@ -52,7 +52,8 @@ limits, shape = VolumeLimits.of(Settings()), (5, 7, 6)
 for threshold in (None, 0.5):
     readout = Readout(2, shape, (1.0, 1.0, 1.0), radius_mm=3.0, heatmap_threshold=threshold)
     scores, offsets = torch.full((2, *shape), 0.9), torch.zeros(3, 2, *shape)
-    votes = filter_votes(Field(scores, offsets, "none", background=False), 0.5)
+    votes = filter_votes(field := Field(scores, offsets, "none", background=False), 0.5)
+    filter_rows(field, 0.95, shape)  # No vote passes.
     for landmarks in (0, [0, 1]):
         votes_of_scan = VoteMap(votes, readout, np.eye(4))
         write_scan_heatmaps(votes_of_scan, landmarks, shape, np.eye(4), lambda: None)

@@ -13,7 +13,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import scaling, translation
 from app.voting.heatmaps import aggregate
 from app.voting.modes import Modes, find_modes, voters_around
-from app.voting.readout import Readout, ScanExtent, make_cells
+from app.voting.readout import Readout, ScanExtent
 from app.voting.reference import Placement
 from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support import oracle
@@ -37,8 +37,10 @@ SPACING = (0.5, 0.75, 1.25)
 
 def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) -> Modes:
     """Go from votes to modes, in cells of the default size or a given one."""
-    cells = None if cell is None else make_cells((cell, cell, cell), readout)
-    return find_modes(votes, readout, 4, cells)
+    with pytest.MonkeyPatch.context() as patch:
+        if cell is not None:
+            patch.setattr("app.voting.readout.CELL_REACH", cell / readout.reach_mm)
+        return find_modes(votes, readout, 4)
 
 
 def assert_same_bits(modes: Modes, expected: Modes) -> None:

@@ -1,22 +1,22 @@
 """Votes -> Peaks."""
 
 import numpy as np
+import pytest
 
 from app.voting.peaks import Peaks, find_peaks, group_votes
-from app.voting.readout import Readout, make_cells
+from app.voting.readout import Readout
 from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
 
 SHAPE = (9, 11, 13)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
-VOXELS = make_cells((1, 1, 1), READOUT)
 
 
 def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
     """Find peaks in cells of one voxel."""
-    return find_peaks(
-        group_votes(votes, readout.landmarks), readout, count, make_cells((1, 1, 1), readout)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.voting.readout.CELL_REACH", 0.0)
+        return find_peaks(group_votes(votes, readout.landmarks), readout, count)
 
 
 def heights(votes: Votes) -> np.ndarray:
