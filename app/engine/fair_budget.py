@@ -64,11 +64,6 @@ class FairBudget:
         """How much is held."""
         return self.held.total()
 
-    @property
-    def waiting(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
-
     def fits(self, amount: int, client: str) -> bool:
         """Return whether a client may hold so much more now."""
         return self.used + amount <= self.limit and self._is_within_share(amount, client)

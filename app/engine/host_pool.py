@@ -29,7 +29,7 @@ class HostPool:
         Args:
             name: Of its threads.
             threads: How many there are at most.
-            on_crash: Called with what ``on_done`` raised.
+            on_crash: Called with what ``on_done`` raised, or what ends the thread.
         """
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix=name, initializer=adopt_thread_limit
@@ -100,14 +100,15 @@ class HostPool:
     def _call(
         self, function: Callable[[], Result], on_done: Callable[[Result | Exception], None]
     ) -> None:
-        outcome = _attempt(function)
-        if isinstance(outcome, Exception) or not isinstance(outcome, BaseException):
-            done: Result | Exception = outcome
-            crash = _attempt(lambda: on_done(done))
-        else:
-            crash = outcome
-        if crash is not None:
-            self._on_crash(crash)
+        try:
+            try:
+                result = function()
+            except Exception as error:  # noqa: BLE001 - handed to who waits for the outcome
+                on_done(error)
+            else:
+                on_done(result)
+        except BaseException as error:  # noqa: BLE001 - handed to who must know of it
+            self._on_crash(error)
 
 
 class DaemonThread:
@@ -169,11 +170,3 @@ async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
 
 def _stopped() -> Draining:
     return Draining("expected an answer before the service stopped, got none; try another")
-
-
-def _attempt(function: Callable[[], Result]) -> Result | BaseException:
-    """Call a function; gives what it returns or raises."""
-    try:
-        return function()
-    except BaseException as error:  # noqa: BLE001 - handed to who waits for the outcome
-        return error
