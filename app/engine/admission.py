@@ -7,8 +7,8 @@ all this, one client may have a share only.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -123,7 +123,7 @@ class AdmittedRequest:
     Attributes:
         client: Likewise.
         bytes: Of its body that have arrived.
-        memory: What it holds besides them from its scan to its end; None: nothing.
+        memory: What ``Engine.detect`` holds for it to its end; None: nothing.
         resources: Closed when it is not in progress any more.
     """
 
@@ -162,14 +162,6 @@ class AdmittedRequest:
         reservation = await budget.reserve(amount, self.client, deadline)
         self.resources.callback(budget.release, reservation)
         return reservation
-
-    @asynccontextmanager
-    async def hold_memory(
-        self, budget: FairBudget, amount: int, deadline: float
-    ) -> AsyncIterator[None]:
-        """Do as ``hold``, for what is computed in this context and of its result afterwards."""
-        self.memory = await self.hold(budget, amount, deadline)
-        yield
 
     def _end(self) -> None:
         self._stage.add(-1, self.client)

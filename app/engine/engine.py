@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -274,10 +274,10 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + timeout_s
         look = partial(self._forecast, content, model, selection, heatmaps)
         needs = await self._look(look, client, deadline) if is_dicom(content) else look()
+        if admitted is not None:
+            admitted.memory = await admitted.hold(self.memory, needs.memory, deadline)
         async with (
-            self.memory.hold(needs.memory, client, deadline)
-            if admitted is None
-            else admitted.hold_memory(self.memory, needs.memory, deadline),
+            nullcontext() if admitted else self.memory.hold(needs.memory, client, deadline),
             self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
         ):
             volume, decode_ms = await self._decode(content, selection, deadline)
@@ -303,7 +303,7 @@ class Engine:
         work: Callable[[Callable[[], None]], T],
         *,
         admitted: AdmittedRequest,
-        memory: int,
+        memory: int | None,
         result_bytes: Callable[[T], int] = lambda _: 0,
         timeout_s: float,
     ) -> T:
@@ -313,7 +313,8 @@ class Engine:
             work: Given ``check_cancelled``, to be called now and then, which raises once nobody
                 waits for the result any more.
             admitted: The request that waits; the result is kept as long as it is in progress.
-            memory: Bytes that the work takes, its result included; 0: those of ``detect``.
+            memory: Bytes that the work takes, its result included; None: what ``detect`` holds for
+                the request.
             result_bytes: Returns how many of these its result takes.
             timeout_s: As for ``detect``.
 
@@ -325,12 +326,15 @@ class Engine:
             DeadlineExceeded: It took longer.
             LandmarkdError: Raised by the work.
         """
-        self._check_memory(memory)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        reservation = admitted.memory or await admitted.hold(self.memory, memory, deadline)
+        reservation = admitted.memory
+        if memory is not None:
+            self._check_memory(memory)
+            reservation = await admitted.hold(self.memory, memory, deadline)
         async with self._compute_slots.hold(1, admitted.client, deadline):
             result = await self._compute_pool.run(work, deadline)
-        self.memory.release(reservation, keep=result_bytes(result))
+        if reservation is not None:
+            self.memory.release(reservation, keep=result_bytes(result))
         return result
 
     async def _look(

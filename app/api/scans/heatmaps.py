@@ -88,5 +88,5 @@ async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> tuple[bytes,
     if votes is None:
         raise ValueError("expected a detection with votes, as was asked for, got none")
     write = partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine)
-    file = await scan.compute(write, 0, len)
+    file = await scan.compute(write, None, len)
     return file, scan.timing(detection)

@@ -92,7 +92,7 @@ class ReceivedScan:
     async def compute(
         self,
         work: Callable[[Callable[[], None]], T],
-        memory: int,
+        memory: int | None,
         result_bytes: Callable[[T], int],
     ) -> T:
         """Do work for the answer in the time that is left; see ``Engine.compute``."""
