@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final, Literal, TypeVar
 
@@ -50,6 +49,7 @@ class DeviceLoop:
         device: The device.
         index: Of the device among those of the process.
         sizes: Its batch sizes.
+        queue: What waits for it.
         unhealthy_reason: Why it runs no tiles; None if it does.
         lost: Whether it cannot be used any more in this process.
     """
@@ -82,21 +82,11 @@ class DeviceLoop:
         self._metrics = metrics
         self._self_check = self_check
         self._on_lost = on_lost
-        self._queue = WorkQueue(sizes.size, sizes.cost, device.passes)
+        self.queue = WorkQueue(sizes.size, sizes.cost, device.passes)
         self._jobs: dict[Hashable, Job] = {}
         self._worker = self._make_worker()
         self._restarting = self._stopping = False
         self._loop: asyncio.AbstractEventLoop
-
-    @property
-    def depth(self) -> int:
-        """Number of scans to be prepared and of tiles that no batch has taken yet."""
-        return self._queue.depth
-
-    @property
-    def backlog_s(self) -> float:
-        """Estimated time that the waiting tiles take."""
-        return self._queue.backlog_s
 
     @property
     def load(self) -> tuple[float, int]:
@@ -104,8 +94,8 @@ class DeviceLoop:
 
         A scan that is not prepared yet counts as one tile.
         """
-        unprepared_s = self._queue.unprepared * self.sizes.mean_cost
-        return self._queue.backlog_s + unprepared_s, len(self._jobs)
+        unprepared_s = self.queue.unprepared * self.sizes.mean_cost
+        return self.queue.backlog_s + unprepared_s, len(self._jobs)
 
     @property
     def oldest_s(self) -> float:
@@ -121,7 +111,7 @@ class DeviceLoop:
         """Estimate how long a client's new scan would take; 0 if no tile of its lane was timed."""
         if not self.sizes.is_measured(lane):
             return 0.0
-        return self._queue.estimate_latency_s(lane, tiles, client)
+        return self.queue.estimate_latency_s(lane, tiles, client)
 
     def start(self) -> None:
         """Start the device's thread."""
@@ -132,16 +122,12 @@ class DeviceLoop:
         """End the device's thread; whoever still waits gets an error."""
         self._stopping = True
         self._fail_all("expected an answer before the service stopped; try again")
-        self._queue.close()
+        self.queue.close()
         await asyncio.to_thread(self._worker.join, JOIN_S)
-
-    def submit(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have a function called on the device's thread; may be called from any thread."""
-        return self._queue.submit(function)
 
     def call(self, function: Callable[[], Result], /) -> Result:
         """Have a function called on the device's thread, and wait for its result."""
-        return self.submit(function).result()
+        return self.queue.submit(function).result()
 
     async def run(self, request: DetectRequest) -> Detection:
         """Wait for the landmarks of a scan.
@@ -188,7 +174,7 @@ class DeviceLoop:
         if job is not None:
             self._metrics.count_shared()
             job.waiters.append(waiter)
-            self._queue.update_deadline(job)
+            self.queue.update_deadline(job)
             return job
         now = time.perf_counter()
         detector = Detector(request.model.on(self.index))
@@ -204,14 +190,14 @@ class DeviceLoop:
             return
         job.waiters.remove(waiter)
         if job.has_waiters:
-            self._queue.update_deadline(job)
+            self.queue.update_deadline(job)
         else:
             self._drop(job, why)
 
     def _drop(self, job: Job, why: Literal["cancelled", "late"]) -> None:
         """Take an abandoned job out of the queue."""
         self._forget(job)
-        saved = self._queue.remove(job)
+        saved = self.queue.remove(job)
         lane = job.detector.lane(job.state) if job.state is not None else None
         self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
 
@@ -221,7 +207,7 @@ class DeviceLoop:
 
     def _make_worker(self) -> DeviceWorker:
         return DeviceWorker(
-            self.device, self._queue, self.sizes, self._metrics, self._self_check, self._emit
+            self.device, self.queue, self.sizes, self._metrics, self._self_check, self._emit
         )
 
     def _emit(self, event: DeviceEvent) -> None:
@@ -243,7 +229,7 @@ class DeviceLoop:
 
     def _settle(self, job: Job, outcome: Detection | Exception) -> None:
         self._forget(job)
-        self._queue.remove(job)
+        self.queue.remove(job)
         if isinstance(outcome, Exception):
             job.fail(outcome)
         else:
@@ -269,7 +255,7 @@ class DeviceLoop:
             return
         if self._restarting:
             self.lost = self._stopping = True
-            self._queue.close()
+            self.queue.close()
             self._on_lost()
             return
         self._restarting = True
@@ -281,4 +267,4 @@ class DeviceLoop:
         for job in jobs:
             # Before it is removed: tiles of a job without waiters cannot be queued any more.
             job.fail(NotReady(detail))
-            self._queue.remove(job)
+            self.queue.remove(job)

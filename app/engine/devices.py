@@ -131,12 +131,12 @@ class Devices:
     @property
     def backlog_s(self) -> float:
         """Estimated time until the first device has run the tiles that wait now."""
-        return min((loop.backlog_s for loop in self._healthy), default=0.0)
+        return min((loop.queue.backlog_s for loop in self._healthy), default=0.0)
 
     @property
     def depth(self) -> int:
         """Number of scans to be prepared and of tiles that no batch has taken yet."""
-        return sum(loop.depth for loop in self.loops)
+        return sum(loop.queue.depth for loop in self.loops)
 
     @property
     def oldest_s(self) -> float:

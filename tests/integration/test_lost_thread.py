@@ -44,7 +44,7 @@ def test_dead_thread_fails_its_jobs_and_a_new_one_must_pass_the_self_check(
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(answer) for answer in answers] == [NotReady, NotReady]
         if sound:
-            assert await asyncio.wrap_future(loop.submit(lambda: 5)) == 5
+            assert await asyncio.wrap_future(loop.queue.submit(lambda: 5)) == 5
             assert_same_landmarks(await ask(loop, model, scan(1)), Detector(model).detect(scan(1)))
         else:
             await lost.wait()

@@ -123,7 +123,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(
             with pytest.raises(asyncio.CancelledError):
                 await leaves
             detection = await stays
-            assert loop.depth == 0
+            assert loop.queue.depth == 0
             return detection
 
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
@@ -210,7 +210,7 @@ def test_late_request_fails_at_once_though_the_device_is_busy(
                 await ask(loop, gated, scan(2), deadline=soon)
             faulty.gate.set()
             detection = await patient
-            assert loop.depth == 0
+            assert loop.queue.depth == 0
             return detection
 
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
@@ -242,11 +242,11 @@ def test_calls_run_on_the_one_thread_that_owns_the_device(
 
     async def scenario() -> None:
         async with running(batch_size=1, device=where) as loop:
-            asked = [loop.submit(lambda: threading.current_thread().name) for _ in range(3)]
+            asked = [loop.queue.submit(lambda: threading.current_thread().name) for _ in range(3)]
             names = {await asyncio.wrap_future(answer) for answer in asked}
             assert names == {"cpu"}
             with pytest.raises(ValueError, match="no"):
-                await asyncio.wrap_future(loop.submit(fail))
+                await asyncio.wrap_future(loop.queue.submit(fail))
 
     asyncio.run(scenario())
 

@@ -162,7 +162,7 @@ def test_scans_too_large_to_be_prepared_do_not_make_the_device_unhealthy(
                     with pytest.raises(InsufficientMemory):
                         await ask(loop, model, scan(seed, SMALL))
             # The device's thread is done with everything before it answers this.
-            await asyncio.wrap_future(loop.submit(int))
+            await asyncio.wrap_future(loop.queue.submit(int))
             assert "device unhealthy" not in caplog.messages
             await ask(loop, model, scan(1, SMALL))
 

@@ -102,7 +102,7 @@ class Running:
 
         loop = self.devices.loops[index]
         with pytest.raises(NotReady):
-            await asyncio.wrap_future(loop.submit(die))
+            await asyncio.wrap_future(loop.queue.submit(die))
         if index in self.unsound:
             await until(lambda: loop.lost)
 
@@ -212,7 +212,9 @@ def test_dead_thread_is_replaced_on_its_own_device(model: LoadedModel) -> None:
             await running.end(1)
             # Answered by the new thread, once it has passed its self-check.
             loop = running.devices.loops[1]
-            name = await asyncio.wrap_future(loop.submit(lambda: threading.current_thread().name))
+            name = await asyncio.wrap_future(
+                loop.queue.submit(lambda: threading.current_thread().name)
+            )
             assert name == "cpu:1"
             assert running.checked == ["cpu:1"]
             assert await running.ask(model, scan(1))

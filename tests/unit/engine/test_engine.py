@@ -45,7 +45,7 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
         engine.close()
         stopping = asyncio.create_task(engine.stop())
         # Its queue is closed while the thread still loads, and refuses the next model.
-        await until(lambda: engine.devices.loops[0].submit(int).done())
+        await until(lambda: engine.devices.loops[0].queue.submit(int).done())
         finish_loading.set()
         await starting
         assert engine.readiness().reason == "the service is stopping"
@@ -165,7 +165,7 @@ def test_a_device_is_checked_without_the_folders_of_the_models(tmp_path: Path) -
             raise SystemExit
 
         with pytest.raises(NotReady):
-            await asyncio.wrap_future(loop.submit(die))
+            await asyncio.wrap_future(loop.queue.submit(die))
         await until(lambda: loop.unhealthy_reason is not None)
         await until(lambda: loop.lost or loop.unhealthy_reason is None)
         assert not loop.lost

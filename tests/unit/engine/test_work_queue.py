@@ -60,6 +60,6 @@ def test_job_prepared_while_all_jobs_are_failed_is_not_queued(
             await stopping
             with pytest.raises(NotReady):
                 await waiting
-            assert loop.depth == 0
+            assert loop.queue.depth == 0
 
     asyncio.run(scenario())
