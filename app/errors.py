@@ -49,8 +49,13 @@ and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFa
 InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
 
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Final
+
+CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+"""Where a word begins in the name of a class, but for the first."""
 
 
 class LandmarkdError(Exception):
@@ -62,6 +67,10 @@ class LandmarkdError(Exception):
 
     status = 500
     code = "internal"
+
+    def __init_subclass__(cls) -> None:
+        """Take the name of the class as its code, unless it has one: NotReady is not-ready."""
+        cls.code = vars(cls).get("code") or CAPITAL.sub("-", cls.__name__).lower()
 
     @property
     def title(self) -> str:
@@ -79,158 +88,131 @@ class RequestError(LandmarkdError):
 class NotAVolume(RequestError):
     """The bytes are no single file of a format that is read here."""
 
-    code = "not-a-volume"
-
 
 class BrokenVolume(RequestError):
     """The file is truncated or corrupt, or inflates past what its header declares."""
-
-    code = "broken-volume"
 
 
 class NotAnArchive(RequestError):
     """The bytes are not a safetensors or npz file."""
 
-    code = "not-an-archive"
-
 
 class BrokenArchive(RequestError):
     """The file of arrays is truncated, corrupt or encrypted, or inflates past what it declares."""
-
-    code = "broken-archive"
 
 
 class Unauthorized(RequestError):
     """The API key is missing or wrong."""
 
     status = 401
-    code = "unauthorized"
 
 
 class Forbidden(RequestError):
     """The request comes from another site's page, for an unknown host, or for another's case."""
 
     status = 403
-    code = "forbidden"
 
 
 class UnknownModel(RequestError):
     """No model of that name is loaded."""
 
     status = 404
-    code = "unknown-model"
 
 
 class UnknownJob(RequestError):
     """The client has no such job: it is another's, was removed, or its time to live has passed."""
 
     status = 404
-    code = "unknown-job"
 
 
 class UnknownCase(RequestError):
     """No case of that model and id is kept."""
 
     status = 404
-    code = "unknown-case"
 
 
 class UnknownFormat(RequestError):
     """The answer cannot be written in the format asked for."""
 
     status = 406
-    code = "unknown-format"
 
 
 class SlowUpload(RequestError):
     """The body did not arrive in time."""
 
     status = 408
-    code = "slow-upload"
 
 
 class NotFinished(RequestError):
     """A scan of a job has no answer yet."""
 
     status = 409
-    code = "not-finished"
 
 
 class WrongOffset(RequestError):
     """A part of an upload does not begin where the one before ended, or is too long."""
 
     status = 409
-    code = "wrong-offset"
 
 
 class WrongTusVersion(RequestError):
     """The client speaks a version of tus, the protocol of uploads, that the service does not."""
 
     status = 412
-    code = "wrong-tus-version"
 
 
 class TooLarge(RequestError):
     """The body or the volume is over a limit; the detail names the limit."""
 
     status = 413
-    code = "too-large"
 
 
 class UnsupportedMediaType(RequestError):
     """The body's media type is none of those accepted."""
 
     status = 415
-    code = "unsupported-media-type"
 
 
 class BadGeometry(RequestError):
     """The volume's axes, affine or units do not define its position in 3D space."""
 
     status = 422
-    code = "bad-geometry"
 
 
 class BadVoxels(RequestError):
     """The voxel values are of a type that networks here do not support."""
 
     status = 422
-    code = "bad-voxels"
 
 
 class BadArrays(RequestError):
     """An array has a name, shape, type or value that cannot be read as votes; names the array."""
 
     status = 422
-    code = "bad-arrays"
 
 
 class BadParameter(RequestError):
     """A parameter of the request is invalid."""
 
     status = 422
-    code = "bad-parameter"
 
 
 class HeadTooLarge(RequestError):
     """The headers or trailers are over a limit; the detail names it."""
 
     status = 431
-    code = "head-too-large"
 
 
 class ClientLeft(RequestError):
     """The client closed the connection before its answer; the status, nginx's, is only logged."""
 
     status = 499
-    code = "client-left"
 
 
 class UnknownCoding(RequestError):
     """The body has a transfer coding besides ``chunked``."""
 
     status = 501
-    code = "unknown-coding"
 
 
 class ServiceError(LandmarkdError):
@@ -244,7 +226,6 @@ class QueueFull(ServiceError):
     """As much as allowed is in progress already."""
 
     status = 429
-    code = "queue-full"
 
     def __init__(self, detail: str, retry_after_s: int) -> None:
         """Add when to try again.
@@ -261,26 +242,20 @@ class NotConfigured(ServiceError):
     """The service has no folder for what it should keep; the detail names the setting."""
 
     status = 501
-    code = "not-configured"
 
 
 class NotReady(ServiceError):
     """The model or the service is not ready to answer."""
 
-    code = "not-ready"
-
 
 class Draining(ServiceError):
     """The service is stopping and accepts nothing new."""
-
-    code = "draining"
 
 
 class DeadlineExceeded(ServiceError):
     """The answer did not come within the time the request allowed."""
 
     status = 504
-    code = "deadline-exceeded"
 
 
 class InsufficientMemory(ServiceError):
@@ -294,26 +269,20 @@ class NotStored(ServiceError):
     """The store of cases has no room, or the disk of cases or jobs took no more."""
 
     status = 507
-    code = "not-stored"
 
 
 class GivenUp(LandmarkdError):
     """A scan of a job during which the process has ended, again and again."""
 
-    code = "given-up"
-
 
 class NetworkFailed(LandmarkdError):
     """The model's network raised, or its scores are not finite, for this volume."""
-
-    code = "network-failed"
 
 
 class ModelRefused(LandmarkdError):
     """A model folder breaks the contract; ``str`` names the key and the reason."""
 
     status = 409
-    code = "model-refused"
 
 
 class StartupError(LandmarkdError):
