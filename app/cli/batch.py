@@ -2,12 +2,13 @@
 
 import csv
 import io
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, TypeAlias
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -26,35 +27,29 @@ MODEL_COLUMNS: Final = ["model", "version"]
 """The last ones of a table of all scans; tables of older releases lack them."""
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """Where answers go."""
+class Sink(ABC):
+    """Where answers go; unless it says otherwise, none is there from an earlier run."""
 
     def has(self, path: Path) -> bool:
         """Return whether the answer to a scan is there, from an earlier run."""
+        del path
+        return False
 
     def models(self) -> set[Model]:
         """Return which models the answers of earlier runs are of, as far as they say."""
+        return set()
 
+    @abstractmethod
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Keep the answer to a scan."""
 
 
-class Output:
+class Output(Sink):
     """The standard output, for a single scan."""
 
     def __init__(self, form: AnswerFormat, write: Callable[[str], None]) -> None:
         """Write answers of one format."""
         self._form, self._write = form, write
-
-    def has(self, path: Path) -> bool:
-        """Return that there is no earlier answer."""
-        del path
-        return False
-
-    def models(self) -> set[Model]:
-        """Return that there are no earlier answers."""
-        return set()
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Write an answer."""
@@ -62,7 +57,7 @@ class Output:
         self._write(self._form.write(answer).decode())
 
 
-class Files:
+class Files(Sink):
     """A file for each scan."""
 
     def __init__(
@@ -90,7 +85,7 @@ class Files:
         write_file(self._targets[path], self._write(path, answer))
 
 
-class LongTable:
+class LongTable(Sink):
     """One CSV file with a row for each landmark of each scan."""
 
     def __init__(self, target: Path, names: Mapping[Path, str], *, resume: bool) -> None:

@@ -59,7 +59,6 @@ class ProblemError(LandmarkdError):
 class Unreachable(LandmarkdError):
     """No service answers at the address, or something else does, such as a proxy."""
 
-    code = "unreachable"
     title = "No service"
 
 
