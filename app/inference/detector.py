@@ -141,7 +141,9 @@ class Detector:
                 f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
             ) from error
         plan = _plan_of(self.model, grid)
-        return ScanState(volume, self.model, grid, plan, prepare_s=time.perf_counter() - start)
+        own = grid if self._extra_views and grid.voxels.numel() <= MAX_VIEW_VOXELS else None
+        prepare_s = time.perf_counter() - start
+        return ScanState(volume, self.model, grid, plan, own_grid=own, prepare_s=prepare_s)
 
     def lane(self, state: ScanState) -> tuple[str, tuple[int, int, int]]:
         """Return what tiles must have in common to share a batch: the network and their shape."""
@@ -236,7 +238,8 @@ class Detector:
     def _try_next_view(self, state: ScanState, fallback: tuple[Landmark, ...]) -> ScanState:
         """Prepare a pass of the first-stage network in the next orientation."""
         start = time.perf_counter()
-        grid = make_grid(state.volume, self.model.manifest.input, self.model.network.device)
+        device = self.model.network.device
+        grid = state.own_grid or make_grid(state.volume, self.model.manifest.input, device)
         return _next_pass(
             state,
             self.model,

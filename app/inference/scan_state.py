@@ -26,6 +26,7 @@ class ScanState:
         refine_passes: Passes of the second-stage network, this one included.
         view: Orientation in which the first-stage network sees the scan: 0 for the grid's own, else
             number of ``app.preprocessing.VIEWS``, from 1.
+        own_grid: The grid in that orientation, if the scan may be seen in others; None else.
         fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
         remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
@@ -49,6 +50,7 @@ class ScanState:
     pose: Pose | None = None
     refine_passes: int = 0
     view: int = 0
+    own_grid: Grid | None = None
     fallback: tuple[Landmark, ...] = ()
     remarks: tuple[str, ...] = ()
     grid_ready: ReadyEvent = READY

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from app.geometry import Points, transform, translation
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.inference.refinement import (
+    MAX_EXTRA_VIEWS,
     SAME_POSE_RADII,
     Refiner,
     any_detected,
@@ -23,6 +25,7 @@ from app.inference.refinement import (
 )
 from app.io.volume import Volume, read_volume
 from app.model.editing import editing, update_hashes
+from app.preprocessing.grid import Grid, make_grid
 from app.preprocessing.posed_grid import Pose
 from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, Status
@@ -164,6 +167,25 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: 
     np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
     scan = next((data / "scans").glob("one*")).read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
+
+
+def test_a_scan_is_resampled_once_in_however_many_orientations_it_is_seen(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Grid] = []
+
+    def note_grid(*given: Any) -> Grid:
+        made.append(make_grid(*given))
+        return made[-1]
+
+    monkeypatch.setattr("app.inference.detector.make_grid", note_grid)
+    # Weights of two steps find nothing, and show too little for a second look at it.
+    monkeypatch.setattr("app.inference.detector.has_enough_votes", lambda _: True)
+    detector = Detector(load_checked(folder, torch.device("cpu")))
+    made.clear()
+    scan = next((data / "scans").glob("one*")).read_bytes()
+    assert detector.detect(read_volume(scan)).tiles == 1 + MAX_EXTRA_VIEWS
+    assert len(made) == 1
 
 
 def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: Path) -> None:
