@@ -34,7 +34,7 @@ def load_checked(
     Args:
         folder: The model folder.
         device: Device to run the network on.
-        precision: To compute in; ``auto``: see ``app.model.precision``.
+        precision: To compute in; ``auto``: see ``app.model.registry.choose_precision``.
         allow_torchscript: Whether programs may be TorchScript; see ``LANDMARKD_ALLOW_TORCHSCRIPT``.
         on_device: Calls what touches the device on the thread that owns it, piece by piece, so that
             other work goes on in between; all else is done in the calling thread.

@@ -11,7 +11,6 @@ mean_shape    where the landmarks lie on average
 network       tile batch -> Fields
 outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
 cpu           convolutions and norms on a CPU
-precision     the precision that a network computes in, by a fixed rule
 selfcheck     does a network answer what it answered when its folder was made?
 versions      NAME or NAME@VERSION -> one of several folders
 registry      the models that serve, why others do not, and hot reload
@@ -26,8 +25,7 @@ from app.model.manifest import Manifest, read_manifest
 from app.model.mean_shape import load_shape, place_surroundings
 from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field, make_output
-from app.model.precision import PrecisionSetting
-from app.model.registry import LoadedModel, Registry, load_model, scan_models
+from app.model.registry import LoadedModel, PrecisionSetting, Registry, load_model, scan_models
 from app.model.sections import (
     LOWER_PRECISIONS,
     WHOLE,

@@ -147,9 +147,8 @@ class VotesOutput:
             f"{self._stride}"
         )
 
-    def field(self, output: Tensor, edges: Sequence[int]) -> Field:
-        """View one tile's output as scores and offsets."""
-        del edges  # The output has the same axes.
+    def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
+        """View one tile's output as scores and offsets; it has the tile's axes."""
         scores, offsets = self._parts(output[None])
         return self._field(scores[0], offsets[0])
 
@@ -180,9 +179,8 @@ class VotesOutput:
             offset_scale=self._offset_scale,
         )
 
-    def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
+    def unmirror(self, output: Tensor, axes: Sequence[int], _edges: Sequence[int]) -> Tensor:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
-        del edges
         scores, offsets = (_flip(part, axes) for part in self._parts(output))
         signs = offsets.new_tensor([-1.0 if axis in axes else 1.0 for axis in range(3)])
         offsets = self._sides.exchange(offsets, 2, axes) * signs[:, None, None, None, None]
@@ -241,9 +239,8 @@ class HeatmapsOutput:
             f"{self._channels} heatmaps for tiles of {list(edges)} at output_stride {self._stride}"
         )
 
-    def field(self, output: Tensor, edges: Sequence[int]) -> Field:
-        """View one tile's heatmaps as scores of voxels that vote for themselves."""
-        del edges  # The output has the same axes.
+    def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
+        """View one tile's heatmaps, of its axes, as scores of voxels that vote for themselves."""
         offsets = output.new_zeros(1).expand(3, self._landmarks, *output.shape[1:])
         if self._activation == "sigmoid":
             return Field(output, offsets, "sigmoid", background=False)
@@ -254,9 +251,8 @@ class HeatmapsOutput:
             output = output.flatten(1).softmax(1, dtype=torch.float32).view_as(output)
         return Field(output, offsets, "none", background=False, peak=self._peak)
 
-    def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
+    def unmirror(self, output: Tensor, axes: Sequence[int], _edges: Sequence[int]) -> Tensor:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
-        del edges
         return self._sides.exchange(_flip(output, axes), 1, axes)
 
     def mean(self, outputs: Iterable[Tensor]) -> Tensor:
@@ -281,14 +277,12 @@ class CoordinatesOutput:
         self._sigmoid = network.activation == "sigmoid"
         self._spacing_mm = manifest.input.spacing_mm
 
-    def shape(self, edges: Sequence[int]) -> list[int]:
+    def shape(self, _edges: Sequence[int]) -> list[int]:
         """Return the shape of the output, which is the same for all tiles."""
-        del edges
         return [self._landmarks, 3 + len(self._extras)]
 
-    def describe(self, edges: Sequence[int]) -> str:
+    def describe(self, _edges: Sequence[int]) -> str:
         """Say what the output should hold."""
-        del edges
         columns = ", ".join(("i", "j", "k", *self._extras))
         return f"{columns} of {self._landmarks} landmarks"
 

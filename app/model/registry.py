@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 
-from app.compute import OnDevice, call_here
+from app.compute import OnDevice, call_here, fast_precisions
 from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.model.files import read_text
-from app.model.loader import load_module
+from app.model.loader import ONNX_SUFFIX, load_module
 from app.model.manifest import Manifest, parse_manifest
 from app.model.mean_shape import Mean, load_shape
 from app.model.network import Network
-from app.model.precision import Precision, PrecisionSetting, choose_precision
-from app.model.sections import WHOLE
+from app.model.sections import WHOLE, LowerPrecision
 from app.model.selfcheck import Samples, load_samples
 from app.model.versions import choose_version
+
+Precision: TypeAlias = Literal["float32"] | LowerPrecision
+PrecisionSetting: TypeAlias = Precision | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def load_model(
     Args:
         folder: The model folder.
         device: Where the networks shall run.
-        precision: What they shall compute in; ``auto``: see ``app.model.precision``.
+        precision: What they shall compute in; ``auto``: see ``choose_precision``.
         allow_torchscript: Whether programs may be TorchScript.
         on_device: Calls what touches the device on the thread that owns it.
 
@@ -127,6 +130,23 @@ def load_model(
         )
 
     return load(folder, read_text(folder, "model.toml"), precision)
+
+
+def choose_precision(
+    manifest: Manifest, device: torch.device, setting: PrecisionSetting
+) -> Precision:
+    """Choose the precision that a model computes in: by a fixed rule, never by a clock.
+
+    ``auto`` takes the first precision below float32 that the device computes natively *and* the
+    model was verified in (``[precision]`` of its ``model.toml``); float32 otherwise. So the same
+    model gives the same answer in every process on the same kind of device.
+    """
+    if (manifest.network.program or "").endswith(ONNX_SUFFIX):
+        return "float32"  # What it computes in is fixed in the file.
+    if setting != "auto":
+        return setting
+    native = fast_precisions(device)
+    return next((name for name in manifest.precision.verified if name in native), "float32")
 
 
 def _check_refine(manifest: Manifest, refine: LoadedModel) -> None:

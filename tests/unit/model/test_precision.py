@@ -11,7 +11,7 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked, self_check
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
-from app.model.precision import Precision, PrecisionSetting, choose_precision
+from app.model.registry import Precision, PrecisionSetting, choose_precision
 from app.model.selfcheck import write_selfcheck
 from tests.support.device_loops import scan
 from tests.support.model_folders import TILE, make_model_folder, make_program_folder
@@ -38,7 +38,7 @@ def verify_in(folder: Path, text: str) -> Path:
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every device compute bfloat16 natively, and nothing else below float32."""
-    monkeypatch.setattr("app.model.precision.fast_precisions", lambda _device: ("bfloat16",))
+    monkeypatch.setattr("app.model.registry.fast_precisions", lambda _device: ("bfloat16",))
 
 
 @pytest.mark.usefixtures("native")
@@ -70,7 +70,7 @@ def test_onnx_file_computes_in_what_it_says(tmp_path: Path, setting: PrecisionSe
 def test_auto_is_float32_where_the_device_computes_nothing_lower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.model.precision.fast_precisions", lambda _device: ())
+    monkeypatch.setattr("app.model.registry.fast_precisions", lambda _device: ())
     manifest = read_manifest(verify_in(make_model_folder(tmp_path), "bfloat16 = 0.01"))
     assert choose_precision(manifest, CPU, "auto") == "float32"
 
