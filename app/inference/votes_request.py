@@ -6,6 +6,7 @@ Uses neither a model nor an accelerator: copying the arrays to one would take lo
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -22,9 +23,7 @@ from app.voting import (
     GridFrame,
     Landmark,
     Layout,
-    Placement,
     Readout,
-    Rows,
     Votes,
     VotesFormat,
     check_affine,
@@ -169,7 +168,9 @@ def answer_votes(
         votes, filtered = _filter_votes(field, request, check_cancelled)
         landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
     elif request.file.write_rows is not None:
-        rows = _list_rows(field, request, readout.shape, check_cancelled)
+        list_rows = partial(filter_rows, sample_shape=readout.shape)
+        given = (field, request.threshold, list_rows, request.max_votes, check_cancelled)
+        rows = torch.cat(filter_in_blocks(*given))
         filtered = time.perf_counter()
         file = request.file.write_rows(rows, check_cancelled)
     else:
@@ -191,21 +192,6 @@ def _filter_votes(
     filtered = time.perf_counter()
     check_cancelled()
     return votes, filtered
-
-
-def _list_rows(
-    field: Field,
-    request: VotesRequest,
-    sample_shape: tuple[int, int, int],
-    check_cancelled: Callable[[], None],
-) -> Rows:
-    """List the votes of a field as rows."""
-
-    def filter_block(block: Field, threshold: float, placement: Placement) -> Rows:
-        return filter_rows(block, threshold, sample_shape, placement)
-
-    threshold, most = request.threshold, request.max_votes
-    return torch.cat(filter_in_blocks(field, threshold, filter_block, most, check_cancelled))
 
 
 def _timing_of(times: tuple[float, ...]) -> StageTimes:

@@ -56,11 +56,11 @@ from app.voting.landmarks import (
 from app.voting.overlaps import DenseMean, SparseMean, WeightedTile, mean_of
 from app.voting.readout import GridFrame, Readout, make_readout
 from app.voting.reference import Placement
-from app.voting.votes import Rows, Votes, concat_votes, filter_rows, filter_votes, launch_filter
+from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes, launch_filter
 
 __all__ = [
     "VOTES_FORMATS", "Archive", "Candidate", "DenseMean", "GridFrame",
-    "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout", "Rows",
+    "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout",
     "Shape", "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
     "check_affine", "check_values", "concat_votes", "count_array_bytes", "filter_in_blocks",
     "filter_rows", "filter_votes",

@@ -157,7 +157,7 @@ def check_affine(affine: Array) -> Affine:
 def filter_in_blocks(
     field: Field,
     threshold: float,
-    filter_block: Callable[[Field, float, Placement], Found],
+    filter_block: Callable[..., Found],
     max_votes: int,
     check_cancelled: Callable[[], None],
 ) -> list[Found]:
@@ -179,7 +179,7 @@ def filter_in_blocks(
     parts: list[Found] = []
     for block, placement in _blocks(field):
         check_cancelled()
-        parts.append(filter_block(block, threshold, placement))
+        parts.append(filter_block(block, threshold, placement=placement))
         if sum(len(part) for part in parts) > max_votes:
             raise TooLarge(
                 f"expected at most {max_votes:,} votes at threshold {threshold:g}, got more; "
