@@ -47,9 +47,9 @@ class Header:
         frame_shape: Lengths of the axes after those; empty if there are none.
         dtype: Type of the stored voxels, in their byte order.
         offset: Position of the first voxel in the uncompressed file, in bytes.
+        affine: Voxel index -> mm, RAS.
         slope: A value is stored voxel * slope + intercept.
         intercept: Likewise.
-        affine: Voxel index -> mm, RAS.
         warnings: What a careful reader should know, in sentences without patient data.
         interleaved: Whether the values of one voxel in all frames lie side by side; otherwise one
             frame lies behind the other.
@@ -59,9 +59,9 @@ class Header:
     frame_shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     offset: int
-    slope: float
-    intercept: float
     affine: Affine
+    slope: float = 1.0
+    intercept: float = 0.0
     warnings: tuple[str, ...] = ()
     interleaved: bool = False
 

@@ -75,8 +75,6 @@ def read_metaimage_header(stream: FileStream) -> Header:
         frame_shape=tuple(lengths[3:]),
         dtype=dtype,
         offset=stream.position,
-        slope=1.0,
-        intercept=0.0,
         affine=affine,
     )
 

@@ -114,8 +114,6 @@ def read_nrrd_header(stream: FileStream) -> Header:
         frame_shape=axes.frame_shape,
         dtype=dtype,
         offset=stream.position,
-        slope=1.0,
-        intercept=0.0,
         affine=make_affine(world @ scaling([MM_PER_UNIT[unit]] * 3), columns),
         warnings=(UNIT_WARNINGS[unit],) if unit in UNIT_WARNINGS else (),
         interleaved=axes.interleaved,
