@@ -24,6 +24,7 @@ from app.engine.jobs import (
     Settled,
     Waiter,
     WorkerDied,
+    ignore,
 )
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
@@ -36,10 +37,6 @@ JOIN_S: Final = 10.0
 """Given to the thread to end a forward pass; one that hangs must not keep the process alive."""
 
 Result = TypeVar("Result")
-
-
-def _ignore() -> None:
-    """Do nothing."""
 
 
 class DeviceLoop:
@@ -58,8 +55,8 @@ class DeviceLoop:
         self,
         sizes: BatchSizes,
         metrics: Metrics,
-        self_check: Callable[[], None] = _ignore,
-        on_lost: Callable[[], None] = _ignore,
+        self_check: Callable[[], None] = ignore,
+        on_lost: Callable[[], None] = ignore,
         device: NamedDevice = HOST,
         index: int = 0,
     ) -> None:

@@ -33,7 +33,7 @@ class Progress:
     tiles: int = 0
 
 
-def _ignore(*_: object) -> None:
+def ignore(*_: object) -> None:
     """Do nothing, as a callback that is not needed."""
 
 
@@ -55,7 +55,7 @@ class DetectRequest:
     volume: Volume
     deadline: float
     frame: int = 0
-    on_progress: Callable[[Progress], None] = _ignore
+    on_progress: Callable[[Progress], None] = ignore
     client: str = ""
     keeps_votes: bool = False
 

@@ -14,15 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from app.engine.jobs import Job
+from app.engine.jobs import Job, ignore
 from app.engine.scheduler import Batch, Scheduler
 from app.errors import NotReady
 
 THREAD_ENDED: Final = "expected a running device thread, got one that ended"
-
-
-def _ignore(_reason: Exception) -> None:
-    """Do nothing: the thread's end is reported to all who wait anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +27,12 @@ class Call:
 
     Attributes:
         function: Called without arguments. What it raises ends the thread.
-        on_refused: Called instead, with the reason, if the queue is closed.
+        on_refused: Called instead, with the reason, if the queue is closed; all who wait are told
+            of that anyway.
     """
 
     function: Callable[[], None]
-    on_refused: Callable[[Exception], None] = _ignore
+    on_refused: Callable[[Exception], None] = ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ def _fit_strongest(
 ) -> Float64[np.ndarray, "1 4 4"]:
     """Fit the strongest mode of every landmark."""
     chosen = (np.arange(len(mean)), weight.argmax(axis=1), weight.max(axis=1))
-    return _fit_subsets(mean, cloud, *(column[None] for column in chosen))
+    columns = (column[None] for column in chosen)
+    return np.asarray(cpu_constellation.fit_subsets(mean, cloud, *columns, SCALE_BOUNDS))
 
 
 def _sample(
@@ -216,20 +217,10 @@ def _sample(
     landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
     noise = random.gumbel(size=(*landmark.shape, weight.shape[1]))
     mode = (log_weight[landmark] + noise).argmax(axis=2)
-    fits = _fit_subsets(mean, cloud, landmark, mode, np.ones(landmark.shape))
+    even = np.ones(landmark.shape)
+    fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, even, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, 2 * tolerance_mm)
     return np.asarray(fits[np.argsort(-score, kind="stable")[:FINALISTS]])
-
-
-def _fit_subsets(
-    mean: Float64[np.ndarray, "n 3"],
-    cloud: Float64[np.ndarray, "n modes 3"],
-    landmark: Int64[np.ndarray, "fits subset"],
-    mode: Int64[np.ndarray, "fits subset"],
-    weight: Float64[np.ndarray, "fits subset"],
-) -> Float64[np.ndarray, "fits 4 4"]:
-    fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, weight, SCALE_BOUNDS)
-    return np.asarray(fits)
 
 
 def _refine(
