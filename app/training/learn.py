@@ -11,22 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 
-from app.compute import choose_device
 from app.errors import BadParameter
-from app.io import read_tolerances
 from app.model import WHOLE, Manifest, load_shape, read_manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.issues import shorten
 from app.training.data.specimens import SpecimenFiles, list_files
-from app.training.data.split import Split, split
+from app.training.data.split import Split, split, subject_of
+from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
-from app.training.evaluate.metrics import group
 from app.training.evaluate.model_card import write_section
-from app.training.evaluate.outcomes import Outcome, validate
-from app.training.evaluate.spread import mean_interval
 from app.training.files import REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
@@ -67,40 +62,6 @@ class LearnOptions:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two versions of a model on held-out cases.
-
-    Attributes:
-        versions: Their numbers, the old one first.
-        losses_mm: Mean losses of the cases, of both.
-        low_mm: Lower bound of the 95 % interval of how much smaller those of the second are, by
-            Student's t over cases.
-        high_mm: Its upper bound.
-        cases: Number of cases.
-    """
-
-    versions: tuple[str, str]
-    losses_mm: tuple[float, float]
-    low_mm: float
-    high_mm: float
-    cases: int
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the second version is better, by Student's t over cases."""
-        return self.low_mm > 0
-
-    def describe(self) -> str:
-        """Describe the comparison in a sentence."""
-        before, after = self.losses_mm
-        return (
-            f"On {self.cases} held-out cases, version {self.versions[0]} is "
-            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: better by "
-            f"{before - after:.3f} mm, 95 % interval {self.low_mm:.3f} to {self.high_mm:.3f} mm"
-        )
-
-
 def learn(options: LearnOptions, console: Console) -> Comparison | None:
     """Train the next version of a model, and put it in place if it is better.
 
@@ -131,7 +92,8 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
         if not fine_tune(given, checked, split(checked.specimens, names, "kept apart"), console):
             return None
     keep_regions(options.folder, candidate)
-    compared = compare_versions(options.folder, candidate, held_out, options.device)
+    corrected = {files.name for files in kept}
+    compared = compare_versions(options.folder, candidate, held_out, corrected, options.device)
     if compared.is_better:
         text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."
         write_section(candidate, "learn", f"{text} {compared.describe()}.")
@@ -177,8 +139,8 @@ def hold_out(
         BadParameter: They are too few to tell which version is better, or not unseen.
     """
     record = read_record(options.folder) or {}
-    before = set(record.get("held_out", ()))
-    names = before | set(choose_held_out([files.name for files in kept], record))
+    new = choose_held_out([files.name for files in kept], record)
+    names = {*record.get("held_out", ()), *new}
     names |= set(options.hold_out or ())
     chosen = [files for files in [*kept, *old] if files.name in names]
     if leaked := find_leaked(options.folder, chosen):
@@ -186,10 +148,11 @@ def hold_out(
             f"--validate: expected scans that {options.folder} was not trained on, got "
             f"{shorten(leaked)}"
         )
-    if len(chosen) < MIN_HELD_OUT:
+    cases = len({subject_of(files.name) for files in chosen})
+    if cases < MIN_HELD_OUT:
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
-            f"version is better; got {len(chosen)}: one in {HELD_OUT} of {len(kept)} kept cases, "
+            f"version is better; got {cases}: one in {HELD_OUT} of {len(kept)} kept cases, "
             "and those old ones that recipe.json or --validate names. Nothing was trained"
         )
     return chosen
@@ -198,18 +161,25 @@ def hold_out(
 def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]:
     """Choose which kept cases are held out, besides those that were for the version in place.
 
+    Frames of one file are held out together, as are all scans of one subject.
+
     Args:
         kept: Names of all kept cases.
         record: Of the version in place; a case that it was trained on cannot be held out any more.
 
     Returns:
-        As many of the others as are missing to one in ``HELD_OUT``, by a hash of the name.
+        As many of the others as are missing to one in ``HELD_OUT``, by a hash of the subject, and
+        what is new of the subjects that are held out.
     """
-    seen = {*seen_by(record), *record.get("held_out", ())}
-    new = [name for name in kept if name not in seen]
-    held_out = len(set(kept) & set(record.get("held_out", ())))
-    count = max(round(len(kept) / HELD_OUT) - held_out, 0)
-    return sorted(new, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
+    subjects = {name: subject_of(name) for name in kept}
+    trained = {subject_of(name) for name in seen_by(record)}
+    before = set(record.get("held_out", ()))
+    held_out = {subject_of(name) for name in before} - trained
+    new = set(subjects.values()) - trained - held_out
+    count = round(len(set(subjects.values())) / HELD_OUT) - len(held_out & set(subjects.values()))
+    by_hash = sorted(new, key=lambda one: hashlib.sha256(one.encode()).digest())
+    held_out |= set(by_hash[: max(count, 0)])
+    return [name for name in kept if subjects[name] in held_out and name not in before]
 
 
 @contextmanager
@@ -310,60 +280,3 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
     plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), mean)
     return run_refine(options, plan, console)
-
-
-def compare_versions(
-    before: Path, after: Path, held_out: Sequence[SpecimenFiles], device: str
-) -> Comparison:
-    """Compare two versions of a model on cases that neither was trained on."""
-    manifests = [read_manifest(folder) for folder in (before, after)]
-    radius = manifests[0].voting.radius_mm
-    voxel = min(manifests[0].input.spacing_mm)
-    tolerances = {
-        files.name: {
-            name: voxel if mm is None else mm
-            for name, mm in read_tolerances(files.landmarks).items()
-        }
-        for files in held_out
-    }
-    losses = [
-        case_losses(validate(folder, held_out, choose_device(device)), tolerances, radius)
-        for folder in (before, after)
-    ]
-    gains = losses[0] - losses[1]
-    low, high = mean_interval(gains)
-    return Comparison(
-        (manifests[0].version, manifests[1].version),
-        (float(losses[0].mean()), float(losses[1].mean())),
-        low,
-        high,
-        len(gains),
-    )
-
-
-def case_losses(
-    outcomes: Sequence[Outcome], tolerances: Mapping[str, Mapping[str, float]], radius_mm: float
-) -> np.ndarray:
-    """Average what a model is off in each case.
-
-    The error of a point counts up to the voting radius, which stands for a missed or invented point
-    as well. A point that the old model had placed, and a person found right, is known no better
-    than within its region: only what is beyond counts, or no other model could be as good.
-
-    Args:
-        outcomes: Of a model.
-        tolerances: Radius of those regions in mm, by case and landmark.
-        radius_mm: The voting radius.
-
-    Returns:
-        Mean loss of each case, in mm.
-    """
-
-    def loss(one: Outcome) -> float:
-        if not one.present:
-            return radius_mm if one.status == "detected" else 0.0
-        off = np.nan_to_num(one.error_mm, nan=np.inf) - tolerances[one.scan].get(one.landmark, 0.0)
-        return float(np.clip(off, 0.0, radius_mm))
-
-    known = group([one for one in outcomes if one.known], lambda one: one.scan)
-    return np.array([np.mean([loss(one) for one in members]) for members in known.values()])

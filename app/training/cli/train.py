@@ -170,7 +170,7 @@ Subject = Annotated[
     typer.Option(
         metavar="REGEX",
         help="The part of a scan's name that identifies its subject; scans of one subject are "
-        "held out together. Default: the name without a side at its end, such as _left.",
+        "held out together. Default: the name without a side or a frame at its end, such as _left.",
     ),
 ]
 TrainOnly = Annotated[

@@ -72,7 +72,7 @@ def make_folds(
         count: Number of folds.
         seed: Random seed.
         pattern: Regular expression of the part of a scan's name that identifies its subject; None:
-            the name without a side at its end, such as ``_left``.
+            the name without a side or frame at its end, such as ``_left``.
         train_only: Names of scans that are in no fold, as they are only trained on.
 
     Raises:

@@ -17,9 +17,8 @@ HELD_OUT_FRACTION: Final = 5
 MAX_HELD_OUT: Final = 5
 """More would add little information, and every validation takes time for each."""
 
-
-SIDE: Final = re.compile(r"[-_. ](left|right|l|r)$", re.IGNORECASE)
-"""End of a scan's name that says which side of a subject it shows."""
+PART: Final = re.compile(r"[-_. ](left|right|l|r)$|-frame\d+$", re.IGNORECASE)
+"""End of a scan's name that says which side of a subject it shows, or which frame of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +122,19 @@ def choose_held_out(
     return tuple(sorted(chosen))
 
 
-def subject_of(name: str, pattern: str | None) -> str:
+def subject_of(name: str, pattern: str | None = None) -> str:
     """Return the subject that a scan shows.
+
+    Args:
+        name: Of the scan.
+        pattern: Regular expression of the part of it that names the subject; None: all but a side
+            or frame at its end.
 
     Raises:
         BadParameter: The pattern is no regular expression, or does not match the name.
     """
     if pattern is None:
-        return SIDE.sub("", name)
+        return PART.sub("", name)
     try:
         found = re.search(pattern, name)
     except re.error as error:

@@ -18,9 +18,10 @@ from app.io import markups_json, read_landmarks, read_volume
 from app.model import WHOLE
 from app.training.data.specimens import SpecimenFiles, list_files, pair_files, rows_of
 from app.training.data.split import split
+from app.training.evaluate.comparison import case_losses
 from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import mean_interval
-from app.training.learn import LearnOptions, case_losses, fine_tune, merged, options_like
+from app.training.learn import LearnOptions, fine_tune, merged, options_like
 from app.training.options import Options, Precision, Schedule
 from app.training.pipeline import FIRST, check_and_report, train_network
 from app.training.tools.find_poses import POSES, find_pose
@@ -217,7 +218,7 @@ def _learn(base: Path, cohort: Cohort, corrected: frozenset[SpecimenFiles]) -> P
 
 def _losses(folder: Path, cases: Sequence[SpecimenFiles], radius_mm: float) -> np.ndarray:
     outcomes = validate(folder, cases, choose_device("auto"))
-    return case_losses(outcomes, {files.name: {} for files in cases}, radius_mm)
+    return case_losses(outcomes, radius_mm)
 
 
 def _orders(base: Path, pool: Sequence[SpecimenFiles]) -> dict[str, list[SpecimenFiles]]:

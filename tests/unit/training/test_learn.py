@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -17,11 +16,9 @@ from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
-from app.training.evaluate.outcomes import Outcome
 from app.training.files import RECORD
 from app.training.learn import (
     LearnOptions,
-    case_losses,
     choose_held_out,
     hold_out,
     learn,
@@ -30,7 +27,6 @@ from app.training.learn import (
 from app.training.record import read_record
 from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive
-from tests.support.outcomes import outcome
 from tests.support.training_data import landmarkd, write_data
 
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
@@ -178,24 +174,25 @@ def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
         hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
 
 
-def test_loss_is_bounded_and_forgives_what_a_person_found_right() -> None:
-    def of(one: Outcome, tolerance: float = 0.0) -> float:
-        return float(case_losses([one], {"one": {"a": tolerance}}, 4.0)[0])
+def test_frames_of_one_file_are_held_out_together_and_count_as_one_case() -> None:
+    series = [f"{number:032x}-frame{frame}" for number in range(15) for frame in range(3)]
+    first = choose_held_out(series, {})
+    files = {name.partition("-frame")[0] for name in first}
+    assert len(files) == 5
+    assert len(first) == 15
+    trained = [name for name in series if name not in first]
+    record = {"held_out": first, "train": trained}
+    more = [trained[0].replace("frame0", "frame7"), first[0].replace("frame0", "frame7")]
+    assert choose_held_out([*series, *more], record) == more[1:]
 
-    assert of(outcome(1.5)) == 1.5
-    assert of(outcome(9.0)) == 4.0
-    assert of(outcome(status="not_found")) == 4.0
-    assert of(outcome(present=False)) == 4.0
-    assert of(outcome(present=False, status="not_found")) == 0.0
-    assert of(outcome(0.9), tolerance=1.0) == 0.0
-    assert of(outcome(1.5), tolerance=1.0) == 0.5
 
-
-def test_losses_are_averaged_by_case_and_leave_out_what_is_unknown() -> None:
-    some = [
-        outcome(1.0, scan="one"),
-        outcome(3.0, scan="one"),
-        outcome(present=False, known=False, scan="one"),
-        outcome(0.5, scan="two"),
-    ]
-    np.testing.assert_allclose(case_losses(some, {"one": {}, "two": {}}, 4.0), [2.0, 0.5])
+def test_frames_of_too_few_files_are_refused(model: Path, store: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few" / "phantom"
+    for kind in ("scans", "landmarks"):
+        (few / kind).mkdir(parents=True)
+        for path in (store / kind).iterdir():
+            name, suffix = path.name.split(".", 1)
+            number = int(name.partition("-")[2]) - 9000
+            shutil.copy(path, few / kind / f"{number // 4:032x}-frame{number % 4}.{suffix}")
+    with pytest.raises(BadParameter, match=r"at least 5 cases .*; got 1: one in 3 of 16 kept"):
+        hold_out(options(model, few, 1, 0), whole_cases(few), [])

@@ -23,7 +23,12 @@ def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "pattern"), [("head_{}_left head_{}_right", None), ("{}a {}b", r"^\d+")]
+    ("names", "pattern"),
+    [
+        ("head_{}_left head_{}_right", None),
+        ("{}-frame0 {}-frame12", None),
+        ("{}a {}b", r"^\d+"),
+    ],
 )
 def test_scans_of_one_subject_are_held_out_together(
     tmp_path: Path, names: str, pattern: str | None

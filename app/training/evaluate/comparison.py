@@ -1,0 +1,149 @@
+"""Two versions of a model + held-out cases -> Comparison: which is better, if that can be told."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from app.compute import choose_device
+from app.model import read_manifest
+from app.training.data.specimens import SpecimenFiles
+from app.training.data.split import subject_of
+from app.training.evaluate.metrics import group
+from app.training.evaluate.outcomes import Outcome, validate
+from app.training.evaluate.spread import mean_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two versions of a model on held-out cases.
+
+    Attributes:
+        versions: Their numbers, the old one first.
+        losses_mm: Mean losses of the cases, of both.
+        low_mm: Lower bound of the 95 % interval of how much smaller those of the second are, by
+            Student's t over cases.
+        high_mm: Its upper bound.
+        cases: Number of cases; all scans of one subject, or frames of one file, are one.
+    """
+
+    versions: tuple[str, str]
+    losses_mm: tuple[float, float]
+    low_mm: float
+    high_mm: float
+    cases: int
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the second version is better, by Student's t over cases."""
+        return self.low_mm > 0
+
+    def describe(self) -> str:
+        """Describe the comparison in a sentence."""
+        before, after = self.losses_mm
+        return (
+            f"On {self.cases} held-out cases, version {self.versions[0]} is "
+            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: better by "
+            f"{before - after:.3f} mm, 95 % interval {self.low_mm:.3f} to {self.high_mm:.3f} mm"
+        )
+
+
+def compare_versions(
+    before: Path,
+    after: Path,
+    held_out: Sequence[SpecimenFiles],
+    kept: Collection[str],
+    device: str,
+) -> Comparison:
+    """Compare two versions of a model on cases that neither was trained on.
+
+    Args:
+        before: The version in place.
+        after: The next one.
+        held_out: The cases.
+        kept: Names of those that people have corrected.
+        device: As the command names it.
+    """
+    manifests = [read_manifest(folder) for folder in (before, after)]
+    finest = before if manifests[0].refine is None else before / manifests[0].refine.folder
+    voxel_mm = min(read_manifest(finest).input.spacing_mm)
+    old, new = (validate(folder, held_out, choose_device(device)) for folder in (before, after))
+    radius_mm = manifests[0].voting.radius_mm
+    outcomes = counted(old, new, kept, voxel_mm)
+    losses = [case_losses(some, radius_mm) for some in outcomes]
+    return compare_losses(losses[0], losses[1], (manifests[0].version, manifests[1].version))
+
+
+def counted(
+    before: Sequence[Outcome], after: Sequence[Outcome], kept: Collection[str], voxel_mm: float
+) -> tuple[list[Outcome], list[Outcome]]:
+    """Take from two versions' outcomes what favours the next one only if it is better.
+
+    Where nobody has moved a point of a kept case, the answer of the version in place stands for the
+    truth, and that of the next one is as wrong as it lies apart from it. By the triangle inequality
+    its true error is larger by no more than that, whatever a person has let pass: the gain that is
+    measured is never more than the true one. It would be if small errors were forgiven on such
+    points alone: those that were moved are the ones that the version in place has put wrong, and
+    another one, equally exact, is seldom as wrong there. Yet every small move would count against
+    the next version. So answers within a voxel of each other count alike, on all points: whether
+    they are is symmetrical in the versions, and of two equally exact ones it favours neither.
+
+    Landmarks that were marked as absent do not count in kept cases, as nobody marks those of which
+    the version in place has rightly said nothing.
+
+    Args:
+        before: Of the version in place.
+        after: Of the next one, on the same scans.
+        kept: Names of the scans that people have corrected; all is known of the others.
+        voxel_mm: Of the finest grid.
+
+    Returns:
+        The outcomes that count, of both.
+    """
+    olds, news = [], []
+    for old, new in zip(before, after, strict=True):
+        if old.scan not in kept:
+            olds.append(old)
+            news.append(new)
+        elif old.present:
+            olds.append(old)
+            news.append(old if _apart_mm(old, new) <= voxel_mm else new)
+    return olds, news
+
+
+def case_losses(outcomes: Sequence[Outcome], radius_mm: float) -> np.ndarray:
+    """Average what a model is off in each case.
+
+    The error of a point counts up to the voting radius, which stands for a missed or invented point
+    as well.
+
+    Args:
+        outcomes: Of a model.
+        radius_mm: The voting radius.
+
+    Returns:
+        Mean loss of each subject, in mm.
+    """
+
+    def loss(one: Outcome) -> float:
+        if not one.present:
+            return radius_mm if one.status == "detected" else 0.0
+        return float(np.nan_to_num(one.error_mm, nan=radius_mm).clip(max=radius_mm))
+
+    known = group([one for one in outcomes if one.known], lambda one: subject_of(one.scan))
+    return np.array([np.mean([loss(one) for one in members]) for members in known.values()])
+
+
+def compare_losses(before: np.ndarray, after: np.ndarray, versions: tuple[str, str]) -> Comparison:
+    """Compare two versions by the losses of each on the same cases, in mm."""
+    low, high = mean_interval(before - after)
+    means = float(before.mean()), float(after.mean())
+    return Comparison(versions, means, low, high, len(before))
+
+
+def _apart_mm(old: Outcome, new: Outcome) -> float:
+    """Return how far apart the answers of two versions are; infinite if only one has a position."""
+    if old.found_mm is None or new.found_mm is None:
+        return 0.0 if old.found_mm is new.found_mm else np.inf
+    return float(np.linalg.norm(new.found_mm - old.found_mm))
