@@ -19,7 +19,6 @@ from app.io.cases import (
     is_inside,
     pack_scan,
     read_case,
-    read_tolerances,
     read_truth,
     write_case,
     write_nifti,
@@ -97,6 +96,6 @@ __all__ = [
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
     "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
     "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
-    "read_tolerances", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
+    "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
     "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -19,18 +19,14 @@ from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, wri
 from app.io.metaimage_header import METAIMAGE_MAGIC
 from app.io.nrrd_header import NRRD_MAGIC
 from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
-from app.io.slicer import RasPoint, read_landmarks, read_missing, write_mrk_json
+from app.io.slicer import OWN_KEY, RasPoint, read_points, write_mrk_json
 from app.io.volume import Volume
 
-OWN_KEY: Final = "landmarkd"
 JUDGEMENT: Final = {"status", "decided_by", "confidence", "region95_mm"}
 """What a kept point says of itself besides its position."""
 
 SAME_MM: Final = 1e-3
 """A person who gives the position of the network, as far as files round it, has accepted it."""
-
-SLICER_MISSING: Final = "missing"
-"""How Slicer marks a point that is not in the scan."""
 
 
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
@@ -125,27 +121,8 @@ def read_truth(path: Path) -> dict[str, RasPoint | None]:
     Raises:
         ValueError: As ``read_landmarks``.
     """
-    points = read_landmarks(path)
-    absent = [str(point["label"]) for point in _controls(path) if _is_absent(point)]
-    if path.name.lower().endswith(".fcsv"):
-        absent = read_missing(path)
-    return points | dict.fromkeys(absent)
-
-
-def read_tolerances(path: Path) -> dict[str, float | None]:
-    """Read how exactly the points of a case are known that no person has placed.
-
-    Returns:
-        Radius in mm, by name, within which the network's position was taken for right, None where
-        it had no such region. A point that is not listed was placed by a person.
-    """
-    judged = {str(point["label"]): point.get(OWN_KEY) for point in _controls(path)}
-    return {
-        name: judgement["region95_mm"]
-        for name, judgement in judged.items()
-        if judgement
-        and (judgement["decided_by"] == "network" or judgement["confidence"] is not None)
-    }
+    points = read_points(path)
+    return {name: at for name, (at, absent) in points.items() if absent or at is not None}
 
 
 def _judge(
@@ -198,17 +175,3 @@ def is_inside(ijk: tuple[float, float, float], shape: np.ndarray) -> bool:
 
 def _unplaced(landmark: LandmarkAnswer) -> LandmarkAnswer:
     return landmark.model_copy(update={"ijk": None, "ras_mm": None, "lps_mm": None})
-
-
-def _controls(path: Path) -> list[dict[str, Any]]:
-    if not path.name.lower().endswith(".mrk.json"):
-        return []
-    markups = json.loads(path.read_text(encoding="utf-8-sig"))["markups"]
-    return [point for markup in markups for point in markup["controlPoints"]]
-
-
-def _is_absent(point: dict[str, Any]) -> bool:
-    status = point.get("positionStatus", "defined")
-    judged = point.get(OWN_KEY) or {}
-    by_person = judged.get("decided_by") == "person"
-    return status == SLICER_MISSING or (status != "defined" and by_person)

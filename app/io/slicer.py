@@ -19,8 +19,10 @@ from app.io.schemas import LandmarkAnswer, LandmarksAnswer, MeasurementAnswer, T
 
 RasPoint = Float64[np.ndarray, " 3"]
 Frame = Literal["LPS", "RAS"]
-NamedPoints = Iterable[tuple[str, RasPoint | None]]
-"""Without a position where a file says that a point is not defined."""
+FilePoint = tuple[RasPoint | None, bool]
+"""Position, None where a file says that it is not defined; and whether it is not in the scan."""
+
+NamedPoints = Iterable[tuple[str, FilePoint]]
 
 MARKUPS_SCHEMA: Final = (
     "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
@@ -48,6 +50,9 @@ LONG_COLUMNS: Final = (
 MEASUREMENT_COLUMNS: Final = (
     "name", "value", "unit", "low95", "high95", "reason", "description",
 )  # fmt: skip
+OWN_KEY: Final = "landmarkd"
+"""What Slicer's schema has no key for stands under one of our own, which Slicer passes over."""
+
 READ_TABLES: Final[Sequence[tuple[str, str, Frame]]] = (
     ("label", "lps", "LPS"),
     ("label", "ras", "RAS"),
@@ -166,24 +171,22 @@ def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint
     Raises:
         ValueError: The file is of no known format, lists a name twice, or cannot be parsed.
     """
-    try:
-        points = _by_name(_read(path)[1])
-    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
-        # An unexpected structure may raise any of these.
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path.name} cannot be read: {reason}") from error
     missing = np.full(3, np.nan)
     return {
         name: missing.copy() if point is None else point
-        for name, point in points.items()
+        for name, (point, _) in read_points(path).items()
         if undefined or point is not None
     }
 
 
-def read_missing(path: Path) -> list[str]:
-    """List the points that a Slicer list (``.fcsv``) says are missing in the scan."""
-    rows = _fcsv_rows(path.read_text(encoding="utf-8-sig"))
-    return [row[FCSV_LABEL] for row in rows if _fcsv_status(row) == FCSV_MISSING]
+def read_points(path: Path) -> dict[str, FilePoint]:
+    """Read all that a landmark file says of its points, in mm, RAS; as ``read_landmarks``."""
+    try:
+        return _by_name(_read(path)[1])
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        # An unexpected structure may raise any of these.
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path.name} cannot be read: {reason}") from error
 
 
 def declared_frame(path: Path) -> Frame:
@@ -288,14 +291,14 @@ def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _by_name(pairs: NamedPoints) -> dict[str, RasPoint | None]:
-    points: dict[str, RasPoint | None] = {}
-    for label, point in pairs:
+def _by_name(pairs: NamedPoints) -> dict[str, FilePoint]:
+    points: dict[str, FilePoint] = {}
+    for label, (point, absent) in pairs:
         if label in points:
             raise ValueError(f"expected every landmark once, got {label!r} twice")
         if point is not None and not np.isfinite(point).all():
             raise ValueError(f"expected finite coordinates, got {point} for {label!r}")
-        points[label] = point
+        points[label] = point, absent
     return points
 
 
@@ -317,7 +320,7 @@ def _read(path: Path) -> tuple[Frame, NamedPoints]:
 
 def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
-    pairs: list[tuple[str, RasPoint | None]] = []
+    pairs: list[tuple[str, FilePoint]] = []
     for markup in document["markups"]:
         frame = _frame(str(markup.get("coordinateSystem", "LPS")))
         units = markup.get("coordinateUnits", "mm")
@@ -327,24 +330,27 @@ def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
         if not isinstance(points, list):
             raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
         for point in points:
-            position = None
-            if point.get("positionStatus", "defined") == "defined":
+            position, status = None, point.get("positionStatus", "defined")
+            if status == "defined":
                 position = np.asarray(point["position"], dtype=np.float64).reshape(3)
                 position = RAS_SIGNS[frame] * position
-            pairs.append((str(point["label"]), position))
+            judged = point.get(OWN_KEY) or {}
+            absent = status == "missing" or judged.get("decided_by") == "person"
+            pairs.append((str(point["label"]), (position, absent and position is None)))
     return frame, pairs
 
 
 def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
-    pairs: list[tuple[str, RasPoint | None]] = []
+    pairs: list[tuple[str, FilePoint]] = []
     for line in text.splitlines():
         if line.startswith("#") and "CoordinateSystem" in line:
             # A spreadsheet fills the line up with commas.
             frame = _frame(line.partition("=")[2].partition(",")[0])
     for row in _fcsv_rows(text):
-        position = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64)
-        pairs.append((row[FCSV_LABEL], position if _fcsv_status(row) == FCSV_DEFINED else None))
+        position, status = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64), _status(row)
+        point = position if status == FCSV_DEFINED else None
+        pairs.append((row[FCSV_LABEL], (point, status == FCSV_MISSING)))
     return frame, pairs
 
 
@@ -356,7 +362,7 @@ def _fcsv_rows(text: str) -> Iterator[list[str]]:
             yield row
 
 
-def _fcsv_status(row: Sequence[str]) -> int:
+def _status(row: Sequence[str]) -> int:
     """Return whether the point of a row is defined; before Slicer 4.11, all are."""
     return int("".join(row[FCSV_STATUS : FCSV_STATUS + 1]) or FCSV_DEFINED)
 
@@ -373,7 +379,8 @@ def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
         if {label, *axes} <= set(columns):
             pairs = [(row[label], _defined([row[axis] for axis in axes], row)) for row in rows]
             return frame, [
-                (name, None if point is None else RAS_SIGNS[frame] * point) for name, point in pairs
+                (name, (None if point is None else RAS_SIGNS[frame] * point, False))
+                for name, point in pairs
             ]
     raise ValueError(
         "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "

@@ -13,6 +13,7 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.training.calibrate.synthetic_crops import blanks
+from app.training.data.check_frames import read_in_frame
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import errors_mm, measure_coverage
 from app.training.evaluate.outcomes import Outcome, validate_scan
@@ -40,7 +41,9 @@ def detector() -> Detector:
 @pytest.fixture(scope="module")
 def outcomes(detector: Detector, data_dir: Path) -> tuple[Outcome, ...]:
     files = [spine_files(data_dir, name) for name in SUBJECTS]
-    return tuple(one for each in files for one in validate_scan(detector, each))
+    return tuple(
+        one for each in files for one in validate_scan(detector, each.name, *read_in_frame(each))
+    )
 
 
 def test_errors_hold_their_bar(outcomes: tuple[Outcome, ...]) -> None:

@@ -19,7 +19,7 @@ from app.durable import replacing
 from app.errors import LandmarkdError
 from app.geometry import distance_beyond, distance_inside
 from app.inference import Detector, load_checked
-from app.io import Volume, read_landmarks
+from app.io import Volume
 from app.training.data.check_frames import read_in_frame
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
@@ -105,21 +105,24 @@ def validate(
 ) -> tuple[Outcome, ...]:
     """Answer scans that a model was not trained on, and compare with their landmark files."""
     detector = Detector(load_checked(folder, device))
-    return tuple(one for files in specimens for one in validate_scan(detector, files, missing))
+    read = ((files.name, *read_in_frame(files)) for files in specimens)
+    return tuple(one for scan in read for one in validate_scan(detector, *scan, missing))
 
 
 def validate_scan(
-    detector: Detector, files: SpecimenFiles, missing: Missing = "unknown"
+    detector: Detector,
+    name: str,
+    volume: Volume,
+    truth: Mapping[str, Point | None],
+    missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
-    """Detect the landmarks of one scan and compare them with its landmark file.
+    """Detect the landmarks of one scan and compare them with the truth, as ``compare`` takes it.
 
     Raises:
-        LandmarkdError: A file cannot be read, the scan not answered, or its landmarks are in
-            another frame.
+        LandmarkdError: The scan is not answered.
     """
-    volume, truth = read_in_frame(files)
     groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}
-    return compare(files.name, volume, truth, detector.detect(volume).landmarks, missing, groups)
+    return compare(name, volume, truth, detector.detect(volume).landmarks, missing, groups)
 
 
 def measure(
@@ -139,10 +142,10 @@ def measure(
     seconds: list[float] = []
     for files in track(specimens, "Detecting", console=console):
         try:
-            labels = read_landmarks(files.landmarks)
-            unknown.update(dict.fromkeys(label for label in labels if label not in names))
             begin = time.perf_counter()
-            outcomes.extend(validate_scan(detector, files, missing))
+            volume, truth = read_in_frame(files)
+            unknown.update(dict.fromkeys(label for label in truth if label not in names))
+            outcomes.extend(validate_scan(detector, files.name, volume, truth, missing))
             seconds.append(time.perf_counter() - begin)
         except (LandmarkdError, OSError, ValueError) as error:
             failures.append(f"{files.name}: {error}")

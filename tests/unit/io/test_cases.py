@@ -14,13 +14,13 @@ from app.io import (
     correct,
     read_case,
     read_landmarks,
-    read_tolerances,
     read_truth,
     read_volume,
     write_case,
     write_nifti,
 )
 from app.io.schemas import LandmarkAnswer, LandmarksAnswer
+from tests.support.file_reads import count_reads
 from tests.support.nifti_files import AFFINE, counting
 from tests.support.slicer_markups import MarkupsFile
 from tests.unit.io.test_formats import answer_of
@@ -67,6 +67,13 @@ def test_absent_points_are_told_from_unknown_ones(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_truth_is_read_from_its_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = kept(tmp_path)
+    read = count_reads(monkeypatch)
+    assert len(read_truth(path)) == 4
+    assert read == [path]
+
+
 def test_point_that_slicer_marks_as_missing_is_absent(tmp_path: Path) -> None:
     path, _ = kept(tmp_path)
     document = json.loads(path.read_text())
@@ -91,12 +98,6 @@ def test_other_landmark_files_have_no_absent_points(tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     path.write_text("name,x,y,z\na,1,2,3\n")
     assert all(point is not None for point in read_truth(path).values())
-    assert read_tolerances(path) == {}
-
-
-def test_points_that_the_network_placed_are_known_within_their_region(tmp_path: Path) -> None:
-    path, _ = kept(tmp_path)
-    assert read_tolerances(path) == {"b": 0.6, "d": None, "e": 0.6}
 
 
 def test_kept_file_conforms_to_the_schema_of_slicer_but_for_keys_of_our_own(

@@ -4,10 +4,25 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
+from rich.console import Console
 
+from app.inference import Detector, load_checked
 from app.io import Volume
-from app.training.evaluate.outcomes import Measurement, compare, read_outcomes, write_outcomes
+from app.training.data.specimens import pair_files
+from app.training.evaluate.outcomes import (
+    Measurement,
+    compare,
+    measure,
+    read_outcomes,
+    write_outcomes,
+)
+from app.training.tools.make_phantoms import make_phantoms
+from tests.support.file_reads import count_reads
 from tests.support.outcomes import landmark, outcome
+
+PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -20,6 +35,18 @@ def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert repr(measured.outcomes) == repr(some)
     assert measured.outcomes[0].error_mm == 0.1 + 0.2
     assert math.isinf(measured.outcomes[1].beyond_mm)
+
+
+def test_landmark_file_of_a_scan_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_phantoms(tmp_path, count=1, seed=9000)
+    (files,) = pair_files(tmp_path / "scans", tmp_path / "landmarks")
+    detector = Detector(load_checked(PHANTOM, torch.device("cpu")))
+    read = count_reads(monkeypatch)
+    measured = measure(detector, [files], Console())
+    assert (len(measured.outcomes), measured.failures) == (6, ())
+    assert read == [files.landmarks]
 
 
 def test_a_landmark_is_identified_if_its_own_point_is_the_nearest_of_its_group() -> None:
