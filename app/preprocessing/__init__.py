@@ -11,7 +11,7 @@ tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
 from app.preprocessing.grid import Grid, grid_shape, make_grid
-from app.preprocessing.intensity import find_window, normalise_
+from app.preprocessing.intensity import find_window, normalise_, width_of
 from app.preprocessing.posed_grid import (
     Pose,
     index_grid,
@@ -36,5 +36,6 @@ __all__ = [
     "Grid", "Pose", "Profiles", "TilePlan",
     "count_tiles", "extract_tile", "find_window", "grid_shape", "index_grid",
     "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
-    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights", "within_grid",
+    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights", "width_of",
+    "within_grid",
 ]  # fmt: skip

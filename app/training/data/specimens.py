@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from app.compute import Voxels
 from app.geometry import Affine, Points, distance_beyond, spacing_of
@@ -21,7 +23,14 @@ from app.io import (
     scan_stem,
 )
 from app.model import IntensitySpec
-from app.preprocessing import find_window, normalise_, resample, smooth_for
+from app.preprocessing import (
+    find_window,
+    normalise_,
+    resample,
+    sample_at,
+    smooth_for,
+    width_of,
+)
 
 
 class SpecimenFiles(NamedTuple):
@@ -44,8 +53,8 @@ class Specimen:
 
     Attributes:
         name: File name without suffixes.
-        voxels: Values normalised as the model expects them and smoothed for its spacing, but still
-            at the scan's own resolution, float32.
+        voxels: Values scaled as the model expects them and smoothed for its spacing, but still at
+            the scan's own resolution, float32; ``values_at`` limits them to the window.
         to_world: Voxel index -> mm, RAS.
         points: Landmarks in mm, RAS; NaN where the file has none.
         absent: Rows of those that are known not to be in the scan.
@@ -56,6 +65,10 @@ class Specimen:
     to_world: Affine
     points: Points
     absent: frozenset[int] = frozenset()
+
+    def values_at(self, index: Float[Tensor, "*n 3"]) -> Float[Tensor, "*n"]:
+        """Interpolate at fractional voxel indices, as a grid of the service would; 0 outside."""
+        return sample_at(self.voxels, index).clamp_(0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +164,16 @@ def load_specimen(
 ) -> Specimen:
     """Read a scan and its landmarks and prepare it for augmentation.
 
-    Normalisation and smoothing are those of the service, so that an augmented sample equals what
-    the service would compute from such a scan. Percentiles are taken at the spacing of the model,
-    or at that of the first network if this is for a second one.
+    Normalisation and smoothing are those of the service, and in its order, so that an augmented
+    sample equals what the service would compute from such a scan. Percentiles are taken at the
+    spacing of the model, or at that of the first network if this is for a second one.
 
     Args:
         files: The specimen.
         names: Landmarks in the order of the network's channels.
         spacing_mm: Of the model's grid.
         intensity: The model's rule.
-        window_spacing_mm: Spacing at which percentiles are taken; None: that of the grid.
+        window_spacing_mm: Of the first network's grid, if this is for a second one.
 
     Raises:
         ValueError: A landmark lies outside the scan.
@@ -177,8 +190,14 @@ def load_specimen(
         )
     step = (window_spacing_mm or spacing_mm) / spacing_of(volume.affine)
     coarse, _ = resample(volume.voxels, step, torch.device("cpu"))
-    values = torch.from_numpy(np.ascontiguousarray(volume.voxels)).float()
-    values = normalise_(values, intensity, find_window(coarse, intensity))
-    values = smooth_for(values.numpy(), spacing_mm, volume.affine, torch.device("cpu"))
+    window = find_window(coarse, intensity)
+    if window is None or window_spacing_mm is not None:
+        # As in make_posed_grid, which limits values to the window before it smooths them.
+        values = normalise_(torch.from_numpy(volume.voxels.astype(np.float32)), intensity, window)
+        values = smooth_for(values.numpy(), spacing_mm, volume.affine, torch.device("cpu"))
+    else:
+        # As in make_grid, which does so last: see values_at.
+        values = smooth_for(volume.voxels, spacing_mm, volume.affine, torch.device("cpu"))
+        values = values.sub_(window[0]).div_(width_of(window))
     absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))

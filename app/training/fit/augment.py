@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.geometry import Affine, Points, scaling, transform, translation
-from app.preprocessing import index_grid, sample_at
+from app.preprocessing import index_grid
 from app.training.data.specimens import Specimen
 from app.training.recipe import Augmentation
 
@@ -86,7 +86,7 @@ def draw_sample(
     index = index_grid(shape, voxel_from_image) + interpolate_grid(rotated, shape)
     if rng.random() < augmentation.reflect:
         index = reflect(index, specimen.voxels.shape)
-    image = sample_at(specimen.voxels, index)
+    image = specimen.values_at(index)
     if rng.random() < augmentation.contrast:
         image = change_contrast(image, rng)
     points = (

@@ -11,6 +11,7 @@ import torch
 from app.geometry import scaling, transform
 from app.io.volume import read_volume
 from app.model.sections import InputSpec, IntensitySpec
+from app.preprocessing import Pose, index_grid, make_posed_grid
 from app.preprocessing.grid import make_grid
 from app.training.data.specimens import SpecimenFiles, load_specimen, pair_files
 from tests.support.dicom_files import PLACE, as_dicom, zipped
@@ -64,8 +65,55 @@ def test_voxel_values_are_those_of_the_grid_in_service(
         orientation="RAS", spacing_mm=(1.0, 1.0, 1.0), tile_shape="whole", intensity=RULE
     )
     grid = make_grid(read_volume(path.read_bytes()), spec, torch.device("cpu"))
-    torch.testing.assert_close(specimen.voxels, grid.voxels, rtol=0, atol=1e-6)
+    values = specimen.values_at(index_grid(grid.voxels.shape, grid.to_volume))
+    torch.testing.assert_close(values, grid.voxels, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(specimen.points, [[5, 6, 7], [np.nan] * 3])
+
+
+def bright_spots(folder: Path) -> SpecimenFiles:
+    """Write a scan with spots far brighter than the upper percentile."""
+    random = np.random.default_rng(1)
+    voxels = random.gamma(2.0, 50.0, SHAPE).astype(np.float32)
+    voxels[random.random(SHAPE) < 0.01] += 3000
+    (folder / "one.nii").write_bytes(as_nifti(voxels, np.diag([-1.0, 1.0, 1.0, 1.0])))
+    (folder / "one.csv").write_text("name,x,y,z\na,-5,6,7\n")
+    (files,) = pair_files(folder, folder)
+    return files
+
+
+@pytest.mark.parametrize("spacing_mm", [1.5, 2.0, 3.1])
+def test_first_network_is_trained_on_the_values_of_the_coarser_grid_in_service(
+    tmp_path: Path, spacing_mm: float
+) -> None:
+    files = bright_spots(tmp_path)
+    specimen = load_specimen(files, ["a"], spacing_mm, RULE)
+    spec = InputSpec(
+        orientation="RAS", spacing_mm=(spacing_mm,) * 3, tile_shape="whole", intensity=RULE
+    )
+    grid = make_grid(read_volume(files.scan.read_bytes()), spec, torch.device("cpu"))
+    values = specimen.values_at(index_grid(grid.voxels.shape, grid.to_volume))
+    torch.testing.assert_close(values, grid.voxels, rtol=0, atol=1e-6)
+
+
+def test_second_network_is_trained_on_the_values_of_the_posed_grid_in_service(
+    tmp_path: Path,
+) -> None:
+    files = bright_spots(tmp_path)
+    volume, cpu = read_volume(files.scan.read_bytes()), torch.device("cpu")
+    coarse = InputSpec(
+        orientation="RAS", spacing_mm=(3.0, 3.0, 3.0), tile_shape="whole", intensity=RULE
+    )
+    window = make_grid(volume, coarse, cpu).window
+    assert window is not None
+    fine = InputSpec(
+        orientation="RAS", spacing_mm=(1.5, 1.5, 1.5), tile_shape=(12, 8, 16), intensity=RULE
+    )
+    turn = np.array([[0.8, -0.6, 0, -9], [0.6, 0.8, 0, 11], [0, 0, 1, 13], [0, 0, 0, 1.0]])
+    grid = make_posed_grid(volume, Pose(turn, 1.0), fine, window, cpu)
+    specimen = load_specimen(files, ["a"], 1.5, RULE, window_spacing_mm=3.0)
+    values = specimen.values_at(index_grid(grid.voxels.shape, grid.to_volume))
+    # The service keeps values in 16 bits here.
+    torch.testing.assert_close(values, grid.voxels, rtol=0, atol=2.0**-15)
 
 
 def test_a_landmark_outside_its_scan_is_refused(tmp_path: Path) -> None:
