@@ -5,6 +5,10 @@ Its standard deviation follows from the calibrated 95 % region: 95 % of such err
 standard deviations, the root of the quantile of chi square with three degrees of freedom. Errors
 propagate through a measurement to first order, with derivatives by central differences, and the
 manifest's ``interval_scale`` corrects the width by what held-out scans have shown.
+
+Lines that are nearly parallel, or a point that is nearly on a line, are an exception: the value is
+then the length of a small vector across, which errors in two directions make longer. Where that
+length may be 0, its interval reaches so far.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,8 +20,9 @@ from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 REGION95_SIGMAS: Final = 2.7955
+ACROSS95_SIGMAS: Final = 2.4477
 INTERVAL95_SIGMAS: Final = 1.95996
-"""95 % regions and intervals in standard deviations, of three dimensions and of one."""
+"""95 % regions and intervals in standard deviations, of three dimensions, of two and of one."""
 
 STEP_MM: Final = 1e-3
 """Of the differences that approximate derivatives."""
@@ -133,7 +138,11 @@ def _measure(
         rows = [row for row, other in enumerate(spec.points) if other == name]
         sigma = (regions[name] or 0.0) / REGION95_SIGMAS
         square += sigma**2 * sum(_derivative(spec, points, rows, axis) ** 2 for axis in range(3))
-    half_width = spec.interval_scale * INTERVAL95_SIGMAS * float(np.sqrt(square))
+    sigma = spec.interval_scale * float(np.sqrt(square))
+    half_width = INTERVAL95_SIGMAS * sigma
+    for end in ENDS.get(spec.kind, ()) if spec.plane is None else ():
+        if (length := abs(value - end)) <= ACROSS95_SIGMAS * sigma:
+            half_width = max(half_width, length)
     return Measurement(spec, value, half_width)
 
 
@@ -211,6 +220,13 @@ PLANES: Final[Mapping[Literal["sagittal", "coronal", "axial"], list[int]]] = {
     "axial": [0, 1],
 }
 """Axes of the patient, in RAS, onto which points are projected."""
+
+ENDS: Final[Mapping[str, tuple[float, ...]]] = {
+    "angle": (0.0, 180.0),
+    "plane_angle": (0.0,),
+    "line_distance": (0.0,),
+}
+"""Values in space beyond which there are none, as the length of a vector across is 0 there."""
 
 FORMULAS: Final[Mapping[str, Callable[[Corners], float]]] = {
     "distance": _distance,

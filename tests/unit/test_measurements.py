@@ -107,3 +107,37 @@ def test_scale_of_the_manifest_widens_the_interval() -> None:
     )
     assert narrow.half_width is not None
     assert wide.half_width == pytest.approx(1.5 * narrow.half_width)
+
+
+@pytest.mark.parametrize("aside", [0.0, 1.5])
+@pytest.mark.parametrize(
+    "one",
+    [
+        spec("angle", ["a", "b", "c", "d"]),
+        spec("angle", ["a", "b", "d", "c"]),
+        spec("line_distance", ["d", "a", "c"]),
+        spec("plane_angle", ["a", "b", "c", "a", "d", "c"]),
+    ],
+)
+def test_an_interval_holds_the_true_value_where_lines_are_parallel_and_points_on_them(
+    one: MeasurementSpec, aside: float
+) -> None:
+    x, y = {"angle": (40, 20), "line_distance": (0, 12), "plane_angle": (30, 5)}[one.kind]
+    points = {
+        "a": np.zeros(3), "b": np.array([40.0, 0, 0]), "c": np.array([0.0, 20, 0]),
+        "d": np.array([x, y, aside]),
+    }  # fmt: skip
+    regions = dict.fromkeys(points, 1.0)
+    (true,) = measure_landmarks([one], points, regions)
+    assert true.value is not None
+    random, held = np.random.default_rng(4), []
+    for _ in range(400):
+        moved = {
+            name: point + random.standard_normal(3) / REGION95_SIGMAS
+            for name, point in points.items()
+        }
+        (found,) = measure_landmarks([one], moved, regions)
+        assert found.value is not None
+        assert found.half_width is not None
+        held.append(abs(found.value - true.value) <= found.half_width + 1e-9)
+    assert 0.92 <= np.mean(held) <= 0.995
