@@ -264,7 +264,10 @@ def check_landmarks(answer: LandmarksAnswer, engine: Engine) -> str:
                 f"{' x '.join(map(str, answer.volume.shape))} voxels, got {list(ijk)}"
             )
     if not any(one.status == "detected" for one in answer.landmarks):
-        raise BadParameter("answer: expected a landmark that is detected or placed, got none")
+        raise BadParameter(
+            "answer: expected a landmark that is detected or placed, got none: training looks "
+            "around the landmarks of a scan, and learns nothing from one that shows none"
+        )
     return manifest.name
 
 

@@ -214,7 +214,9 @@ def test_landmarks_that_cannot_be_learned_from_are_refused(client: TestClient, e
     nothing = {"ijk": None, "ras_mm": None, "lps_mm": None, "status": "not_found"}
     nothing["decided_by"] = "network"
     none = {**answer, "landmarks": [one | nothing for one in answer["landmarks"]]}
-    assert "detected or placed" in problem_of(keep(client, scan, none)).detail
+    detail = problem_of(keep(client, scan, none)).detail
+    assert "detected or placed" in detail
+    assert "learns nothing from one that shows none" in detail
     other = {**answer, "model": answer["model"] | {"name": "../toy"}}
     assert problem_of(keep(client, scan, other)).code == "unknown-model"
     assert problem_of(keep(client, scan, {"no": "answer"})).code == "bad-parameter"
