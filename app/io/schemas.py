@@ -169,7 +169,7 @@ class LandmarkInfo(_WireModel):
     presence_threshold: float
     region95_mm: float | None = Field(
         description="Radius that held 95 % of held-out errors; null if uncalibrated. It is "
-        "that where the fitted shape expects the landmark, and may grow with the distance."
+        "wider for subjects that are unlike those that it was calibrated on."
     )
 
 

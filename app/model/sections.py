@@ -224,7 +224,8 @@ class ShapeSpec(Section):
 
     Structures that look alike, such as vertebrae, are told apart by what surrounds them. A scan
     that shows none of the ``surroundings`` has no landmark that is detected for sure. 95 % regions
-    grow with a landmark's distance from the fitted shape, in units of ``region_scale_mm``.
+    are wider for subjects whose landmarks are further than ``region_scale_mm`` from the fitted
+    shape.
     """
 
     mean: FileName

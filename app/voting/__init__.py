@@ -49,9 +49,9 @@ from app.voting.landmarks import (
     Landmark,
     Point,
     Status,
+    distance_from_shape,
     locate,
     positions_of,
-    region_growth,
 )
 from app.voting.overlaps import DenseMean, SparseMean, WeightedTile, mean_of
 from app.voting.readout import GridFrame, Readout, make_readout
@@ -62,9 +62,10 @@ __all__ = [
     "VOTES_FORMATS", "Archive", "Candidate", "DenseMean", "GridFrame",
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout",
     "Shape", "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
-    "check_affine", "check_values", "concat_votes", "count_array_bytes", "filter_in_blocks",
+    "check_affine", "check_values", "concat_votes", "count_array_bytes",
+    "distance_from_shape", "filter_in_blocks",
     "filter_rows", "filter_votes",
     "fit_constellation", "kernel_of", "launch_filter", "locate", "make_field",
-    "make_readout", "mean_of", "positions_of", "read_archive", "region_growth",
+    "make_readout", "mean_of", "positions_of", "read_archive",
     "write_heatmaps", "write_volumes",
 ]  # fmt: skip

@@ -61,8 +61,8 @@ class Shape:
         mean: Positions in mm in any right-handed frame; a NaN row is a landmark not in the shape.
         tolerance_mm: A mode this near to its expected position agrees with a fit.
         modes: How many modes per landmark to choose among.
-        region_scale_mm: Distance from the fitted shape over which 95 % regions grow; None: they
-            do not.
+        region_scale_mm: Distance of a subject's landmarks from the fitted shape from which on 95 %
+            regions are wider; None: they are not.
     """
 
     mean: Float64[np.ndarray, "landmarks 3"]

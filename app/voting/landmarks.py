@@ -40,16 +40,17 @@ means less.
 95 % regions
 ------------
 A landmark's region is that of the manifest. Where the model's shape has a scale s, it is that times
-``sqrt(1 + (d / s)^2)``, d being the distance of the landmark from where the fitted shape expects
-it: where a subject is unlike those that a network has learned from, its errors are larger
-(normalised conformal regions: Papadopoulos, Gammerman, Vovk, IASTED AIA 2008).
+``max(1, d / s)``, d being the root mean square distance of the scan's detected landmarks from where
+the fitted shape expects them: of a subject that is unlike those that a network has learned from,
+errors are larger (normalised conformal regions: Papadopoulos, Gammerman, Vovk, IASTED AIA 2008).
+The distance of a landmark alone does not tell: where a network errs, it often errs towards the
+shape.
 
 Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
 changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -151,7 +152,6 @@ class _Choice:
         expected_mm: Where the fitted shape expects it; None without a fit.
         agrees: Whether the mode is where the shape expects it.
         plausible: Whether enough of the landmarks that the scan should show agree with the fit.
-        region_scale_mm: As of the shape.
     """
 
     mode: int
@@ -159,7 +159,6 @@ class _Choice:
     expected_mm: Point | None = None
     agrees: bool = False
     plausible: bool = True
-    region_scale_mm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +205,11 @@ def locate(
     choices, rival = _choose_modes(modes, positions, specs, shape)
     if not _is_plausible(choices, readout, frame):
         choices = [replace(choice, plausible=False) for choice in choices]
-    return tuple(
+    landmarks = [
         _describe(spec, modes, positions, index, choice, rival)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
-    )
+    ]
+    return _grow_regions(landmarks, shape.region_scale_mm if shape else None)
 
 
 def positions_of(landmarks: Sequence[Landmark]) -> Points:
@@ -226,11 +226,30 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
     return min(1 / (1 + doubt * doubt), coherence)
 
 
-def region_growth(from_shape_mm: float | None, scale_mm: float | None) -> float:
-    """Compute by how much a region grows with the distance from the shape; see '95 % regions'."""
-    if from_shape_mm is None or scale_mm is None:
-        return 1.0
-    return math.hypot(1.0, from_shape_mm / scale_mm)
+def distance_from_shape(distances_mm: Iterable[float | None]) -> float | None:
+    """Compute how far a subject is from the fitted shape, in mm: see '95 % regions'.
+
+    Args:
+        distances_mm: Of its detected landmarks; None where the shape expects none.
+
+    Returns:
+        Their root mean square; None without any.
+    """
+    known = [mm for mm in distances_mm if mm is not None]
+    return float(np.sqrt(np.mean(np.square(known)))) if known else None
+
+
+def _grow_regions(landmarks: Sequence[Landmark], scale_mm: float | None) -> tuple[Landmark, ...]:
+    """Widen the regions of a subject that is unlike others; see '95 % regions'."""
+    detected = (one for one in landmarks if one.status == "detected")
+    distance_mm = distance_from_shape(one.from_shape_mm for one in detected)
+    if scale_mm is None or distance_mm is None or distance_mm <= scale_mm:
+        return tuple(landmarks)
+    growth = distance_mm / scale_mm
+    return tuple(
+        one if one.region95_mm is None else replace(one, region95_mm=growth * one.region95_mm)
+        for one in landmarks
+    )
 
 
 def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
@@ -266,10 +285,7 @@ def _choose_modes(
     strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
     fit = fit_constellation(positions.ras_mm, strength, shape)
     choices = [
-        replace(
-            _choose_mode(int(mode), bool(in_shape), fit, index),
-            region_scale_mm=shape.region_scale_mm,
-        )
+        _choose_mode(int(mode), bool(in_shape), fit, index)
         for index, (mode, in_shape) in enumerate(zip(heaviest, shape.known, strict=True))
     ]
     return choices, find_rival(fit, positions.ras_mm, modes.mass, shape) if fit else None
@@ -316,9 +332,6 @@ def _describe(
     off_mm = None
     if ras_mm is not None and choice.expected_mm is not None:
         off_mm = float(np.linalg.norm(ras_mm - choice.expected_mm))
-    region95_mm = spec.region95_mm if status == "detected" else None
-    if region95_mm is not None:
-        region95_mm *= region_growth(off_mm, choice.region_scale_mm)
     return Landmark(
         name=spec.name,
         description=spec.description,
@@ -329,7 +342,7 @@ def _describe(
         mass=mass,
         coherence=coherence,
         spread_mm=_known(positions.spread_mm[answer]) if found else None,
-        region95_mm=region95_mm,
+        region95_mm=spec.region95_mm if status == "detected" else None,
         disagreement_mm=_known(positions.disagreement_mm[answer]) if found else None,
         expected_ras_mm=None if found and choice.agrees else choice.expected_mm,
         candidates=_candidates(spec, modes, positions, answer) if found else (),

@@ -51,7 +51,7 @@ class Calibration:
         interval_scale: What propagated intervals of measurements must be multiplied by; None where
             measurements are too few.
         margin_mm: Least distance from the scan's border of a landmark with a region.
-        scale_mm: Distance from the fitted shape over which regions grow; None without a shape.
+        scale_mm: Distance from the fitted shape from which on regions grow; None without a shape.
         coverage: What is known of the regions' coverage.
         folded: Whether the regions are based on the models of folds.
     """
@@ -68,7 +68,7 @@ class Calibration:
         """Describe the regions and their coverage."""
         where = f"{self.margin_mm:.3f} mm and more from the scan's border"
         if self.scale_mm is not None:
-            where += f" and on the fitted shape; {self.scale_mm:.3f} mm from it 1.41 times as large"
+            where += f", wider if landmarks are over {self.scale_mm:.3f} mm from the fitted shape"
         return f"{describe_regions(self.regions)}, {where}; {self.coverage}"
 
 

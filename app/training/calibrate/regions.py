@@ -1,7 +1,7 @@
 """Held-out errors -> conformal 95 % regions: for each landmark, the radius around its position.
 
-Of a model with a shape, errors are those in units of ``app.voting.landmarks.region_growth``, and so
-are regions: the distance over which they grow is typical of the scans at hand.
+Of a model with a shape, errors are divided by what regions grow by in ``app.voting.landmarks``:
+regions are wider for scans that are further from the fitted shape than half of them.
 
 The radius is that of split-conformal prediction (Vovk, Gammerman, Shafer: Algorithmic Learning in a
 Random World, 2005): of n errors, the k-th smallest with k = ceil(0.95 (n + 1)). A further error
@@ -23,7 +23,6 @@ others do. As it was trained on more, its errors are likely to be smaller.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -35,7 +34,7 @@ from app.model import LandmarkSpec
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
-from app.voting import region_growth
+from app.voting import distance_from_shape
 
 COVERAGE: Final = 0.95
 
@@ -75,24 +74,35 @@ def conformal_region(errors: np.ndarray, of: ErrorsOf) -> Region | None:
 
 
 def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
-    """Compute how far from the fitted shape landmarks lie: the median of scans' root mean squares.
+    """Compute how far the landmarks of half the scans are from the fitted shape, in mm.
 
     Returns:
-        In mm; None without a shape.
+        None without a shape.
     """
-    squares: dict[str, list[float]] = defaultdict(list)
-    for one in outcomes:
-        if one.status == "detected" and one.from_shape_mm is not None:
-            squares[one.scan].append(one.from_shape_mm**2)
-    return math.sqrt(np.median([np.mean(scan) for scan in squares.values()])) if squares else None
+    known = [one for one in _distances(outcomes).values() if one is not None]
+    return float(np.median(known)) if known else None
+
+
+def growths(outcomes: Sequence[Outcome], scale_mm: float | None) -> dict[str, float]:
+    """Compute by how much the regions of each scan grow with its distance from the shape."""
+    return {
+        scan: 1.0 if mm is None or scale_mm is None else max(1.0, mm / scale_mm)
+        for scan, mm in _distances(outcomes).items()
+    }
 
 
 def in_units_of_growth(outcomes: Sequence[Outcome], scale_mm: float | None) -> list[Outcome]:
     """Divide errors by what regions grow by: what all else here works on."""
-    return [
-        replace(one, error_mm=one.error_mm / region_growth(one.from_shape_mm, scale_mm))
-        for one in outcomes
-    ]
+    growth = growths(outcomes, scale_mm)
+    return [replace(one, error_mm=one.error_mm / growth[one.scan]) for one in outcomes]
+
+
+def _distances(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    distances: dict[str, list[float | None]] = {one.scan: [] for one in outcomes}
+    for one in outcomes:
+        if one.status == "detected":
+            distances[one.scan].append(one.from_shape_mm)
+    return {scan: distance_from_shape(some) for scan, some in distances.items()}
 
 
 def calibrate_regions(
@@ -133,18 +143,18 @@ def calibrate_intervals(
         specs: The measurements.
         outcomes: Of whole scans, errors in mm.
         regions: Of each landmark.
-        scale_mm: Over which they grow with the distance from the shape; None: they do not.
+        scale_mm: Distance from the shape from which on they grow; None: they do not.
 
     Returns:
         One factor for all measurements, whatever their units: it holds on average over them. None
         if they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
-    answered = []
-    for one in outcomes:
-        growth = region_growth(one.from_shape_mm, scale_mm)
-        region95_mm = growth * regions[one.landmark].radius_mm
-        answered.append(replace(one, region95_mm=region95_mm))
+    growth = growths(outcomes, scale_mm)
+    answered = [
+        replace(one, region95_mm=growth[one.scan] * regions[one.landmark].radius_mm)
+        for one in outcomes
+    ]
     compared = compare_measurements(plain, answered)
     ratios = [one.error / one.half_width for one in compared if one.half_width]
     factor = conformal_region(np.array(ratios), "all")
