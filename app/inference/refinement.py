@@ -171,7 +171,8 @@ def shows_any(places: Points, landmarks: Sequence[Landmark], shape: Shape, volum
     centres = transform(np.linalg.inv(volume.affine) @ pose.to_world, places)
     inside = ((centres >= 0) & (centres <= np.array(volume.voxels.shape) - 1)).all(axis=1)
     reach = SHOWN_MM / spacing_of(volume.affine)
-    return any(np.ptp(_box(volume.voxels, centre, reach)) > 0 for centre in centres[inside])
+    near = (_box(volume.voxels, centre, reach) for centre in centres[inside])
+    return any(box.max() > box.min() for box in near)  # Their difference may overflow.
 
 
 def _box(voxels: np.ndarray, centre: Point, reach: Point) -> np.ndarray:

@@ -236,6 +236,18 @@ def test_blank_voxels_do_not_show_a_place_but_one_near_to_the_subject_is_shown()
     assert shows_any(np.array([[25.0, 1, 1]]), found, shape, thick)
 
 
+@pytest.mark.parametrize(("kind", "low", "high"), [(np.int8, -100, 100), (np.int16, -32768, 400)])
+def test_a_place_is_shown_however_far_stored_values_lie_apart(
+    kind: type[np.signedinteger[Any]], low: int, high: int
+) -> None:
+    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
+    voxels = np.full((9, 9, 9), low, kind)
+    voxels[4] = high
+    volume = Volume(voxels, np.eye(4), 0, "", ())
+    found = [landmark(place) for place in corners]
+    assert shows_any(np.ones((1, 3)), found, Shape(corners, tolerance_mm=1.0), volume)
+
+
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
     folder: Path,
 ) -> None:
