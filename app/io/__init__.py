@@ -19,6 +19,7 @@ from app.io.cases import (
     is_inside,
     pack_scan,
     read_case,
+    read_placed,
     read_truth,
     write_case,
     write_nifti,
@@ -96,6 +97,6 @@ __all__ = [
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
     "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
     "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
-    "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
+    "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
     "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -125,6 +125,36 @@ def read_truth(path: Path) -> dict[str, RasPoint | None]:
     return {name: at for name, (at, absent) in points.items() if absent or at is not None}
 
 
+def read_placed(path: Path, version: str) -> frozenset[str] | None:
+    """List the points of a case that a person has placed, if another version answered it.
+
+    Points that nobody has moved are the answers of that version, and favour what answers alike.
+
+    Args:
+        path: The landmark file.
+        version: Of the model.
+
+    Returns:
+        Their names; None if this version answered, or the file does not say which: all points say
+        something of it.
+    """
+    if not path.name.lower().endswith(".mrk.json"):
+        return None
+    markups = json.loads(path.read_text(encoding="utf-8-sig"))["markups"]
+    case = markups[0].get(OWN_KEY)
+    if not case or case["model"]["version"] == version:
+        return None
+    points = (point for markup in markups for point in markup["controlPoints"])
+    return frozenset(str(one["label"]) for one in points if not _is_left(one.get(OWN_KEY)))
+
+
+def _is_left(judgement: Mapping[str, Any] | None) -> bool:
+    """Return whether a person has left a point where the network put it."""
+    if not judgement:
+        return False
+    return judgement["decided_by"] == "network" or judgement["confidence"] is not None
+
+
 def _judge(
     landmark: LandmarkAnswer, point: RasPoint | Sequence[float] | None, ijk_from_ras: Affine
 ) -> LandmarkAnswer:

@@ -73,6 +73,9 @@ def keep_regions(before: Path, after: Path) -> None:
             for landmark, known in zip(document["landmarks"], old.landmarks, strict=True):
                 if known.region95_mm is not None:
                     landmark["region95_mm"] = known.region95_mm
+            document["voting"]["region_margin_mm"] = old.voting.region_margin_mm
+            if old.shape is not None and old.shape.region_scale_mm is not None:
+                document["shape"]["region_scale_mm"] = old.shape.region_scale_mm
             measurements = document.get("measurements", [])
             for measurement, measured in zip(measurements, old.measurements, strict=True):
                 measurement["interval_scale"] = measured.interval_scale

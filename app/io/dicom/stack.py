@@ -32,7 +32,10 @@ MAX_ROUNDING: Final = 0.25
 """Share of the step up to which that is allowed."""
 
 MISSING: Final = 1 / 3
-"""Of the step: how far off at least one image is, where another is missing."""
+"""Of the mean step: how far off at least one image is, where another is missing."""
+
+MISSING_OF_FOUR: Final = 1 / 4
+"""The same of four images, such as those at 0, 1, 3 and 4."""
 
 DECIMALS: Final = (1, 2, 3)
 """With which positions may be written so that their rounding matters."""
@@ -129,9 +132,10 @@ def _step(
     mean = (heights[-1] - heights[0]) / (count - 1)
     # Of oblique images three rounded coordinates add up; one that is missing must not hide in that.
     along_rounding = rounding * float(np.abs(normal).sum())
+    missing = MISSING_OF_FOUR if count == 4 else MISSING
     allowed = max(
         min(max(MAX_DEVIATION * mean, ROUNDING_MM), MAX_ROUNDING * mean),
-        min(along_rounding, MISSING * mean - along_rounding),
+        min(along_rounding, missing * mean - along_rounding),
     )
     worst = int(np.abs(steps - usual).argmax())
     unevenness = abs(steps[worst] - usual)
@@ -139,7 +143,7 @@ def _step(
     if (
         np.abs(along).max() <= allowed
         and unevenness <= 2 * allowed
-        and (beside.max() <= MAX_DEVIATION * spacing or np.abs(offsets).max() <= rounding)
+        and (beside.max() <= MAX_DEVIATION * spacing or np.abs(offsets).max() <= rounding < allowed)
     ):
         return step
     if unevenness > allowed:

@@ -38,6 +38,9 @@ from app.voting import distance_from_shape
 
 COVERAGE: Final = 0.95
 
+MIN_SCALE_MM: Final = 0.001
+"""Of distances from the shape: a scale of 0 would have no meaning."""
+
 MARGIN_PERCENTILE: Final = 5.0
 """Of the distances from the border, of landmarks that regions were calibrated on: nearer to it, too
 few are known. In half spines, whose borders cut through what a landmark is known by, two thirds of
@@ -80,7 +83,7 @@ def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
         None without a shape.
     """
     known = [one for one in _distances(outcomes).values() if one is not None]
-    return float(np.median(known)) if known else None
+    return max(MIN_SCALE_MM, float(np.median(known))) if known else None
 
 
 def growths(outcomes: Sequence[Outcome], scale_mm: float | None) -> dict[str, float]:

@@ -17,8 +17,8 @@ HELD_OUT_FRACTION: Final = 5
 MAX_HELD_OUT: Final = 5
 """More would add little information, and every validation takes time for each."""
 
-PART: Final = re.compile(r"[-_. ](left|right|l|r)$|-frame\d+$", re.IGNORECASE)
-"""End of a scan's name that says which side of a subject it shows, or which frame of a file."""
+PART: Final = re.compile(r"([-_. ](left|right|l|r))?(-frame\d+)?$", re.IGNORECASE)
+"""End of a scan's name that says which side of a subject it shows, and which frame of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def subject_of(name: str, pattern: str | None = None) -> str:
         BadParameter: The pattern is no regular expression, or does not match the name.
     """
     if pattern is None:
-        return PART.sub("", name)
+        return PART.sub("", name, count=1)
     try:
         found = re.search(pattern, name)
     except re.error as error:

@@ -1,12 +1,14 @@
 """Two versions of a model + held-out cases -> Comparison: which is better, if that can be told."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from app.compute import choose_device
+from app.io import read_placed
 from app.model import read_manifest
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import subject_of
@@ -70,13 +72,22 @@ def compare_versions(
     voxel_mm = min(read_manifest(finest).input.spacing_mm)
     old, new = (validate(folder, held_out, choose_device(device)) for folder in (before, after))
     radius_mm = manifests[0].voting.radius_mm
-    outcomes = counted(old, new, kept, voxel_mm)
+    version = manifests[0].version
+    placed = {
+        files.name: read_placed(files.landmarks, version)
+        for files in held_out
+        if files.name in kept
+    }
+    outcomes = counted(old, new, placed, voxel_mm)
     losses = [case_losses(some, radius_mm) for some in outcomes]
-    return compare_losses(losses[0], losses[1], (manifests[0].version, manifests[1].version))
+    return compare_losses(losses[0], losses[1], (version, manifests[1].version))
 
 
 def counted(
-    before: Sequence[Outcome], after: Sequence[Outcome], kept: Collection[str], voxel_mm: float
+    before: Sequence[Outcome],
+    after: Sequence[Outcome],
+    kept: Mapping[str, Collection[str] | None],
+    voxel_mm: float,
 ) -> tuple[list[Outcome], list[Outcome]]:
     """Take from two versions' outcomes what favours the next one only if it is better.
 
@@ -89,13 +100,17 @@ def counted(
     the next version. So answers within a voxel of each other count alike, on all points: whether
     they are is symmetrical in the versions, and of two equally exact ones it favours neither.
 
+    Of a case that an earlier version answered, only those points count that a person has placed:
+    the others are answers of that version, from which the next one may have learned.
+
     Landmarks that were marked as absent do not count in kept cases, as nobody marks those of which
     the version in place has rightly said nothing.
 
     Args:
         before: Of the version in place.
         after: Of the next one, on the same scans.
-        kept: Names of the scans that people have corrected; all is known of the others.
+        kept: Scans that people have corrected, with the names of the points that count; None: all
+            count. All is known of other scans.
         voxel_mm: Of the finest grid.
 
     Returns:
@@ -106,7 +121,7 @@ def counted(
         if old.scan not in kept:
             olds.append(old)
             news.append(new)
-        elif old.present:
+        elif old.present and ((names := kept[old.scan]) is None or old.landmark in names):
             olds.append(old)
             news.append(old if _apart_mm(old, new) <= voxel_mm else new)
     return olds, news
@@ -138,8 +153,8 @@ def case_losses(outcomes: Sequence[Outcome], radius_mm: float) -> np.ndarray:
 def compare_losses(before: np.ndarray, after: np.ndarray, versions: tuple[str, str]) -> Comparison:
     """Compare two versions by the losses of each on the same cases, in mm."""
     low, high = mean_interval(before - after)
-    means = float(before.mean()), float(after.mean())
-    return Comparison(versions, means, low, high, len(before))
+    means = [float(some.mean()) if some.size else math.nan for some in (before, after)]
+    return Comparison(versions, (means[0], means[1]), low, high, len(before))
 
 
 def _apart_mm(old: Outcome, new: Outcome) -> float:

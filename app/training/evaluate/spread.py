@@ -68,9 +68,10 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
     It is Student's, which is right for few cases, too, where resampling them gives intervals that
     are too narrow: of five, ones that hold 81 %. A single case has no bounds.
     """
-    mean, count = float(values.mean()), len(values)
+    count = len(values)
     if count < 2:
         return -np.inf, np.inf
+    mean = float(values.mean())
     half = float(t.ppf(0.975, count - 1)) * float(values.std(ddof=1)) / count**0.5
     return mean - half, mean + half
 

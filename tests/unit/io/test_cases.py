@@ -14,6 +14,7 @@ from app.io import (
     correct,
     read_case,
     read_landmarks,
+    read_placed,
     read_truth,
     read_volume,
     write_case,
@@ -65,6 +66,21 @@ def test_absent_points_are_told_from_unknown_ones(tmp_path: Path) -> None:
     assert {name: point is None for name, point in truth.items()} == {
         "a": False, "b": False, "c": True, "d": False,
     }  # fmt: skip
+
+
+def test_points_that_a_person_has_placed_are_told_from_those_that_were_left(tmp_path: Path) -> None:
+    path, case = kept(tmp_path)
+    assert read_placed(path, case.model.version) is None
+    assert read_placed(path, "0.9.0") == frozenset("ac")
+    document = json.loads(path.read_bytes())
+    (markup,) = document["markups"]
+    del markup["controlPoints"][1]["landmarkd"]  # As of a point that was placed in Slicer.
+    path.write_text(json.dumps(document))
+    assert read_placed(path, "0.9.0") == frozenset("abc")
+    del markup["landmarkd"]
+    path.write_text(json.dumps(document))
+    assert read_placed(path, "0.9.0") is None
+    assert read_placed(tmp_path / "case.fcsv", "0.9.0") is None
 
 
 def test_truth_is_read_from_its_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,8 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
         (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
     with editing(model / "refine") as document:
         document["landmarks"][0]["region95_mm"] = 0.5
+        document["voting"]["region_margin_mm"] = 0.75
+        document["shape"]["region_scale_mm"] = 0.25
     with editing(model) as document:
         update_hashes(model, document)
     compared = learn(options(model, store, 3, 1e-2), Console())
@@ -148,6 +150,9 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     loaded = load_checked(candidate, torch.device("cpu")).refine
     assert loaded is not None
     assert [one.region95_mm for one in loaded.manifest.landmarks[:2]] == [0.5, None]
+    assert loaded.manifest.voting.region_margin_mm == 0.75
+    assert loaded.manifest.shape is not None
+    assert loaded.manifest.shape.region_scale_mm == 0.25
 
 
 def test_held_out_cases_stay_held_out_and_trained_ones_trained() -> None:

@@ -98,6 +98,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
     with editing(tmp_path / "mine") as document:
         document["precision"] = {"bfloat16": 0.01}
         document["landmarks"][0].update({"region95_mm": 0.5, "presence_threshold": 0.4})
+        document["voting"]["region_margin_mm"] = 0.75
         names = [landmark["name"] for landmark in document["landmarks"]]
         length = {"name": "length", "kind": "distance", "points": names[:2], "interval_scale": 0.7}
         document["measurements"] = [length]
@@ -109,6 +110,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
     after = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
     assert (after.precision.bfloat16, after.landmarks[0].region95_mm) == (None, None)
     assert after.measurements[0].interval_scale == 1.0
+    assert (before.voting.region_margin_mm, after.voting.region_margin_mm) == (0.75, 0.0)
     assert after.landmarks[0].presence_threshold == 0.4
 
 

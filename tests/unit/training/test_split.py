@@ -27,6 +27,7 @@ def test_split_is_always_the_same_and_holds_out_a_fifth(tmp_path: Path) -> None:
     [
         ("head_{}_left head_{}_right", None),
         ("{}-frame0 {}-frame12", None),
+        ("{}_left-frame0 {}_right-frame0", None),
         ("{}a {}b", r"^\d+"),
     ],
 )
