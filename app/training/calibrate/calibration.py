@@ -294,7 +294,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             if regions:
                 document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
                 if calibration.scale_mm is not None and "shape" in document:
-                    document["shape"]["region_scale_mm"] = _round_up(calibration.scale_mm)
+                    document["shape"]["region_scale_mm"] = round(calibration.scale_mm, 3)
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)
