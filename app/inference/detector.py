@@ -49,7 +49,7 @@ from app.preprocessing import (
     plan_tiles,
     reorient_grid,
 )
-from app.voting import GridFrame, Landmark, Shape, locate, make_readout
+from app.voting import GridFrame, Landmark, Shape, locate, make_readout, positions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class Detector:
         if isinstance(outcome, ScanState) or not any_detected(outcome):
             return outcome
         margin_mm = state.model.manifest.voting.region_margin_mm
-        sure = self._doubt_look_alikes(outcome, state)
-        return tuple(_without_region_near_border(one, state.volume, margin_mm) for one in sure)
+        landmarks = self._doubt_look_alikes(outcome, state)
+        return _withhold_regions(landmarks, state.volume, margin_mm)
 
     def _doubt_look_alikes(
         self, landmarks: tuple[Landmark, ...], state: ScanState
@@ -301,12 +301,15 @@ class Detector:
         return conclude(state, outcome, tiles, times)
 
 
-def _without_region_near_border(landmark: Landmark, volume: Volume, margin_mm: float) -> Landmark:
-    """Withhold a 95 % region where those that it was calibrated on do not tell of such errors."""
-    if landmark.region95_mm is None or landmark.ras_mm is None:
-        return landmark
-    inside_mm = distance_inside(landmark.ras_mm, volume.affine, volume.voxels.shape)
-    return landmark if inside_mm >= margin_mm else replace(landmark, region95_mm=None)
+def _withhold_regions(
+    landmarks: tuple[Landmark, ...], volume: Volume, margin_mm: float
+) -> tuple[Landmark, ...]:
+    """Withhold the 95 % regions of what is nearer to the border than they were calibrated on."""
+    inside_mm = distance_inside(positions_of(landmarks), volume.affine, volume.voxels.shape)
+    return tuple(
+        replace(one, region95_mm=None) if mm < margin_mm else one
+        for one, mm in zip(landmarks, inside_mm, strict=True)
+    )
 
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:

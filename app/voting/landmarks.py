@@ -37,6 +37,9 @@ the shape. Confidence is halved for an answer of the shape that does not agree w
 again if the fit is implausible: so detected means at least 0.5, and low_confidence with a shape
 means less.
 
+Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
+changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
+
 95 % regions
 ------------
 A landmark's region is that of the manifest. Where the model's shape has a scale s, it is that times
@@ -45,9 +48,6 @@ the fitted shape expects them: of a subject that is unlike those that a network 
 errors are larger (normalised conformal regions: Papadopoulos, Gammerman, Vovk, IASTED AIA 2008).
 The distance of a landmark alone does not tell: where a network errs, it often errs towards the
 shape.
-
-Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
-changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
 """
 
 from collections.abc import Iterable, Sequence

@@ -293,7 +293,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             write_landmarks(document["landmarks"], regions, thresholds)
             if regions:
                 document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
-                if calibration.scale_mm is not None and "shape" in document:
+                if calibration.scale_mm is not None:
                     document["shape"]["region_scale_mm"] = round(calibration.scale_mm, 3)
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):

@@ -20,7 +20,7 @@ from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.training.calibrate.calibration_runs import run_scan
-from app.training.calibrate.regions import leave_one_out
+from app.training.calibrate.regions import in_units_of_growth, leave_one_out, typical_distance
 from app.training.data.folds import read_folds
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import errors_mm, group, measure_presence
@@ -102,7 +102,9 @@ def a3_poses(run: Run) -> Iterator[Row]:
 
 def a4_regions(run: Run) -> Iterator[Row]:
     """How many errors lie within regions that come from all other skulls."""
-    shares = leave_one_out(_unseen(run.fast), _detector().model.manifest.landmarks)
+    unseen = _unseen(run.fast)
+    scaled = in_units_of_growth(unseen, typical_distance(unseen))
+    shares = leave_one_out(scaled, _detector().model.manifest.landmarks)
     if not shares:
         note = NO_FOLDS
         yield Row("errors outside of their region", None, "%", limit=OUTSIDE_PERCENT, note=note)

@@ -185,10 +185,14 @@ def _like_shipped(model: LoadedModel, shipped: LoadedModel) -> LoadedModel:
     changes: dict[str, object] = {
         "landmarks": shipped.manifest.landmarks,
         "measurements": shipped.manifest.measurements,
+        "voting": model.manifest.voting.model_copy(
+            update={"region_margin_mm": shipped.manifest.voting.region_margin_mm}
+        ),
     }
     if model.manifest.shape is not None and shipped.manifest.shape is not None:
-        surroundings = {"surroundings": shipped.manifest.shape.surroundings}
-        changes["shape"] = model.manifest.shape.model_copy(update=surroundings)
+        shape = shipped.manifest.shape
+        given = {name: getattr(shape, name) for name in ("surroundings", "region_scale_mm")}
+        changes["shape"] = model.manifest.shape.model_copy(update=given)
     refine = model.refine
     if refine is not None and shipped.refine is not None:
         refine = _like_shipped(refine, shipped.refine)
