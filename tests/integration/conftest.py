@@ -9,7 +9,19 @@ import httpx
 import pytest
 
 from app.api.dependencies import hash_key
-from tests.support.browser import ABSENT, BEARER, CHROMIUM, FLAGS, KEY, SAMPLE, SCAN, Browser
+from tests.support.browser import (
+    ABSENT,
+    BEARER,
+    CHROMIUM,
+    FLAGS,
+    KEY,
+    SAMPLE,
+    SCAN,
+    Browser,
+    Page,
+    drop,
+    opened,
+)
 from tests.support.required import skip_unless_ci
 from tests.support.services import RAW, ServiceProcess
 
@@ -56,3 +68,21 @@ def browser() -> Iterator[Browser]:
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield made
         made.close()
+
+
+@pytest.fixture(scope="module")
+def answered(browser: Browser, page_service: ServiceProcess) -> Iterator[Page]:
+    """The page with one scan, whose landmarks are found."""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        yield page
+
+
+@pytest.fixture
+def page(answered: Page) -> Iterator[Page]:
+    """The same, afterwards with all corrections undone."""
+    yield answered
+    while answered.is_enabled('[data-act="undo"]'):
+        answered.keyboard.press("Control+z")
+    answered.keyboard.press("Escape")

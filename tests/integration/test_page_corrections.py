@@ -1,7 +1,6 @@
 """Corrections on the page, in a real Chromium with a real service: by mouse, finger and keys."""
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,24 +55,6 @@ def highest_voxel(page: Page) -> tuple[Points, float]:
     )
     ijk = np.unravel_index(at, shape, order="F")
     return transform(np.array(affine), np.array(ijk, dtype=np.float64)), value
-
-
-@pytest.fixture(scope="module")
-def answered(browser: Browser, page_service: ServiceProcess) -> Iterator[Page]:
-    """The page with one scan, whose landmarks are found."""
-    with opened(browser, page_service.url) as page:
-        drop(page, ("head.nii.gz", SCAN))
-        page.wait_for_selector("#rows tr")
-        yield page
-
-
-@pytest.fixture
-def page(answered: Page) -> Iterator[Page]:
-    """The same, afterwards with all corrections undone."""
-    yield answered
-    while answered.is_enabled('[data-act="undo"]'):
-        answered.keyboard.press("Control+z")
-    answered.keyboard.press("Escape")
 
 
 def test_dragged_ring_takes_its_point_along(page: Page, answer: list[dict[str, Any]]) -> None:

@@ -1,30 +1,12 @@
 """The page by keyboard, in a real Chromium with a real service: where the focus is."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.support.browser import (
     ABSENT,
-    SCAN,
-    Browser,
     Page,
     choose,
     chosen,
-    drop,
-    opened,
     rows,
 )
-from tests.support.services import ServiceProcess
-
-
-@pytest.fixture(scope="module")
-def page(browser: Browser, page_service: ServiceProcess) -> Iterator[Page]:
-    """The page with one scan, whose landmarks are found."""
-    with opened(browser, page_service.url) as made:
-        drop(made, ("head.nii.gz", SCAN))
-        made.wait_for_selector("#rows tr")
-        yield made
 
 
 def focused(page: Page) -> str:
