@@ -96,7 +96,9 @@ def _write_votes(offsets, buffers, chunk, geometry, cast, landmarks: tl.constexp
     keep, probability, number, landmark = cast
     landmark = landmark[None, :]
     columns, keys, chunk_of, table, counts, starts, capacity = buffers
-    (plane, line), _, axes, numbers, strides, _, _, profiles, (across, between) = geometry
+    sizes, _, axes, numbers, strides, _, _, profiles, spans = geometry
+    plane, line = sizes
+    across, between = spans
     index = (number // plane, number % plane // line, number % line)
     voxel = index[0] * numbers[0] + index[1] * numbers[1] + index[2] * numbers[2]
     begin = index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2]
