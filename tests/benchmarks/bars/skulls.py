@@ -1,13 +1,14 @@
 """A2 to A5: the mouse-skull model.
 
-The weights of its second network have learned from every skull at hand. Errors and regions are
+The weights that are shipped have learned from every skull at hand. Errors, regions and presence are
 those of the models of its cross-validation, each on the skulls that it has not seen, if
-``LANDMARKD_SKULL_FOLDS`` names the folder of a model that was trained with folds.
+``LANDMARKD_SKULL_FOLDS`` names the folder of a model that was trained with folds. They take the
+presence thresholds that are shipped.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,10 @@ from app.compute.device import choose_device
 from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
-from app.training.calibrate.calibration_runs import run_scan
+from app.model import LoadedModel
+from app.training.calibrate.calibration_runs import networks_of, run_scan
 from app.training.calibrate.regions import in_units_of_growth, leave_one_out, typical_distance
+from app.training.calibrate.stage_outputs import with_thresholds
 from app.training.data.folds import read_folds
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import errors_mm, group, measure_presence
@@ -127,13 +130,15 @@ def a5_presence(run: Run) -> Iterator[Row]:
         volume = read_brain(data, name)
         found = _detector().detect(volume).landmarks
         brains += compare(name, volume, {}, found, missing="absent")
-    runs = [one for name in _names(run) for one in run_scan(_detector().model, _files(data, name))]
+    unseen = _unseen_models(run.fast)
+    models = unseen or dict.fromkeys(_names(run), _detector().model)
+    runs = [one for name, model in models.items() for one in run_scan(model, _files(data, name))]
     by_kind = group(runs, lambda one: one.kind)
     half, blank, whole = (
         [mark for one in by_kind[kind] for mark in one.answer]
         for kind in ("half", "blank", "whole")
     )
-    note = "the second network has learned from these skulls"
+    note = f"{len(models)} skulls, {'not seen' if unseen else 'which the model has learned from'}"
     kinds = {"half skulls": half, "nothing, noise": blank, "brains as small as a mouse's": brains}
     for kind, outcomes in kinds.items():
         there = measure_presence(outcomes)
@@ -163,16 +168,33 @@ def _files(data: Path, name: str) -> SpecimenFiles:
 @cache
 def _unseen(fast: bool) -> Sequence[Outcome]:
     """Answer whole skulls, each by the models of the fold that held it out; none without folds."""
+    data = real_scans()
+    if data is None:
+        return []
+    return [
+        outcome
+        for name, model in _unseen_models(fast).items()
+        for outcome in measure(Detector(model), [_files(data, name)], Console(stderr=True)).outcomes
+    ]
+
+
+@cache
+def _unseen_models(fast: bool) -> Mapping[str, LoadedModel]:
+    """Load the model that has not seen a skull, for each that is at hand; none without folds."""
     data, folder = real_scans(), Path(os.environ.get(FOLDS, ""))
     folds = read_folds(folder)
     if data is None or folds is None:
-        return []
-    outcomes: list[Outcome] = []
+        return {}
+    thresholds = [
+        [landmark.presence_threshold for landmark in network.manifest.landmarks]
+        for network in networks_of(_detector().model)
+    ]
+    models: dict[str, LoadedModel] = {}
     for number, names in enumerate(folds.members[: 1 if fast else None], start=1):
-        detector = Detector(load_checked(folds.folder(folder, number), choose_device("auto")))
-        files = [files for name in names if (files := _files(data, name)).scan.exists()]
-        outcomes += measure(detector, files, Console(stderr=True)).outcomes
-    return outcomes
+        model = load_checked(folds.folder(folder, number), choose_device("auto"))
+        present = [name for name in names if scan_path(data, name).exists()]
+        models |= dict.fromkeys(present, with_thresholds(model, thresholds))
+    return models
 
 
 def _seconds_per_scan(data: Path, run: Run) -> float:
