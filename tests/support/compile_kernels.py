@@ -62,8 +62,10 @@ def main(capability: int) -> None:
     for scores, importance in ((field.scores, None), (channels_last.bfloat16(), profiles)):
         shown = replace(field, scores=scores)
         order = cuda_votes.plan_memory_order(shown)
-        geometry = cuda_votes.plan_geometry(shown, order.axes, Placement((4, 8, 2), 2, importance))
-        buffers = cuda_votes.append(shown, 0.5, order, geometry, 1000)
+        for stride in (2, 1):  # Triton makes a constant of a 1.
+            placement = Placement((4, 8, 2), stride, importance)
+            geometry = cuda_votes.plan_geometry(shown, order.axes, placement)
+            buffers = cuda_votes.append(shown, 0.5, order, geometry, 1000)
     cuda_votes.sort_chunks(buffers, 10, 3)
 
 
