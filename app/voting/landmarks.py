@@ -50,6 +50,7 @@ The distance of a landmark alone does not tell: where a network errs, it often e
 shape.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -331,7 +332,8 @@ def _describe(
     ras_mm = positions.ras_mm[answer] if found else None
     off_mm = None
     if ras_mm is not None and choice.expected_mm is not None:
-        off_mm = float(np.linalg.norm(ras_mm - choice.expected_mm))
+        away = ras_mm - choice.expected_mm
+        off_mm = math.sqrt(away @ away)
     return Landmark(
         name=spec.name,
         description=spec.description,
@@ -352,7 +354,7 @@ def _describe(
 
 
 def _known(number: float) -> float | None:
-    return None if np.isnan(number) else float(number)
+    return None if math.isnan(number) else float(number)
 
 
 def _status(
@@ -377,13 +379,11 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """List the modes that may be the landmark, the answer first, then by mass."""
     landmark, chosen = answer
-    mass = modes.mass[landmark]
+    mass, inside = modes.mass[landmark].tolist(), positions.inside[landmark].tolist()
     least = max(MIN_RELATIVE_MASS * spec.presence_threshold, 1e-9)
-    order = sorted(range(len(mass)), key=lambda mode: (mode != chosen, -mass[mode]))
+    candidates = [mode for mode in range(len(mass)) if inside[mode] and mass[mode] >= least]
+    candidates.sort(key=lambda mode: (mode != chosen, -mass[mode]))
     return tuple(
-        Candidate(
-            positions.ijk[landmark, mode], positions.ras_mm[landmark, mode], float(mass[mode])
-        )
-        for mode in order
-        if positions.inside[landmark, mode] and mass[mode] >= least
+        Candidate(positions.ijk[landmark, mode], positions.ras_mm[landmark, mode], mass[mode])
+        for mode in candidates
     )
