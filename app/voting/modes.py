@@ -12,14 +12,12 @@ linear least squares, exact for any Gaussian, whole or cut.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from app.compute import run_parts, split_range
 from app.geometry import scaling, translation
@@ -34,7 +32,6 @@ from app.voting.readout import (
     MERGE_REACH,
     PRIOR,
     SETTLED,
-    TERMS,
     Readout,
     ScanExtent,
 )
@@ -46,9 +43,6 @@ TINY: Final = 1e-5
 
 VOTES_PER_THREAD: Final = 1 << 15
 """Fewer votes are not worth a thread of their own: they take a tenth of a millisecond."""
-
-_PRODUCTS: Final = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
-"""The products of coordinates that make up a symmetric 3 x 3 matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +80,22 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     """
     grouped = group_votes(votes, readout.landmarks)
     peaks = find_peaks(grouped, readout, count)
-    unit = np.array(readout.spacing_mm) / readout.reach_mm
-    centres = np.moveaxis(peaks.centre_mm, 0, 2) / readout.reach_mm
-    centres, sums = _mean_shift(grouped, centres, unit, peaks.error_mm / readout.reach_mm)
-    total = np.diff(np.append(0.0, grouped.weight.cumsum())[grouped.starts])
-    modes = _describe(centres, sums / FIXED_ONE, total / FIXED_ONE, readout)
+    reach_mm, spacing = readout.reach_mm, np.array(readout.spacing_mm, np.float64)
+    centres, unit = np.moveaxis(peaks.centre_mm, 0, 2).copy() / reach_mm, spacing / reach_mm
+    sums = _mean_shift(grouped, centres, unit, peaks.error_mm / reach_mm) / FIXED_ONE
+    described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
+    position, source, covariance_mm2 = described
+    # Within an infinite reach of anywhere are all votes.
+    total = _sum_votes(grouped, np.zeros((len(centres), 1, 3)), unit, math.inf)[..., 0] / FIXED_ONE
+    weight = sums[..., 0]
+    modes = Modes(
+        position=position,
+        weight=weight,
+        mass=weight / voters_around(position, readout),
+        coherence=weight / np.maximum(total, 1 / FIXED_ONE),
+        covariance_mm2=covariance_mm2,
+        source=source,
+    )
     return modes if readout.heatmap_threshold is None else _fit_gaussians(votes, modes, readout)
 
 
@@ -99,88 +104,38 @@ def _mean_shift(
     centres: Float64[np.ndarray, "landmarks modes 3"],
     unit: Float64[np.ndarray, " 3"],
     error: float,
-) -> tuple[Float64[np.ndarray, "landmarks modes 3"], Float64[np.ndarray, "landmarks modes terms"]]:
-    """Move every mode to the mean of the votes within reach of it until all stand still.
+) -> Float64[np.ndarray, "landmarks modes terms"]:
+    """Move every mode, in place, to the mean of the votes within reach of it until all stand still.
 
     Returns:
-        Where they stand, and what is summed there.
+        What is summed where they stand.
     """
-    columns = (votes.starts, votes.position, votes.weight)
-    all_columns = (*columns[:2], votes.source, votes.weight)
-    count = len(votes.weight)
     for step in range(MAX_STEPS):
-        if step < FREE_STEPS:
-            # Around a peak's cell first: not yet at what else is within reach of its corner.
-            reach = error + FIRST_REACH if step == 0 else 1.0
-            sums = _sum_parts(partial(cpu_modes.sum_near, *columns, centres, unit, reach), count)
-        else:
-            sums = _sum_parts(partial(cpu_modes.sum_all, *all_columns, centres, unit), count)
-        with np.errstate(invalid="ignore"):  # A mode without votes becomes NaN.
-            moves = sums[..., -3:] / sums[..., :1]
-        if step >= FREE_STEPS and not (np.abs(moves) > SETTLED).any():
-            return centres, sums[..., :TERMS]
-        centres = centres + moves
-        if step == 0:
-            for mode in range(1, centres.shape[1]):
-                near = _are_near(centres, mode, MERGE_REACH)
-                centres[near.any(axis=1), mode] = np.nan
-    sums = _sum_parts(partial(cpu_modes.sum_all, *all_columns, centres, unit), count)
-    return centres, sums[..., :TERMS]
+        # Around a peak's cell first: not yet at what else is within reach of its corner.
+        reach = error + FIRST_REACH if step == 0 else 1.0
+        sums = _sum_votes(votes, centres, unit, reach, everything=step >= FREE_STEPS)
+        if step >= FREE_STEPS and cpu_modes.stand_still(sums, SETTLED):
+            return sums
+        cpu_modes.move_modes(centres, sums, MERGE_REACH if step == 0 else 0.0)
+    return _sum_votes(votes, centres, unit, 1.0, everything=True)
 
 
-def _sum_parts(
-    sum_range: Callable[[int, int], Float64[np.ndarray, "*sums"]], votes: int
-) -> Float64[np.ndarray, "*sums"]:
+def _sum_votes(
+    votes: GroupedVotes,
+    centres: Float64[np.ndarray, "landmarks modes 3"],
+    unit: Float64[np.ndarray, " 3"],
+    reach: float,
+    *,
+    everything: bool = False,
+) -> Float64[np.ndarray, "landmarks modes terms"]:
     """Sum over parts of the votes in parallel; sums are exact, so the split changes no bit."""
-    bounds = split_range(votes, VOTES_PER_THREAD)
-    parts = run_parts(lambda part: sum_range(bounds[part], bounds[part + 1]), len(bounds) - 1)
-    return np.asarray(sum(parts[1:], parts[0]))
-
-
-def _describe(
-    centres: Float64[np.ndarray, "landmarks modes 3"],
-    sums: Float64[np.ndarray, "landmarks modes terms"],
-    total: Float64[np.ndarray, " landmarks"],
-    readout: Readout,
-) -> Modes:
-    """Rank modes, drop those within reach of a heavier one, and describe them by their sums."""
-    spacing = np.array(readout.spacing_mm)
-    centres, sums = _by_weight(centres, sums)
-    for mode in range(1, centres.shape[1]):
-        near = _are_near(centres, mode, 1.0) & (sums[:, :mode, 0] > 0)
-        sums[near.any(axis=1), mode] = 0.0
-    centres, sums = _by_weight(centres, sums)
-    weight = sums[..., 0]
-    position = np.where(weight[..., None] > 0, centres * readout.reach_mm, np.nan) / spacing
-    means = sums[..., 1:] / np.where(weight > 0, weight, np.nan)[..., None]
-    covariance = np.empty((*weight.shape, 3, 3))
-    for column, (a, b) in enumerate(_PRODUCTS, start=3):
-        covariance[..., a, b] = covariance[..., b, a] = means[..., column] * readout.reach_mm**2
-    return Modes(
-        position=position,
-        weight=weight,
-        mass=weight / voters_around(position, readout),
-        coherence=weight / np.maximum(total, 1 / FIXED_ONE)[:, None],
-        covariance_mm2=covariance,
-        source=position + means[..., :3] * readout.reach_mm / spacing,
+    bounds = split_range(len(votes.weight), VOTES_PER_THREAD)
+    columns = (votes.starts, votes.position, votes.source, votes.weight)
+    given = (*columns, centres, unit, reach, everything)
+    parts = run_parts(
+        lambda part: cpu_modes.sum_votes(*given, bounds[part], bounds[part + 1]), len(bounds) - 1
     )
-
-
-def _by_weight(
-    centres: Float64[np.ndarray, "landmarks modes 3"],
-    sums: Float64[np.ndarray, "landmarks modes terms"],
-) -> tuple[Float64[np.ndarray, "landmarks modes 3"], Float64[np.ndarray, "landmarks modes terms"]]:
-    """Order modes, the heaviest first."""
-    order = np.argsort(-sums[..., :1], axis=1, kind="stable")
-    return np.take_along_axis(centres, order, axis=1), np.take_along_axis(sums, order, axis=1)
-
-
-def _are_near(
-    centres: Float64[np.ndarray, "landmarks modes 3"], mode: int, reach: float
-) -> Bool[np.ndarray, "landmarks before"]:
-    """Test which of the modes before one are less than a reach from it; NaN is not."""
-    apart = centres[:, :mode] - centres[:, mode, None]
-    return np.asarray((apart**2).sum(axis=-1) < reach**2)
+    return np.asarray(sum(parts[1:], parts[0]))
 
 
 def _fit_gaussians(votes: Votes, modes: Modes, readout: Readout) -> Modes:
@@ -221,15 +176,11 @@ def drop_padding(votes: Votes, readout: Readout) -> Votes:
     """
     if readout.votes_each is not None:
         return votes
+    source, end = votes.columns[:3].numpy(), np.array(readout.shape, np.float32)[:, None] - 0.5
+    inside = ((source >= -0.5) & (source <= end)).all(axis=0)
     if readout.scan is not None:
-        inside = readout.scan.contains(votes.source.numpy().astype(np.float64))
-        votes = votes.select(torch.from_numpy(inside))
-    source, end = votes.columns[:3].numpy(), np.array(readout.shape)[:, None] - 0.5
-    # Mostly no voxel is padding, which the extremes show fastest.
-    lowest, highest = (of(axis=1, initial=0.0, keepdims=True) for of in (source.min, source.max))
-    if (lowest >= -0.5).all() and (highest <= end).all():
-        return votes
-    return votes.select(torch.from_numpy(((source >= -0.5) & (source <= end)).all(axis=0)))
+        inside &= readout.scan.contains(votes.source.numpy().astype(np.float64))
+    return votes if inside.all() else votes.select(torch.from_numpy(np.flatnonzero(inside)))
 
 
 def voters_around(

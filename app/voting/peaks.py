@@ -55,12 +55,8 @@ class Peaks:
 
 def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     """Group votes by landmark, each group in the order of the votes."""
-    counts = np.bincount(votes.landmark.numpy(), minlength=landmarks)
-    starts = np.append(0, counts.cumsum())
-    columns = np.empty((6, len(votes)), dtype=np.float32)
-    weight = np.empty(len(votes), dtype=np.float64)
-    given = (votes.landmark.numpy(), votes.columns.numpy(), np.float32(FIXED_ONE))
-    cpu_peaks.group_votes(*given, starts, columns, weight)
+    given = (votes.landmark.numpy(), votes.columns.numpy(), landmarks, np.float32(FIXED_ONE))
+    starts, columns, weight = cpu_peaks.group_votes(*given)
     return GroupedVotes(starts, columns[3:], columns[:3], weight)
 
 

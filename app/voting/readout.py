@@ -50,9 +50,6 @@ SETTLED: Final = 1e-6
 MERGE_REACH: Final = 0.5
 """Modes nearer than this to a higher one after the first step, in reaches, are merged with it."""
 
-TERMS: Final = 10
-"""Sums per mode: weight; source (x y z); products of distances (xx, xy, xz, yy, yz, zz)."""
-
 
 @dataclass(frozen=True, slots=True)
 class ScanExtent:

@@ -10,7 +10,10 @@ import numpy as np
 
 from app.compute import numba_jit
 from app.voting.cpu.activations import TO_INTEGER
-from app.voting.readout import TERMS
+
+TERMS: Final = 13
+"""Sums per mode: weight; distance (x y z); source (x y z); products of distances (xx, xy, xz, yy,
+yz, zz)."""
 
 TO_INTEGER_BITS: Final = int(np.float64(TO_INTEGER).view(np.int64))
 """The bits of ``TO_INTEGER``: less these, those of its sum with a number are that number."""
@@ -18,36 +21,8 @@ TO_INTEGER_BITS: Final = int(np.float64(TO_INTEGER).view(np.int64))
 
 @numba_jit
 @no_type_check
-def sum_near(starts, position, weight, centres, unit, reach, first, last):
-    """Sum weight and distance of the votes within reach of each mode.
-
-    Args:
-        starts: Where the votes of each landmark begin, and where the last one's end.
-        position: Position of each vote, (3 votes), in grid voxels.
-        weight: Weight of each vote, in fixed-point units.
-        centres: Centres of the modes, (landmarks modes 3), in reaches; NaN where there is none.
-        unit: Reaches per grid voxel along each axis.
-        reach: How far around a mode votes count, in reaches.
-        first: First vote to sum.
-        last: Vote to stop before.
-
-    Returns:
-        Weight, and distance times weight along each axis, (landmarks modes 4).
-    """
-    sums = np.zeros((*centres.shape[:2], 4))
-    for landmark in range(len(centres)):
-        begin, end = max(first, starts[landmark]), min(last, starts[landmark + 1])
-        for mode in range(centres.shape[1]):
-            if begin < end and not np.isnan(centres[landmark, mode, 0]):
-                votes = (_range(position, begin, end), weight[begin:end])
-                sums[landmark, mode] = _sum_near(*votes, centres[landmark, mode], unit, reach)
-    return sums
-
-
-@numba_jit
-@no_type_check
-def sum_all(starts, position, source, weight, centres, unit, first, last):
-    """Sum all terms of each mode over the votes within one reach of it.
+def sum_votes(starts, position, source, weight, centres, unit, reach, everything, first, last):
+    """Sum the terms of each mode over the votes within reach of it.
 
     Args:
         starts: Where the votes of each landmark begin, and where the last one's end.
@@ -56,24 +31,26 @@ def sum_all(starts, position, source, weight, centres, unit, first, last):
         weight: Weight of each vote, in fixed-point units.
         centres: Centres of the modes, (landmarks modes 3), in reaches; NaN where there is none.
         unit: Reaches per grid voxel along each axis.
+        reach: How far around a mode votes count, in reaches.
+        everything: Whether more than weight and distances are wanted, the rest of which are 0.
         first: First vote to sum.
         last: Vote to stop before.
 
     Returns:
-        The ``TERMS``, distances in reaches from the mode, followed by the distances that
-        ``sum_near`` sums, (landmarks modes terms).
+        The ``TERMS``, times weight, in reaches from the mode, (landmarks modes terms).
     """
-    sums = np.zeros((*centres.shape[:2], TERMS + 3))
+    sums = np.zeros((*centres.shape[:2], TERMS))
     for landmark in range(len(centres)):
         begin, end = max(first, starts[landmark]), min(last, starts[landmark + 1])
         for mode in range(centres.shape[1]):
             if begin < end and not np.isnan(centres[landmark, mode, 0]):
                 votes = (_range(position, begin, end), weight[begin:end])
-                around = (centres[landmark, mode], unit, 1.0)
-                near, terms = _sum_near(*votes, *around), sums[landmark, mode]
-                terms[0], terms[10:] = near[0], near[1:]
-                terms[1:4] = _sum_sources(_range(source, begin, end), *votes, *around)
-                terms[4:10] = _sum_squares(*votes, *around)
+                around = (centres[landmark, mode], unit, reach)
+                terms = sums[landmark, mode]
+                terms[:4] = _sum_near(*votes, *around)
+                if everything:
+                    terms[4:7] = _sum_sources(_range(source, begin, end), *votes, *around)
+                    terms[7:] = _sum_squares(*votes, *around)
     return sums
 
 
@@ -147,6 +124,101 @@ def _sum_squares(position, weight, centre, unit, reach):
         yz += _whole(w * y * z)
         zz += _whole(w * z * z)
     return xx, xy, xz, yy, yz, zz
+
+
+@numba_jit
+@no_type_check
+def stand_still(sums, settled):
+    """Test whether no mode would move by more than ``settled``; one without votes does not."""
+    for terms in sums.reshape(-1, TERMS):
+        for axis in range(1, 4):
+            if abs(terms[axis] / terms[0]) > settled:
+                return False
+    return True
+
+
+@numba_jit
+@no_type_check
+def move_modes(centres, sums, reach):
+    """Move modes to the mean of the votes that were summed; merge those near to a higher one.
+
+    Args:
+        centres: Of the modes, (landmarks modes 3), in reaches; changed. A mode without votes, and
+            one that is merged, becomes NaN.
+        sums: What ``sum_votes`` summed there.
+        reach: How near to a higher mode others are merged with it.
+    """
+    for landmark in range(len(centres)):
+        for mode in range(centres.shape[1]):
+            terms = sums[landmark, mode]
+            for axis in range(3):
+                centres[landmark, mode, axis] += terms[1 + axis] / terms[0]
+            if _is_near_earlier(centres[landmark], sums[landmark], mode, reach):
+                centres[landmark, mode] = np.nan
+
+
+@numba_jit
+@no_type_check
+def describe_modes(centres, sums, spacing, reach, square):
+    """Rank the modes of each landmark, drop those within reach of a heavier one, describe the rest.
+
+    Args:
+        centres: Of the modes, (landmarks modes 3), in reaches; put in order.
+        sums: What ``sum_votes`` summed there; put in order, and 0 where modes are dropped.
+        spacing: Of the grid, in mm.
+        reach: In mm.
+        square: Of the reach.
+
+    Returns:
+        Position, source and covariance, as of ``Modes``.
+    """
+    position, source = np.empty(centres.shape), np.empty(centres.shape)
+    covariance = np.empty((*centres.shape, 3))
+    for landmark in range(len(centres)):
+        _sort_modes(centres[landmark], sums[landmark])
+        for mode in range(1, centres.shape[1]):
+            if _is_near_earlier(centres[landmark], sums[landmark], mode, 1.0):
+                sums[landmark, mode] = 0.0
+        _sort_modes(centres[landmark], sums[landmark])
+        for mode in range(centres.shape[1]):
+            terms, column = sums[landmark, mode], 7
+            for a in range(3):
+                # Without votes, 0 / 0 gives NaN, but a mode may have been somewhere.
+                at = centres[landmark, mode, a] * reach / spacing[a] if terms[0] > 0 else np.nan
+                position[landmark, mode, a] = at
+                source[landmark, mode, a] = at + terms[4 + a] / terms[0] * reach / spacing[a]
+                for b in range(a, 3):
+                    product = terms[column] / terms[0] * square
+                    covariance[landmark, mode, a, b] = covariance[landmark, mode, b, a] = product
+                    column += 1
+    return position, source, covariance
+
+
+@numba_jit
+@no_type_check
+def _is_near_earlier(centres, sums, mode, reach):
+    """Test whether a mode is less than a reach from an earlier one that has votes; NaN is not."""
+    for other in range(mode):
+        x = centres[other, 0] - centres[mode, 0]
+        y = centres[other, 1] - centres[mode, 1]
+        z = centres[other, 2] - centres[mode, 2]
+        if sums[other, 0] > 0 and x * x + y * y + z * z < reach * reach:
+            return True
+    return False
+
+
+@numba_jit
+@no_type_check
+def _sort_modes(centres, sums):
+    """Order modes, the heaviest first; of equal ones the earlier."""
+    for last in range(1, len(sums)):
+        for mode in range(last, 0, -1):
+            if sums[mode, 0] > sums[mode - 1, 0]:
+                for columns in (centres, sums):
+                    for column in range(columns.shape[1]):
+                        above = columns[mode - 1, column]
+                        columns[mode - 1, column] = columns[mode, column]
+                        columns[mode, column] = above
 
 
 @numba_jit

@@ -13,17 +13,25 @@ from app.compute import numba_jit
 
 @numba_jit
 @no_type_check
-def group_votes(landmark, columns, one, starts, grouped, units):
+def group_votes(landmark, columns, landmarks, one):
     """Group votes by landmark, each group in their order: a counting sort.
 
     Args:
         landmark: Landmark of each vote.
         columns: Of ``Votes``.
-        one: Fixed-point units of a weight of 1.
-        starts: Where each landmark's votes begin.
-        grouped: Source and position, (6 votes); written.
-        units: Weights, in whole fixed-point units; written.
+        landmarks: How many there are.
+        one: Fixed-point units of a weight of 1, in float32.
+
+    Returns:
+        Where each landmark's votes begin, and the last one's end; source and position, (6 votes);
+        weights, in whole fixed-point units.
     """
+    starts = np.zeros(landmarks + 1, np.int64)
+    for vote in range(len(landmark)):
+        starts[landmark[vote] + 1] += 1
+    for index in range(landmarks):
+        starts[index + 1] += starts[index]
+    grouped, units = np.empty((6, len(landmark)), np.float32), np.empty(len(landmark))
     next_index = starts.copy()
     for vote in range(len(landmark)):
         index = next_index[landmark[vote]]
@@ -32,6 +40,7 @@ def group_votes(landmark, columns, one, starts, grouped, units):
             grouped[column, index] = columns[column, vote]
         # Exact in float32: a product with a power of two, then a whole number below 2^24.
         units[index] = np.rint(columns[7, vote] * one)
+    return starts, grouped, units
 
 
 @numba_jit
