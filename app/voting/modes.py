@@ -33,7 +33,6 @@ from app.voting.readout import (
     PRIOR,
     SETTLED,
     Readout,
-    ScanExtent,
 )
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
@@ -204,25 +203,20 @@ def voters_around(
     """
     if readout.votes_each is not None:
         return np.full(points.shape[:-1], float(readout.votes_each))
-    pitch = np.array(readout.spacing_mm) * readout.stride
-    size = -(-np.array(readout.shape) // readout.stride)
-    # The last field voxel of an axis may have its centre past the grid's end.
-    size -= (size - 0.5) * readout.stride - 0.5 > np.array(readout.shape) - 0.5
-    flat = points.reshape(-1, 3)
-    centres = (flat + 0.5) / readout.stride - 0.5
-    scan = readout.scan or ScanExtent(np.eye(4), ())
     stride = readout.stride
-    to_grid = translation([(stride - 1) / 2] * 3) @ scaling([stride] * 3)
-    counts = cpu_modes.count_voters(
-        centres,
-        size,
-        pitch,
-        readout.radius_mm,
-        scan.to_volume @ to_grid,
-        np.array(scan.shape, np.float64),
-    )
+    pitch = np.array(readout.spacing_mm) * stride
+    size = -(-np.array(readout.shape) // stride)
+    # The last field voxel of an axis may have its centre past the grid's end.
+    size -= (size - 0.5) * stride - 0.5 > np.array(readout.shape) - 0.5
+    flat = points.reshape(-1, 3)
+    centres = (flat + 0.5) / stride - 0.5
+    to_scan, shape = np.eye(4), np.empty(0)
+    if readout.scan is not None:
+        to_grid = translation([(stride - 1) / 2] * 3) @ scaling([stride] * 3)
+        to_scan, shape = readout.scan.to_volume @ to_grid, np.array(readout.scan.shape, np.float64)
+    counts = cpu_modes.count_voters(centres, size, pitch, readout.radius_mm, to_scan, shape)
     outside = np.isfinite(flat).all(1) & ~readout.contains(flat)
-    octant = math.pi / 6 * readout.radius_mm**3 / np.prod(pitch)
+    octant = math.pi / 6 * readout.radius_mm**3 / math.prod(pitch)
     least = np.where(outside, max(1.0, octant), 1.0)
     voters = np.maximum(counts, least).reshape(points.shape[:-1])
     return np.asarray(readout.ideal_weight * voters)
