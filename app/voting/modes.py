@@ -80,11 +80,14 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     grouped = group_votes(votes, readout.landmarks)
     peaks = find_peaks(grouped, readout, count)
     reach_mm, spacing = readout.reach_mm, np.array(readout.spacing_mm, np.float64)
-    centres, unit = np.moveaxis(peaks.centre_mm, 0, 2).copy() / reach_mm, spacing / reach_mm
+    centres, unit = (
+        np.ascontiguousarray(np.moveaxis(peaks.centre_mm, 0, 2)) / reach_mm,
+        spacing / reach_mm,
+    )
     sums = _mean_shift(grouped, centres, unit, peaks.error_mm / reach_mm) / FIXED_ONE
     described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
     position, source, covariance_mm2 = described
-    # Within an infinite reach of anywhere are all votes.
+    # Within an infinite reach of anywhere are all votes; their distances are not used.
     total = _sum_votes(grouped, np.zeros((len(centres), 1, 3)), unit, math.inf)[..., 0] / FIXED_ONE
     weight = sums[..., 0]
     modes = Modes(

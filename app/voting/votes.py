@@ -67,7 +67,7 @@ class Votes:
         return self.columns[7]
 
     def select(self, rows: Bool[Tensor, " votes"] | Int64[Tensor, " rows"]) -> "Votes":
-        """Select some of the votes, by a mask or by indices."""
+        """Select some of the votes, by a mask or by indices from 0."""
         # Torch's indexing in brackets takes longer, and several threads on the CPU.
         index = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         return Votes(self.landmark.index_select(0, index), self.columns.index_select(1, index))

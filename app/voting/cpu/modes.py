@@ -1,7 +1,7 @@
-"""Votes -> sums around modes, compiled: the loops of ``app.voting.modes``.
+"""Votes -> modes, compiled: the loops of ``app.voting.modes``.
 
-Every term is a whole number of fixed-point units and every sum stays below 2^53, so float64 holds
-each sum exactly and the order of the votes changes no bit.
+Every term of a sum is a whole number of fixed-point units and every sum stays below 2^53, so
+float64 holds each sum exactly and the order of the votes changes no bit.
 """
 
 from typing import Final, no_type_check
@@ -13,7 +13,7 @@ from app.voting.cpu.activations import TO_INTEGER
 
 TERMS: Final = 13
 """Sums per mode: weight; distance (x y z); source (x y z); products of distances (xx, xy, xz, yy,
-yz, zz)."""
+yz, zz). They begin at columns 0, 1, 4 and 7."""
 
 TO_INTEGER_BITS: Final = int(np.float64(TO_INTEGER).view(np.int64))
 """The bits of ``TO_INTEGER``: less these, those of its sum with a number are that number."""
@@ -37,7 +37,8 @@ def sum_votes(starts, position, source, weight, centres, unit, reach, everything
         last: Vote to stop before.
 
     Returns:
-        The ``TERMS``, times weight, in reaches from the mode, (landmarks modes terms).
+        Weights, and the other ``TERMS`` times weight, in reaches from the mode; 0 for those not
+        wanted; (landmarks modes terms).
     """
     sums = np.zeros((*centres.shape[:2], TERMS))
     for landmark in range(len(centres)):

@@ -162,7 +162,7 @@ def plan_geometry(field: Field, axes: Sequence[int], placement: Placement) -> Ge
     first, importance = placement.first_centre, placement.importance
     return (
         (sizes[axes[1]] * sizes[axes[2]], sizes[axes[2]]),
-        # A float: of a 1 beside tuples, Triton before 3.9 makes constants at the wrong places.
+        # A float: of a 1 beside tuples, Triton 3.6 makes constants at the wrong places.
         float(placement.stride),
         tuple(axes),
         tuple(numbers[axis] for axis in axes),
