@@ -13,7 +13,7 @@ SHOW = f"import app, os; print(*(os.environ[name] for name in {NAMES}))"
 @pytest.mark.skipif(sys.platform != "linux", reason="only GNU OpenMP is told")
 @pytest.mark.parametrize(
     ("before", "after"),
-    [({}, "20000 active"), ({"OMP_WAIT_POLICY": "passive"}, "20000 passive")],
+    [({}, "5000 active"), ({"OMP_WAIT_POLICY": "passive"}, "5000 passive")],
     ids=["unset", "set"],
 )
 def test_how_long_threads_of_torch_wait_is_set_unless_the_environment_does(
