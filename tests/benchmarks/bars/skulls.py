@@ -21,6 +21,7 @@ from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.model import LoadedModel
+from app.training.calibrate.calibration import load_fold_models
 from app.training.calibrate.calibration_runs import networks_of, run_scan
 from app.training.calibrate.regions import in_units_of_growth, leave_one_out, typical_distance
 from app.training.calibrate.stage_outputs import with_thresholds
@@ -190,12 +191,12 @@ def _unseen_models(fast: bool) -> Mapping[str, LoadedModel]:
         [landmark.presence_threshold for landmark in network.manifest.landmarks]
         for network in networks_of(_detector().model)
     ]
-    models: dict[str, LoadedModel] = {}
-    for number, names in enumerate(folds.members[: 1 if fast else None], start=1):
-        model = load_checked(folds.folder(folder, number), choose_device("auto"))
-        present = [name for name in names if scan_path(data, name).exists()]
-        models |= dict.fromkeys(present, with_thresholds(model, thresholds))
-    return models
+    members = folds.members[0] if fast else folds.by_scan()
+    return {
+        name: with_thresholds(model, thresholds)
+        for name, model in load_fold_models(folder, folds, choose_device("auto")).items()
+        if name in members and scan_path(data, name).exists()
+    }
 
 
 def _seconds_per_scan(data: Path, run: Run) -> float:
