@@ -145,8 +145,7 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
         # Tensor cores came with Volta in float16, with Ampere in bfloat16.
         names = {"bfloat16": capability >= (8, 0), "float16": capability >= (7, 0)}
     else:
-        # Torch before 2.10 cannot tell.
-        flags: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        flags: Mapping[str, Any] = torch.cpu.get_capabilities()
         bfloat16 = flags.get("amx_bf16", False) or flags.get("avx512_bf16", False)
         names = {"bfloat16": bfloat16, "float16": flags.get("amx_fp16", False)}
     return tuple(name for name, fast in names.items() if fast)
