@@ -30,20 +30,23 @@ from app.compute.jit import has_triton, numba_jit
 from app.compute.threads import SharedCores, adopt_thread_limit, run_parts, split_range
 from app.compute.transfer import (
     READY,
-    CopyStream,
+    CopyStreams,
     HostCopy,
     ReadyEvent,
     Stopwatch,
+    download,
     record_event,
     set_device,
     upload,
+    upload_numbers,
 )
 
 __all__ = [
-    "BFLOAT16", "HOST", "MEMORY_SHARE", "READY", "CopyStream", "HeapTrimmer", "HostCopy",
+    "BFLOAT16", "HOST", "MEMORY_SHARE", "READY", "CopyStreams", "HeapTrimmer", "HostCopy",
     "NamedDevice", "OnDevice", "ReadyEvent", "SharedCores", "Stopwatch", "Voxels",
     "adopt_thread_limit", "as_numbers", "call_here", "choose_device", "choose_devices",
-    "describe_out_of_memory", "fast_precisions", "has_triton", "is_out_of_memory", "limit_heaps",
-    "memory_headroom", "numba_jit", "record_event", "release_memory", "run_parts", "set_device",
-    "split_range", "total_memory", "upload", "value",
+    "describe_out_of_memory", "download", "fast_precisions", "has_triton", "is_out_of_memory",
+    "limit_heaps", "memory_headroom", "numba_jit", "record_event", "release_memory",
+    "run_parts", "set_device", "split_range", "total_memory", "upload", "upload_numbers",
+    "value",
 ]  # fmt: skip

@@ -1,10 +1,11 @@
 """Host arrays to device tensors, and the CUDA events and streams that order the work.
 
-On CUDA a scan is copied in its stored type, through pinned memory, on a stream of its own, and
+On CUDA a scan is copied in its stored type, through pinned memory, on a stream of its thread, and
 preprocessed there while the forward passes of other scans run. The stream that reads it waits for
 an event, so no thread blocks. On the CPU there are no streams, and none of this is needed.
 """
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,32 @@ def upload_pinned(array: np.ndarray, device: torch.device, order: Literal["K", "
     if backwards:
         values = values.flip(backwards)
     return values.contiguous() if order == "C" else values
+
+
+def upload_numbers(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a few numbers to a device in their own type; on CUDA the host does not wait."""
+    values = torch.from_numpy(numbers)
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def download(*values: Tensor) -> tuple[Tensor, ...]:
+    """Copy tensors to the host, which waits for all of them together; those there stay as they are.
+
+    Args:
+        values: Of one device, made or waited for on its current stream.
+    """
+    device = values[0].device
+    if device.type == "cpu":
+        return values
+    if sum(one.nbytes for one in values) > CHUNK_BYTES:  # Torch would keep as much pinned memory.
+        return tuple(one.cpu() for one in values)
+    copies = tuple(torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in values)
+    for copy, one in zip(copies, values, strict=True):
+        copy.copy_(one, non_blocking=True)
+    torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def copy_pinned(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "i j k"]:
@@ -124,11 +151,13 @@ class HostCopy:
         return [int(number) for number in self._copy.tolist()]
 
 
-class CopyStream:
-    """A stream for uploads and preprocessing, which run while a device's forward passes do.
+class CopyStreams(threading.local):
+    """Streams for uploads and preprocessing, which run while a device's forward passes do.
+
+    Each thread has its own: whoever waits for numbers of one scan waits for no other's.
 
     Args:
-        device: The device; it is not touched before the stream is first used.
+        device: The device; it is not touched before a stream is first used.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -137,11 +166,10 @@ class CopyStream:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Make this the stream of the current thread until the block ends."""
+        """Make the thread's stream its current one until the block ends."""
         if self._device.type == "cpu":
             yield
             return
-        # Threads that come first at the same time may each make one, which does no harm.
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield

@@ -6,8 +6,8 @@
               (host)         ▲                  (host)
                              └── another pass ────┘
 
-Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream of their
-own. On CUDA, batch n+1 is launched before batch n is collected.
+Scans are prepared and finished on the host pool beside this thread, on CUDA with a stream for each
+of its threads. On CUDA, batch n+1 is launched before batch n is collected.
 
 On a CPU, up to ``NamedDevice.passes`` passes run side by side, each on a thread of its own with an
 equal share of the cores: a pass alone has all of them. Before each of its convolutions, a pass
@@ -28,7 +28,7 @@ from functools import partial
 from typing import Final
 
 from app.compute import (
-    CopyStream,
+    CopyStreams,
     NamedDevice,
     SharedCores,
     adopt_thread_limit,
@@ -104,7 +104,7 @@ class DeviceWorker:
         self._retry_s: float | None = None
         self._pending: tuple[Batch[Job], InFlightBatch] | None = None
         self._host_pool = HostPool(f"{device.name} host", HOST_THREADS, self._crash)
-        self._copies = CopyStream(device.device)
+        self._copies = CopyStreams(device.device)
         self._cores = SharedCores()
         self._pass_threads: list[DaemonThread] = []
         self._idle: list[DaemonThread] = []

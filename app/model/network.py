@@ -1,6 +1,7 @@
 """Tile batch -> Fields: run the network, and check what it answers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import combinations
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.cpu import CpuKernels
+from app.model.graphs import Graphs
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
 
@@ -45,6 +47,7 @@ class Network:
         module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
         self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
         self.passes = len(self._mirrors) * len(self._members)
+        self._graphs = Graphs(self._answer)
         self._head = None
         if device.type == "cpu" and self.passes == 1 and isinstance(self._output, VotesOutput):
             self._head = self._output.find_head(self._members[0])
@@ -72,6 +75,7 @@ class Network:
             raise
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
+                self._graphs.clear()
                 raise InsufficientMemory(
                     f"expected tiles that fit the device, got {len(tiles)} of shape "
                     f"{tuple(tiles[0].shape[1:])}: {describe_out_of_memory(error, self.device)}"
@@ -96,9 +100,9 @@ class Network:
             NetworkFailed: The output is not what the manifest promises.
         """
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
-        with torch.inference_mode(), CpuKernels(give_way):
-            answers = self._answers(tiles)
-            output = next(answers) if self.passes == 1 else self._output.mean(answers)
+        kernels = CpuKernels(give_way) if self.device.type == "cpu" else nullcontext()
+        with torch.inference_mode(), kernels:
+            output = self._graphs(tiles)
         return [self._output.field(one, tiles.shape[2:]) for one in output]
 
     def _predict_scores(
@@ -126,6 +130,11 @@ class Network:
             return None
         parts = zip(deferred.scores, deferred.features, strict=True)
         return [output.deferred_field(scores, features, head) for scores, features in parts]
+
+    def _answer(self, tiles: Tensor) -> Float[Tensor, "n ..."]:
+        """Return what the network answers; of several members or images, the mean."""
+        answers = self._answers(tiles)
+        return next(answers) if self.passes == 1 else self._output.mean(answers)
 
     def _answers(self, tiles: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
         """Yield what each member answers for each mirror image, one at a time to save memory."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from app.compute import Voxels
+from app.compute import Voxels, upload_numbers
 from app.errors import ModelRefused
 from app.io import FLOAT32_MAX
 from app.model import IntensitySpec
@@ -109,10 +109,9 @@ def _sampled_percentiles(values: Tensor, lower: float, upper: float) -> tuple[fl
         # NumPy selects where torch sorts, which is eight times faster.
         low, high = np.percentile(sample.numpy(), [lower, upper])
         return float(low), float(high)
-    bounds = torch.quantile(
-        sample, torch.tensor([lower, upper], dtype=torch.float64, device=flat.device) / 100
-    )
-    return float(bounds[0]), float(bounds[1])
+    shares = upload_numbers(np.array([lower, upper]) / 100, flat.device)
+    low, high = torch.quantile(sample, shares).tolist()
+    return low, high
 
 
 def fill_holes(inside: Bool[Tensor, "i j k"]) -> Bool[Tensor, "i j k"]:

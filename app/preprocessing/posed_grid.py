@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from app.compute import HOST, upload_numbers
 from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
@@ -104,15 +105,15 @@ def reorient_grid(grid: Grid, view: int) -> Grid:
 
 
 def index_grid(
-    shape: Sequence[int], affine: Affine, device: torch.device | None = None
+    shape: Sequence[int], affine: Affine, device: torch.device = HOST.device
 ) -> Float[Tensor, "i j k 3"]:
     """Return the coordinates of each voxel of a grid in the index space of another."""
+    columns = upload_numbers(affine[:3].T.copy(), device)
     i, j, k = (
-        torch.arange(n, dtype=torch.float64, device=device)[:, None]
-        * torch.from_numpy(affine[:3, axis]).to(device)
+        torch.arange(n, dtype=torch.float64, device=device)[:, None] * columns[axis]
         for axis, n in enumerate(shape)
     )
-    i = i + torch.from_numpy(affine[:3, 3]).to(device)
+    i = i + columns[3]
     return i.float()[:, None, None] + (j[:, None] + k).float()
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from app.compute import Voxels, upload
+from app.compute import Voxels, upload, upload_numbers
 from app.geometry import Affine, scaling, translation
 from app.preprocessing.cpu.resampling import resample_planes
 from app.preprocessing.cpu.slabs import memory_order
@@ -26,7 +26,11 @@ KERNEL_RADIUS_SIGMAS: Final = 4.0
 """A Gaussian is cut where its weight has fallen below exp(-8) of its peak."""
 
 BLOCK_ROWS: Final = 16
-"""Rows of a matrix applied at once: few enough to skip most of its zeros."""
+"""Rows of a matrix applied at once on a CPU: few enough to skip most of its zeros."""
+
+CUDA_BLOCK_ROWS: Final = 256
+"""The same on CUDA, where most zeros cost less than more launches; but not those of any long line.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +177,12 @@ def apply_along(values: Voxels, axis: int, matrix: Taps) -> Float[Tensor, "new_i
     )
     count = shape[rank] = len(matrix)
     new = old.new_empty(len(old), count, old.shape[2])
-    for start in range(0, count, BLOCK_ROWS):
-        rows = slice(start, min(start + BLOCK_ROWS, count))
+    most = CUDA_BLOCK_ROWS if old.device.type == "cuda" else BLOCK_ROWS
+    for start in range(0, count, most):
+        rows = slice(start, min(start + most, count))
         first, weights = matrix.block(rows.start, rows.stop)
         band = slice(first, first + weights.shape[1])
-        block = torch.from_numpy(weights).to(old)
+        block = upload_numbers(weights.astype(np.float32), old.device)
         if old.shape[2] == 1:
             new[:, rows, 0] = old[:, band, 0] @ block.T
         else:

@@ -1,10 +1,12 @@
 """Values of a volume at any place between its voxels."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from app.compute import upload_numbers
 from app.preprocessing.cpu.sampling import sample_planes
 
 
@@ -19,8 +21,8 @@ def sample_at(
     """
     if index.device.type != "cpu":
         # grid_sample wants the fastest axis first, and -1 and 1 at the outer faces of the scan.
-        size = torch.tensor(voxels.shape[::-1], dtype=torch.float32, device=index.device)
-        unit = index.flip(-1).add_(0.5).mul_(2 / size).sub_(1)
+        per_voxel = upload_numbers(2 / np.array(voxels.shape[::-1], np.float32), index.device)
+        unit = index.flip(-1).add_(0.5).mul_(per_voxel).sub_(1)
         return functional.grid_sample(voxels[None, None], unit[None], align_corners=False)[0, 0]
     order = sorted(range(3), key=voxels.stride, reverse=True)
     sampled = torch.empty(index.shape[:3])

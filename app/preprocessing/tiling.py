@@ -28,7 +28,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional
 
-from app.compute import Voxels
+from app.compute import Voxels, upload_numbers
 from app.errors import TooLarge
 from app.model import WHOLE, InputSpec
 
@@ -154,7 +154,7 @@ def within_grid(plan: TilePlan, index: int) -> tuple[slice, slice, slice]:
 
 def load_profiles(plan: TilePlan, device: torch.device) -> Profiles:
     """Copy a plan's importance profiles to a device, once for all its tiles."""
-    i, j, k = (torch.from_numpy(profile).float().to(device) for profile in plan.profiles)
+    i, j, k = (upload_numbers(profile.astype(np.float32), device) for profile in plan.profiles)
     return i, j, k
 
 

@@ -17,7 +17,7 @@ from app.compute import transfer
 from app.compute.device import NamedDevice
 from app.compute.transfer import (
     READY,
-    CopyStream,
+    CopyStreams,
     HostCopy,
     Stopwatch,
     copy_pinned,
@@ -28,9 +28,13 @@ from app.compute.transfer import (
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.metrics import Metrics
+from app.geometry import translation
 from app.inference.detector import Detection, Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
+from app.model.sections import InputSpec, IntensitySpec
+from app.preprocessing.grid import make_grid
+from app.preprocessing.posed_grid import Pose, make_posed_grid
 from tests.support.device_loops import CPU, ask, assert_same_landmarks, load_toy, scan
 from tests.support.model_folders import make_model_folder
 
@@ -80,7 +84,7 @@ def test_array_copied_in_chunks_is_the_plain_copy(
 
 
 def test_cpu_needs_no_events() -> None:
-    copies = CopyStream(CPU)
+    copies = CopyStreams(CPU)
     with copies.use():
         values = torch.ones(3, 4, 5)
         assert record_event(CPU) is READY
@@ -134,9 +138,10 @@ def test_upload_to_cuda_equals_the_plain_copy(dtype: str, order: Literal["K", "C
 
 @pytest.mark.gpu
 def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
-    copies, busy = CopyStream(CUDA), torch.rand(8192, 8192, device=CUDA)
+    copies, busy = CopyStreams(CUDA), torch.rand(8192, 8192, device=CUDA)
     array = np.ones((64, 48, 80), np.int16)
-    upload(array, CUDA, "K")
+    with copies.use():  # A kernel's first use loads it, which waits for the device.
+        upload(array, CUDA, "K").mul(2).sum()
     busy @ busy
     torch.cuda.synchronize()
     for _ in range(50):
@@ -156,14 +161,37 @@ def test_scan_is_prepared_while_the_device_computes_for_another() -> None:
 
 
 @pytest.mark.gpu
+def test_making_grids_does_not_synchronise() -> None:
+    volume = scan(3)
+    spec = InputSpec(
+        orientation="RAS",
+        spacing_mm=(2.5, 1.5, 2.0),
+        tile_shape=(24, 16, 20),
+        intensity=IntensitySpec(method="window", lower=0.0, upper=1.0),
+    )
+    pose = Pose(translation([15.0, 24.0, 70.0]), 1.0)
+    make_posed_grid(volume, pose, spec, (0.0, 1.0), CUDA)  # Loads kernels.
+    with no_synchronising():
+        grid = make_grid(volume, spec, CUDA)
+        posed = make_posed_grid(volume, pose, spec, (0.0, 1.0), CUDA)
+    on_host = make_grid(volume, spec, CPU).voxels
+    torch.testing.assert_close(grid.voxels.cpu(), on_host, atol=1e-5, rtol=0)
+    on_host = make_posed_grid(volume, pose, spec, (0.0, 1.0), CPU).voxels
+    assert on_host.std() > 0.01
+    # On the host, its values have sixteen bits.
+    torch.testing.assert_close(posed.voxels.cpu(), on_host, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
 def test_launching_a_pass_does_not_synchronise(tmp_path: Path) -> None:
     """Nor do its votes wait for what the device was given after it."""
     model = load_checked(make_model_folder(tmp_path), CUDA)
-    with CopyStream(CUDA).use():
+    with CopyStreams(CUDA).use():
         state = Detector(model).prepare(scan(1))
         state.grid_ready = record_event(CUDA)
     tiles = [(state, index) for index in range(2)]
-    collect(launch(tiles))  # Compiles what there is to compile.
+    for _ in range(2):  # Compiles what there is to compile, and captures the pass.
+        collect(launch(tiles))
     state.votes.clear()
     busy = torch.rand(8192, 8192, device=CUDA)
     with no_synchronising():
