@@ -99,6 +99,9 @@ class Graphs:
             reason = "it gives other values"
         except RuntimeError as error:
             same, reason = False, str(error).partition("\n")[0]
+            # Torch believes that its generator of random numbers is still being captured.
+            generator = torch.cuda.default_generators[tiles.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
         if same:
             return graph
         self._failures += 1

@@ -154,7 +154,9 @@ def within_grid(plan: TilePlan, index: int) -> tuple[slice, slice, slice]:
 
 def load_profiles(plan: TilePlan, device: torch.device) -> Profiles:
     """Copy a plan's importance profiles to a device, once for all its tiles."""
-    i, j, k = (upload_numbers(profile.astype(np.float32), device) for profile in plan.profiles)
+    numbers = np.concatenate([profile.ravel() for profile in plan.profiles]).astype(np.float32)
+    parts = upload_numbers(numbers, device).split([profile.size for profile in plan.profiles])
+    i, j, k = (part.view(own.shape) for part, own in zip(parts, plan.profiles, strict=True))
     return i, j, k
 
 

@@ -14,6 +14,7 @@ from app.inference.forward import collect, launch
 from app.inference.load import load_checked
 from app.inference.scan_state import MERGED_TILES
 from app.phantom import make_phantom
+from app.voting.landmarks import positions_of
 from app.voting.votes import Votes, concat_votes
 from tests.support.device_loops import load_toy, scan
 
@@ -55,6 +56,20 @@ def test_a_landmark_has_a_region_only_as_far_from_the_border_as_regions_were_cal
         assert any(near) == (margin_mm > 0)
         assert not all(near)
         assert [one.region95_mm for one in detected] == [None if at else 0.5 for at in near]
+
+
+@pytest.mark.gpu
+def test_landmarks_on_cuda_are_those_of_the_host() -> None:
+    """Also once passes are captured as graphs."""
+    on_host, on_cuda = (
+        Detector(load_checked(PHANTOM, torch.device(device))) for device in ("cpu", "cuda")
+    )
+    for seed in range(4):
+        volume = make_phantom(seed).volume
+        expected = on_host.detect(volume).landmarks
+        found = on_cuda.detect(volume).landmarks
+        assert [one.status for one in found] == [one.status for one in expected]
+        np.testing.assert_allclose(positions_of(found), positions_of(expected), atol=0.05)
 
 
 def test_tiles_that_cannot_be_merged_for_want_of_memory_wait_and_count_once(

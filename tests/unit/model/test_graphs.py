@@ -102,6 +102,7 @@ def test_a_network_that_looks_at_its_values_is_run_as_it_is() -> None:
     torch.cuda.synchronize()
     torch.zeros(1, device=CUDA)
     assert torch.cuda.memory_allocated() == allocated
+    assert 0 <= float(torch.rand(1, device=CUDA)) < 1  # Random numbers are, too.
 
 
 @pytest.mark.gpu
