@@ -137,7 +137,7 @@ def _measure(
     for name in dict.fromkeys(spec.points):
         rows = [row for row, other in enumerate(spec.points) if other == name]
         sigma = (regions[name] or 0.0) / REGION95_SIGMAS
-        square += sigma**2 * sum(_derivative(spec, points, rows, axis) ** 2 for axis in range(3))
+        square += sigma**2 * sum(_slope(spec, points, value, rows, axis) ** 2 for axis in range(3))
     sigma = spec.interval_scale * float(np.sqrt(square))
     half_width = INTERVAL95_SIGMAS * sigma
     for end in ENDS.get(spec.kind, ()) if spec.plane is None else ():
@@ -146,14 +146,19 @@ def _measure(
     return Measurement(spec, value, half_width)
 
 
-def _derivative(spec: MeasurementSpec, points: Corners, rows: list[int], axis: int) -> float:
-    """Differentiate by one coordinate of one landmark, which may be several of the points."""
+def _slope(
+    spec: MeasurementSpec, points: Corners, value: float, rows: list[int], axis: int
+) -> float:
+    """Differentiate by one coordinate of one landmark, which may be several of the points.
+
+    Returns:
+        The size of the derivative; where it jumps, as at exactly parallel lines, that to one side.
+    """
     moved = np.zeros_like(points)
     moved[rows, axis] = STEP_MM
-    after, before = _evaluate(spec, points + moved), _evaluate(spec, points - moved)
-    if after is None or before is None:
-        return 0.0
-    return spec.difference(after, before) / (2 * STEP_MM)
+    ends = _evaluate(spec, points + moved), _evaluate(spec, points - moved)
+    slopes = (abs(spec.difference(end, value)) / STEP_MM for end in ends if end is not None)
+    return max(slopes, default=0.0)
 
 
 def _evaluate(spec: MeasurementSpec, points: Corners) -> float | None:

@@ -109,6 +109,29 @@ def test_scale_of_the_manifest_widens_the_interval() -> None:
     assert wide.half_width == pytest.approx(1.5 * narrow.half_width)
 
 
+@pytest.mark.parametrize(
+    ("one", "value"),
+    [
+        (spec("angle", ["a", "b", "c", "d"]), 0.0),
+        (spec("angle", ["a", "b", "d", "c"]), 180.0),
+        (spec("line_distance", ["e", "a", "b"]), 0.0),
+        (spec("plane_angle", ["a", "b", "c", "a", "d", "c"]), 0.0),
+    ],
+)
+def test_an_interval_has_a_width_where_lines_are_exactly_parallel(
+    one: MeasurementSpec, value: float
+) -> None:
+    """Whole numbers of millimetres, as points picked by hand may have."""
+    points = {
+        "a": np.zeros(3), "b": np.array([40.0, 0, 0]), "c": np.array([0.0, 20, 0]),
+        "d": np.array([40.0, 20, 0]), "e": np.array([20.0, 0, 0]),
+    }  # fmt: skip
+    (found,) = measure_landmarks([one], points, dict.fromkeys(points, 1.0))
+    assert found.value == value
+    assert found.half_width is not None
+    assert found.half_width > 0.3
+
+
 @pytest.mark.parametrize("aside", [0.0, 1.5])
 @pytest.mark.parametrize(
     "one",
