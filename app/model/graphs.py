@@ -1,16 +1,18 @@
-"""Forward passes on CUDA as graphs: one launch instead of one for each of a network's kernels.
+"""Tiles -> output, as CUDA graphs: one launch instead of one for each of a network's kernels.
 
 The host takes longer to launch the kernels of a small pass than the device to run them, and holds
-Python's lock meanwhile. So a pass over tiles of a shape that comes again is captured as a graph and
-replayed from then on. Only what gives the same bits as the kernels one by one is used; a network
-that cannot be captured, such as one that looks at its values on the host, runs as it did.
+Python's global lock meanwhile. So a pass over tiles of a shape that comes again is captured as a
+graph and replayed from then on. When it is captured, it must give the same bits as its kernels one
+by one. If it does not, or cannot be captured, its network runs as it did.
 """
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float
@@ -18,23 +20,27 @@ from torch import Tensor
 
 logger = logging.getLogger("landmarkd.model")
 
-MAX_VOXELS: Final = 1 << 21
+MAX_VOXELS: Final = 1 << 20
 """Of a pass that is captured. Larger ones keep the device busy for longer than their launches take,
 and their intermediate results would hold gigabytes."""
 
-MAX_GRAPHS: Final = 64
-"""Shapes of passes that are known; of more, the ones that were used longest ago are forgotten."""
+USES: Final = 3
+"""Passes of a shape before it is captured: capturing takes as long as a few of them."""
 
-MAX_FAILURES: Final = 3
-"""Captures that fail before no more are tried."""
+MAX_SHAPES: Final = 32
+"""Shapes that are known; with one more, all graphs are let go of, as they share their memory."""
 
-Pool: TypeAlias = Any
-"""What torch names a pool of memory by."""
+HIGH_PRIORITY: Final = -1
+"""Of the stream that captures. Torch has few streams, and gives the same one several times, but not
+to those of another priority: what another thread does on it would become part of the graph."""
+
+Pool: TypeAlias = tuple[int, int]
+"""What torch names memory by that only graphs use."""
 
 Run: TypeAlias = Callable[[Float[Tensor, "n 1 i j k"]], Float[Tensor, "n ..."]]
 
 
-class Graphs:
+class CudaGraphs:
     """The graphs of one network, which share the memory of their intermediate results.
 
     That is sound as they never run at once: all are replayed on the device's default stream.
@@ -43,79 +49,98 @@ class Graphs:
     def __init__(self, run: Run) -> None:
         """Run passes by a function that launches their kernels."""
         self._run = run
-        self._failures = 0
-        # One pass at a time: replays of a graph share their input and output.
+        self._gave_up = False
+        # One pass at a time: replays of a graph share its input, and all of them the output.
         self._lock = threading.Lock()
-        self._clear()
+        self._graphs: dict[tuple[int, ...], _CudaGraph] = {}
+        self._let_go()
+        _all.add(self)
 
     def __call__(self, tiles: Float[Tensor, "n 1 i j k"]) -> Float[Tensor, "n ..."]:
         """Run a pass; raises what the function does.
 
         Args:
-            tiles: As for the function, on its device.
+            tiles: As for the function, on a CUDA device.
 
         Returns:
             What the function returns, in memory of its own.
         """
         device, shape = tiles.device, tuple(tiles.shape)
-        if (
-            device.type != "cuda"
-            or tiles.numel() > MAX_VOXELS
-            or self._failures == MAX_FAILURES
-            or torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
-        ):
+        on_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+        if self._gave_up or tiles.numel() > MAX_VOXELS or not on_default:
             return self._run(tiles)
         with self._lock:
             if graph := self._graphs.get(shape):
-                self._graphs.move_to_end(shape)
                 return graph(tiles)
             output = self._run(tiles)
-            is_known = shape in self._graphs
-            self._graphs[shape] = self._capture(tiles, output) if is_known else None
-            self._graphs.move_to_end(shape)
-            if len(self._graphs) > MAX_GRAPHS:
-                self._graphs.popitem(last=False)
+            self._uses[shape] += 1
+            if len(self._uses) > MAX_SHAPES:
+                self._let_go()
+            elif self._uses[shape] >= USES:
+                self._capture(tiles, output)
             return output
 
-    def clear(self) -> None:
-        """Let go of all graphs and their memory."""
+    def clear(self) -> bool:
+        """Let go of all graphs and their memory; says whether there were any."""
         with self._lock:
-            self._clear()
+            return self._let_go()
 
-    def _clear(self) -> None:
-        self._graphs = OrderedDict[tuple[int, ...], _Graph | None]()
+    def _let_go(self) -> bool:
+        had_any = bool(self._graphs)
+        self._graphs = {}
+        self._uses = Counter[tuple[int, ...]]()
         self._output: Tensor | None = None
+        self._pool: Pool | None = None
+        return had_any
 
-    def _capture(self, tiles: Tensor, output: Tensor) -> "_Graph | None":
-        """Capture a pass of which the output is known; None if that fails."""
+    def _capture(self, tiles: Tensor, output: Tensor) -> None:
+        """Capture a pass of which the output is known."""
         extent = 1 + sum((n - 1) * s for n, s in zip(output.shape, output.stride(), strict=True))
-        if self._output is None or len(self._output) < extent or self._output.dtype != output.dtype:
-            self._output = output.new_empty(extent)
-        target = self._output.as_strided(output.shape, output.stride())
-        pool = next((one.pool for one in self._graphs.values() if one is not None), None)
+        if self._output is not None and len(self._output) < extent:
+            self._let_go()
         try:
-            graph = _Graph(self._run, tiles, target, pool)
-            same = torch.equal(graph(tiles).nan_to_num_(), output.nan_to_num())
-            reason = "it gives other values"
-        except RuntimeError as error:
-            same, reason = False, str(error).partition("\n")[0]
-            # Torch believes that its generator of random numbers is still being captured.
-            generator = torch.cuda.default_generators[tiles.device.index]
-            generator.graphsafe_set_state(generator.clone_state())
-        if same:
-            return graph
-        self._failures += 1
+            if self._output is None:
+                self._output, self._pool = output.new_empty(extent), torch.cuda.graph_pool_handle()
+            target = self._output.as_strided(output.shape, output.stride())
+            graph = _CudaGraph(self._run, tiles, target, self._pool)
+            # Values that are not numbers do not equal themselves.
+            if torch.equal(graph(tiles).nan_to_num_(), output.nan_to_num()):
+                self._graphs[tuple(tiles.shape)] = graph
+                return
+            reason = "it gave other values"
+        except Exception as error:  # noqa: BLE001 - the pass has its answer, by its kernels
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if self._pool is not None:
+                _leave_capture(tiles.device, self._pool)
+        self._gave_up = True
+        self._let_go()
         extra = {"shape": list(tiles.shape), "reason": reason}
-        logger.warning("forward pass not captured as a CUDA graph", extra=extra)
-        return None
+        logger.warning("forward passes are not captured as CUDA graphs", extra=extra)
 
 
-class _Graph:
-    """A pass over tiles of one shape.
+_all: Final = WeakSet[CudaGraphs]()
 
-    Attributes:
-        pool: Memory of its intermediate results.
+
+def release_graphs() -> bool:
+    """Let go of the graphs of all networks; says whether there were any, which held memory."""
+    return sum(graphs.clear() for graphs in tuple(_all)) > 0
+
+
+def _leave_capture(device: torch.device, pool: Pool) -> None:
+    """End what ``capture_end`` leaves undone of a capture that failed, in some versions of torch.
+
+    Its generator of random numbers believes that it is being captured, and its allocator, which
+    then returns no more memory that two streams have used.
     """
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
+    end_allocations = vars(torch._C)["_cuda_endAllocateToPool"]  # noqa: SLF001 - as torch.cuda.use_mem_pool does
+    with suppress(RuntimeError):  # Another version has ended them.
+        end_allocations(device.index, pool)
+
+
+class _CudaGraph:
+    """A pass over tiles of one shape."""
 
     def __init__(self, run: Run, tiles: Tensor, output: Tensor, pool: Pool | None) -> None:
         """Capture a pass that has run before, so that all its kernels are loaded.
@@ -124,22 +149,22 @@ class _Graph:
             run: Launches its kernels.
             tiles: Its input.
             output: Where its output is to be.
-            pool: Of another graph; None: there is none.
+            pool: Memory of its intermediate results.
         """
         self._tiles, self._output = tiles.clone(), output
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(tiles.device)
+        stream = torch.cuda.Stream(tiles.device, HIGH_PRIORITY)
         default = torch.cuda.current_stream(tiles.device)
         stream.wait_stream(default)
         with torch.cuda.stream(stream):
-            # Of this thread: others prepare scans meanwhile.
-            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            # Of this thread alone: others prepare scans meanwhile.
+            handle: Any = pool
+            self._graph.capture_begin(handle, "thread_local")
             try:
                 self._output.copy_(run(self._tiles))
             finally:
                 self._graph.capture_end()
         default.wait_stream(stream)
-        self.pool = self._graph.pool()
 
     def __call__(self, tiles: Tensor) -> Tensor:
         """Run the pass on other tiles."""

@@ -29,8 +29,7 @@ BLOCK_ROWS: Final = 16
 """Rows of a matrix applied at once on a CPU: few enough to skip most of its zeros."""
 
 CUDA_BLOCK_ROWS: Final = 256
-"""The same on CUDA, where most zeros cost less than more launches; but not those of any long line.
-"""
+"""The same on CUDA, where zeros cost less than launches; but not all those of a long line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,14 +223,17 @@ def _sample(
     return np.asarray(fits[np.argsort(-score, kind="stable")[:FINALISTS]])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _draw_noise(
     landmarks: int, modes: int
 ) -> tuple[Float64[np.ndarray, "samples landmarks"], Float64[np.ndarray, "kept 3 modes"]]:
-    """Draw the noise of all triples, which is the same for all scans."""
+    """Draw the noise of all triples, the same for all scans with as many landmarks and modes."""
     random = np.random.default_rng(0)
     first_noise = random.gumbel(size=(SAMPLES, landmarks))
-    return first_noise, random.gumbel(size=(SAMPLES // 2, 3, modes))
+    noise = random.gumbel(size=(SAMPLES // 2, 3, modes))
+    for shared in (first_noise, noise):
+        shared.setflags(write=False)
+    return first_noise, noise
 
 
 def _refine(

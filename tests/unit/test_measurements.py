@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.measurements import REGION95_SIGMAS, MeasurementSpec, measure_landmarks
+from app.measurements import (
+    INTERVAL95_SIGMAS,
+    REGION95_SIGMAS,
+    MeasurementSpec,
+    measure_landmarks,
+)
 
 POINTS: dict[str, Any] = {
     "o": np.zeros(3),
@@ -110,26 +115,29 @@ def test_scale_of_the_manifest_widens_the_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "value"),
+    ("one", "value", "squares"),
     [
-        (spec("angle", ["a", "b", "c", "d"]), 0.0),
-        (spec("angle", ["a", "b", "d", "c"]), 180.0),
-        (spec("line_distance", ["e", "a", "b"]), 0.0),
-        (spec("plane_angle", ["a", "b", "c", "a", "d", "c"]), 0.0),
+        # Squared derivatives by the coordinates across; of an angle, by those of 40 mm.
+        (spec("angle", ["a", "b", "c", "d"]), 0.0, 8 * np.degrees(1 / 40) ** 2),
+        (spec("angle", ["a", "b", "d", "c"]), 180.0, 8 * np.degrees(1 / 40) ** 2),
+        (spec("line_distance", ["e", "a", "b"]), 0.0, 2 * (1 + 0.25 + 0.25)),
+        # Each corner, across the plane, turns one triangle against the other.
+        (spec("plane_angle", ["a", "b", "c", "a", "f", "c"]), 0.0, 4 * np.degrees(1 / 40) ** 2),
     ],
 )
 def test_an_interval_has_a_width_where_lines_are_exactly_parallel(
-    one: MeasurementSpec, value: float
+    one: MeasurementSpec, value: float, squares: float
 ) -> None:
     """Whole numbers of millimetres, as points picked by hand may have."""
     points = {
         "a": np.zeros(3), "b": np.array([40.0, 0, 0]), "c": np.array([0.0, 20, 0]),
         "d": np.array([40.0, 20, 0]), "e": np.array([20.0, 0, 0]),
+        "f": np.array([-40.0, 20, 0]),
     }  # fmt: skip
     (found,) = measure_landmarks([one], points, dict.fromkeys(points, 1.0))
     assert found.value == value
-    assert found.half_width is not None
-    assert found.half_width > 0.3
+    sigma = np.sqrt(squares) / REGION95_SIGMAS
+    assert found.half_width == pytest.approx(INTERVAL95_SIGMAS * sigma, rel=1e-3)
 
 
 @pytest.mark.parametrize("aside", [0.0, 1.5])

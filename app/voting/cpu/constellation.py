@@ -15,7 +15,8 @@ SWEEPS: Final = 30
 """Most sweeps of Jacobi's method, which converges in some four."""
 
 ROUNDING: Final = 1e-15
-"""Off-diagonal numbers this small, as a share of the largest, are 0: less may never be reached."""
+"""Off-diagonal numbers this small, as a share of the largest, are 0: rounding may keep them from
+getting smaller."""
 
 
 @numba_jit
@@ -112,7 +113,7 @@ def _fit(source, target, weight, bounds, to_target):
     """Fit the similarity that maps source to target with the least weighted square error."""
     share = weight / weight.sum()
     source_mean, target_mean = np.zeros(3), np.zeros(3)
-    # Number by number: each array in an expression would be one more to make.
+    # Number by number, as expressions of arrays allocate some.
     for point in range(len(share)):
         for a in range(3):
             source_mean[a] += share[point] * source[point, a]
