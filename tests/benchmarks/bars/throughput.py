@@ -74,11 +74,13 @@ def s1_throughput(run: Run) -> Iterator[Row]:
         limit = Limit(1.5)
         yield Row(work.what, ours, "ms", "serial Python loop", theirs, limit, work.note, run.rounds)
         yield watch.row()
+    # Rivals take no turns with a loop, after which a service is a little slower.
+    ours = _measure_alone(OURS, work, expected, run)
     for kind in RIVALS:
         if not kind.installed:
             yield absent(kind, work.what)
             continue
-        theirs = _measure_rival(kind, work, expected, run)
+        theirs = _measure_alone(kind, work, expected, run)
         native = "bfloat16" in fast_precisions(torch.device(device))
         limit = Limit(1.5 if native else 1.25)
         yield Row(work.what, ours, "ms", kind.name, theirs, limit, work.note, run.rounds)
@@ -123,7 +125,7 @@ def _measure_ours(
     return statistics.median(ours), statistics.median(theirs)
 
 
-def _measure_rival(kind: Kind, work: Work, expected: Sequence[bytes], run: Run) -> float:
+def _measure_alone(kind: Kind, work: Work, expected: Sequence[bytes], run: Run) -> float:
     with serving(kind, work.model, DEVICE=work.device) as server:
         check_all(server, work, expected)
         return statistics.median(1e3 * serve_all(server, work)[0] for _ in range(run.rounds))
