@@ -39,7 +39,7 @@ from app.inference.refinement import (
 from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
-from app.model import WHOLE, LoadedModel, place_surroundings, release_graphs
+from app.model import WHOLE, LoadedModel, place_surroundings
 from app.preprocessing import (
     Grid,
     Pose,
@@ -136,14 +136,10 @@ class Detector:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if not release_graphs():
-                raise InsufficientMemory(
-                    "expected a scan whose grid fits the device, got shape "
-                    f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
-                ) from error
-            grid = None
-        if grid is None:  # Once more, now that the error, too, has let go of what it held.
-            return self.prepare(volume)
+            raise InsufficientMemory(
+                "expected a scan whose grid fits the device, got shape "
+                f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
+            ) from error
         plan = _plan_of(self.model, grid)
         own = grid if self._extra_views and grid.voxels.numel() <= MAX_VIEW_VOXELS else None
         prepare_s = time.perf_counter() - start

@@ -21,7 +21,6 @@ registry      the models that serve, why others do not, and hot reload
 from app.model.cpu import find_last_convolution, norm_groups
 from app.model.editing import editing, update_hashes
 from app.model.files import hash_file
-from app.model.graphs import release_graphs
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
 from app.model.mean_shape import load_shape, place_surroundings
@@ -48,6 +47,6 @@ __all__ = [
     "build_network", "check_noise", "check_points", "choose_version", "editing",
     "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
     "load_model", "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
-    "read_manifest", "release_graphs", "scan_models", "split_name", "update_hashes",
-    "write_precisions", "write_selfcheck",
+    "read_manifest", "scan_models", "split_name", "update_hashes", "write_precisions",
+    "write_selfcheck",
 ]  # fmt: skip

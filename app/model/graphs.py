@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
 
 import torch
 from jaxtyping import Float
@@ -20,24 +19,25 @@ from torch import Tensor
 
 logger = logging.getLogger("landmarkd.model")
 
-MAX_VOXELS: Final = 1 << 20
+MAX_VOXELS: Final = 1 << 19
 """Of a pass that is captured. Larger ones keep the device busy for longer than their launches take,
-and their intermediate results would hold gigabytes."""
+and graphs keep the memory of their intermediate results."""
 
 USES: Final = 3
 """Passes of a shape before it is captured: capturing takes as long as a few of them."""
 
-MAX_SHAPES: Final = 32
+MAX_SHAPES: Final = 16
 """Shapes that are known; with one more, all graphs are let go of, as they share their memory."""
 
 HIGH_PRIORITY: Final = -1
 """Of the stream that captures. Torch has few streams, and gives the same one several times, but not
 to those of another priority: what another thread does on it would become part of the graph."""
 
-Pool: TypeAlias = tuple[int, int]
-"""What torch names memory by that only graphs use."""
-
 Run: TypeAlias = Callable[[Float[Tensor, "n 1 i j k"]], Float[Tensor, "n ..."]]
+
+_captures: Final = threading.Lock()
+"""Held to capture a graph and to let go of some: torch registers them with one generator of random
+numbers for each device."""
 
 
 class CudaGraphs:
@@ -46,20 +46,21 @@ class CudaGraphs:
     That is sound as they never run at once: all are replayed on the device's default stream.
     """
 
-    def __init__(self, run: Run) -> None:
-        """Run passes by a function that launches their kernels."""
-        self._run = run
+    def __init__(self) -> None:
+        """Start without any."""
         self._gave_up = False
         # One pass at a time: replays of a graph share its input, and all of them the output.
         self._lock = threading.Lock()
+        self._uses = Counter[tuple[int, ...]]()
         self._graphs: dict[tuple[int, ...], _CudaGraph] = {}
-        self._let_go()
-        _all.add(self)
+        self._shared: _Shared | None = None
 
-    def __call__(self, tiles: Float[Tensor, "n 1 i j k"]) -> Float[Tensor, "n ..."]:
+    @torch.inference_mode()
+    def __call__(self, run: Run, tiles: Float[Tensor, "n 1 i j k"]) -> Float[Tensor, "n ..."]:
         """Run a pass; raises what the function does.
 
         Args:
+            run: Launches the kernels of the network, always the same one.
             tiles: As for the function, on a CUDA device.
 
         Returns:
@@ -68,41 +69,34 @@ class CudaGraphs:
         device, shape = tiles.device, tuple(tiles.shape)
         on_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
         if self._gave_up or tiles.numel() > MAX_VOXELS or not on_default:
-            return self._run(tiles)
+            return run(tiles)
         with self._lock:
             if graph := self._graphs.get(shape):
                 return graph(tiles)
-            output = self._run(tiles)
+            output = run(tiles)
             self._uses[shape] += 1
             if len(self._uses) > MAX_SHAPES:
-                self._let_go()
+                self._let_go(device)
             elif self._uses[shape] >= USES:
-                self._capture(tiles, output)
+                self._capture(run, tiles, output)
             return output
 
-    def clear(self) -> bool:
-        """Let go of all graphs and their memory; says whether there were any."""
-        with self._lock:
-            return self._let_go()
+    def _let_go(self, device: torch.device) -> None:
+        """Let go of all graphs and their memory, once the last replay is done."""
+        torch.cuda.default_stream(device).synchronize()
+        with _captures:
+            self._uses.clear()
+            self._graphs.clear()
+            self._shared = None
 
-    def _let_go(self) -> bool:
-        had_any = bool(self._graphs)
-        self._graphs = {}
-        self._uses = Counter[tuple[int, ...]]()
-        self._output: Tensor | None = None
-        self._pool: Pool | None = None
-        return had_any
-
-    def _capture(self, tiles: Tensor, output: Tensor) -> None:
+    def _capture(self, run: Run, tiles: Tensor, output: Tensor) -> None:
         """Capture a pass of which the output is known."""
-        extent = 1 + sum((n - 1) * s for n, s in zip(output.shape, output.stride(), strict=True))
-        if self._output is not None and len(self._output) < extent:
-            self._let_go()
+        if self._shared is not None and not self._shared.holds(output):
+            self._let_go(tiles.device)
         try:
-            if self._output is None:
-                self._output, self._pool = output.new_empty(extent), torch.cuda.graph_pool_handle()
-            target = self._output.as_strided(output.shape, output.stride())
-            graph = _CudaGraph(self._run, tiles, target, self._pool)
+            self._shared = self._shared or _Shared(output)
+            with _captures:
+                graph = _CudaGraph(run, tiles, output, self._shared)
             # Values that are not numbers do not equal themselves.
             if torch.equal(graph(tiles).nan_to_num_(), output.nan_to_num()):
                 self._graphs[tuple(tiles.shape)] = graph
@@ -110,23 +104,70 @@ class CudaGraphs:
             reason = "it gave other values"
         except Exception as error:  # noqa: BLE001 - the pass has its answer, by its kernels
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if self._pool is not None:
-                _leave_capture(tiles.device, self._pool)
         self._gave_up = True
-        self._let_go()
+        self._let_go(tiles.device)
         extra = {"shape": list(tiles.shape), "reason": reason}
         logger.warning("forward passes are not captured as CUDA graphs", extra=extra)
 
 
-_all: Final = WeakSet[CudaGraphs]()
+class _Shared:
+    """What the graphs of a network share.
+
+    Attributes:
+        output: Memory of their outputs.
+        pool: What torch names the memory of their intermediate results by.
+        stream: On which they are captured: torch gives memory again to the same stream only.
+    """
+
+    def __init__(self, output: Tensor) -> None:
+        """Allocate memory for outputs like one that is known."""
+        self.output = output.new_empty(_extent(output))
+        self.pool: Any = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(output.device, HIGH_PRIORITY)
+
+    def holds(self, output: Tensor) -> bool:
+        """Say whether an output fits the memory."""
+        return _extent(output) <= len(self.output)
 
 
-def release_graphs() -> bool:
-    """Let go of the graphs of all networks; says whether there were any, which held memory."""
-    return sum(graphs.clear() for graphs in tuple(_all)) > 0
+class _CudaGraph:
+    """A pass over tiles of one shape."""
+
+    def __init__(self, run: Run, tiles: Tensor, output: Tensor, shared: _Shared) -> None:
+        """Capture a pass that has run before, so that all its kernels are loaded.
+
+        Args:
+            run: Launches its kernels.
+            tiles: Its input.
+            output: What it gave.
+            shared: With the other graphs.
+        """
+        self._tiles = tiles.clone()
+        self._output = shared.output.as_strided(output.shape, output.stride())
+        self._graph = torch.cuda.CUDAGraph()
+        default = torch.cuda.current_stream(tiles.device)
+        shared.stream.wait_stream(default)
+        try:
+            with torch.cuda.stream(shared.stream):
+                # Of this thread alone: others prepare scans meanwhile.
+                self._graph.capture_begin(shared.pool, "thread_local")
+                try:
+                    self._output.copy_(run(self._tiles))
+                finally:
+                    self._graph.capture_end()
+        except BaseException:
+            _leave_capture(tiles.device, shared)
+            raise
+        default.wait_stream(shared.stream)
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        """Run the pass on other tiles."""
+        self._tiles.copy_(tiles)
+        self._graph.replay()
+        return self._output.clone()
 
 
-def _leave_capture(device: torch.device, pool: Pool) -> None:
+def _leave_capture(device: torch.device, shared: _Shared) -> None:
     """End what ``capture_end`` leaves undone of a capture that failed, in some versions of torch.
 
     Its generator of random numbers believes that it is being captured, and its allocator, which
@@ -136,38 +177,9 @@ def _leave_capture(device: torch.device, pool: Pool) -> None:
     generator.graphsafe_set_state(generator.clone_state())
     end_allocations = vars(torch._C)["_cuda_endAllocateToPool"]  # noqa: SLF001 - as torch.cuda.use_mem_pool does
     with suppress(RuntimeError):  # Another version has ended them.
-        end_allocations(device.index, pool)
+        end_allocations(device.index, shared.pool)
 
 
-class _CudaGraph:
-    """A pass over tiles of one shape."""
-
-    def __init__(self, run: Run, tiles: Tensor, output: Tensor, pool: Pool | None) -> None:
-        """Capture a pass that has run before, so that all its kernels are loaded.
-
-        Args:
-            run: Launches its kernels.
-            tiles: Its input.
-            output: Where its output is to be.
-            pool: Memory of its intermediate results.
-        """
-        self._tiles, self._output = tiles.clone(), output
-        self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(tiles.device, HIGH_PRIORITY)
-        default = torch.cuda.current_stream(tiles.device)
-        stream.wait_stream(default)
-        with torch.cuda.stream(stream):
-            # Of this thread alone: others prepare scans meanwhile.
-            handle: Any = pool
-            self._graph.capture_begin(handle, "thread_local")
-            try:
-                self._output.copy_(run(self._tiles))
-            finally:
-                self._graph.capture_end()
-        default.wait_stream(stream)
-
-    def __call__(self, tiles: Tensor) -> Tensor:
-        """Run the pass on other tiles."""
-        self._tiles.copy_(tiles)
-        self._graph.replay()
-        return self._output.clone()
+def _extent(values: Tensor) -> int:
+    """Count the numbers in memory from the first to the last of some values."""
+    return 1 + sum((n - 1) * s for n, s in zip(values.shape, values.stride(), strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.cpu import CpuKernels
-from app.model.graphs import CudaGraphs, release_graphs
+from app.model.graphs import CudaGraphs
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
 
@@ -47,11 +47,10 @@ class Network:
         module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
         self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
         self.passes = len(self._mirrors) * len(self._members)
-        self._run = self._answer
         # A program may look at its values on the host, and the mean of several answers does.
         is_known = manifest.network.architecture is not None
-        if device.type == "cuda" and is_known and self.passes == 1:
-            self._run = CudaGraphs(self._answer)
+        captures = device.type == "cuda" and is_known and self.passes == 1
+        self._graphs = CudaGraphs() if captures else None
         self._head = None
         if device.type == "cpu" and self.passes == 1 and isinstance(self._output, VotesOutput):
             self._head = self._output.find_head(self._members[0])
@@ -78,15 +77,12 @@ class Network:
         except LandmarkdError:
             raise
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
-            if not release_graphs():
+            if is_out_of_memory(error):
                 raise InsufficientMemory(
                     f"expected tiles that fit the device, got {len(tiles)} of shape "
                     f"{tuple(tiles[0].shape[1:])}: {describe_out_of_memory(error, self.device)}"
                 ) from error
-        # Once more, now that the error, too, has let go of what it held.
-        return self.predict_tiles(tiles, give_way)
+            raise NetworkFailed(f"the model's network raised {type(error).__name__}") from error
 
     def predict(
         self, tiles: Float[Tensor, "n 1 i j k"], give_way: Callable[[], None] = go_on
@@ -108,7 +104,8 @@ class Network:
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
         kernels = CpuKernels(give_way) if self.device.type == "cpu" else nullcontext()
         with torch.inference_mode(), kernels:
-            output = self._run(tiles)
+            graphs, answer = self._graphs, self._answer
+            output = answer(tiles) if graphs is None else graphs(answer, tiles)
         return [self._output.field(one, tiles.shape[2:]) for one in output]
 
     def _predict_scores(

@@ -2,24 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from app.errors import InsufficientMemory
 from app.geometry import distance_inside
-from app.inference import detector, scan_state
+from app.inference import scan_state
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
 from app.inference.scan_state import MERGED_TILES
-from app.model.graphs import CudaGraphs, release_graphs
 from app.phantom import make_phantom
-from app.preprocessing.grid import Grid
-from app.preprocessing.grid import make_grid as make
 from app.voting.landmarks import positions_of
 from app.voting.votes import Votes, concat_votes
 from tests.support.device_loops import load_toy, scan
@@ -76,29 +70,6 @@ def test_landmarks_on_cuda_are_those_of_the_host() -> None:
         found = on_cuda.detect(volume).landmarks
         assert [one.status for one in found] == [one.status for one in expected]
         np.testing.assert_allclose(positions_of(found), positions_of(expected), atol=0.05)
-
-
-def test_a_scan_for_which_memory_is_short_is_prepared_again_if_graphs_have_held_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_toy(tmp_path)
-    attempts = []
-
-    def make_grid(*given: Any) -> Grid:
-        attempts.append(given)
-        if len(attempts) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return make(*given)
-
-    monkeypatch.setattr(detector, "make_grid", make_grid)
-    release_graphs()
-    with pytest.raises(InsufficientMemory):
-        Detector(model).prepare(scan(1))
-    attempts.clear()
-    held = CudaGraphs(nn.Identity())
-    vars(held)["_graphs"] = {(1,): None}
-    assert Detector(model).prepare(scan(1)).grid.voxels.numel() > 0
-    assert len(attempts) == 2
 
 
 def test_tiles_that_cannot_be_merged_for_want_of_memory_wait_and_count_once(

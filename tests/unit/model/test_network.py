@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from app.errors import InsufficientMemory, NetworkFailed
-from app.model.graphs import CudaGraphs, release_graphs
+from app.errors import NetworkFailed
 from app.model.manifest import Manifest
 from app.model.network import Network
 from app.model.outputs import Field
@@ -135,30 +134,3 @@ def test_pass_gives_way_before_each_convolution_even_to_another_of_the_same_netw
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.scores, other.scores)
     assert all(torch.equal(field.scores, alone.scores) for field in between)
-
-
-@pytest.mark.parametrize("graphs", [0, 1])
-def test_a_pass_for_which_memory_is_short_runs_again_if_graphs_have_held_some(graphs: int) -> None:
-    class Short(nn.Module):
-        count = 0
-
-        def forward(self, tiles: Tensor) -> Tensor:
-            self.count += 1
-            if self.count == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return tiles.new_zeros(len(tiles), 12, *EDGES)
-
-    release_graphs()
-    held = CudaGraphs(nn.Identity())
-    vars(held)["_graphs"] = dict.fromkeys(range(graphs))
-    module = Short()
-    network = Network(manifest_of(), module, CPU)
-    tiles = [torch.rand(1, *TILE)]
-    if graphs:
-        assert len(network.predict_tiles(tiles)) == 1
-        assert module.count == 2
-        assert not release_graphs()
-    else:
-        with pytest.raises(InsufficientMemory, match=r"2\.00 GiB more"):
-            network.predict_tiles(tiles)
-        assert module.count == 1
