@@ -50,33 +50,12 @@ def upload_pinned(array: np.ndarray, device: torch.device, order: Literal["K", "
     return values.contiguous() if order == "C" else values
 
 
-def upload_numbers(numbers: np.ndarray, device: torch.device) -> Tensor:
+def upload_numbers(numbers: np.ndarray, device: torch.device) -> Shaped[Tensor, "*n"]:
     """Copy a few numbers to a device in their own type; on CUDA the host does not wait."""
-    values = torch.from_numpy(numbers)
-    if device.type == "cpu":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)
+    return torch.from_numpy(numbers) if device.type == "cpu" else copy_pinned(numbers, device)
 
 
-def download(*values: Tensor) -> tuple[Tensor, ...]:
-    """Copy tensors to the host, which waits for all of them together; those there stay as they are.
-
-    Args:
-        values: Of one device, made or waited for on its current stream.
-    """
-    device = values[0].device
-    if device.type == "cpu":
-        return values
-    if sum(one.nbytes for one in values) > CHUNK_BYTES:  # Torch would keep as much pinned memory.
-        return tuple(one.cpu() for one in values)
-    copies = tuple(torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in values)
-    for copy, one in zip(copies, values, strict=True):
-        copy.copy_(one, non_blocking=True)
-    torch.cuda.current_stream(device).synchronize()
-    return copies
-
-
-def copy_pinned(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "i j k"]:
+def copy_pinned(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "*n"]:
     """Copy an array to a device in its own type, chunk by chunk through pinned memory.
 
     Args:

@@ -80,10 +80,8 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     grouped = group_votes(votes, readout.landmarks)
     peaks = find_peaks(grouped, readout, count)
     reach_mm, spacing = readout.reach_mm, np.array(readout.spacing_mm, np.float64)
-    centres, unit = (
-        np.ascontiguousarray(np.moveaxis(peaks.centre_mm, 0, 2)) / reach_mm,
-        spacing / reach_mm,
-    )
+    centres = np.ascontiguousarray(np.moveaxis(peaks.centre_mm, 0, 2)) / reach_mm
+    unit = spacing / reach_mm
     sums = _mean_shift(grouped, centres, unit, peaks.error_mm / reach_mm) / FIXED_ONE
     described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
     position, source, covariance_mm2 = described

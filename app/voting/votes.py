@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from app.compute import download, has_triton
+from app.compute import has_triton
 from app.model import Field
 from app.voting import reference
 from app.voting.cpu import votes as cpu_votes
@@ -74,7 +74,7 @@ class Votes:
 
     def cpu(self) -> "Votes":
         """Copy the votes to the host, if they are not there."""
-        return Votes(*download(self.landmark, self.columns))
+        return Votes(self.landmark.cpu(), self.columns.cpu())
 
 
 def filter_votes(field: Field, threshold: float, placement: Placement = WHOLE_GRID) -> Votes:
