@@ -97,6 +97,22 @@ def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
         assert states(page) == ["3 of 3 found", "3 of 3 found"]
 
 
+def test_page_asks_at_once_when_the_service_is_back(browser: Browser, models: Path) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        page.clock.install()
+        service.kill()
+        drop(page, ("a.nii", command_scan()))
+        for _ in range(WAITS - 1):
+            page.wait_for_selector('#stage-name:text("Trying again at")')
+            page.clock.fast_forward(60_000)
+        page.wait_for_selector('#stage-name:text("Trying again at")')
+        page.clock.fast_forward(2_000)  # Looks, and finds it away.
+        next_attempt = page.evaluate("landmarkd.queue.current.progress.until - 0")
+        with serving(models, service.port):
+            page.wait_for_selector("#rows tr")
+        assert page.evaluate("Date.now()") < next_attempt
+
+
 def test_page_waits_as_long_as_it_is_told_or_until_somebody_asks_again(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

@@ -10,12 +10,11 @@ import { CANCELLED, showProblem, showProgress } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
-import { convertAnswer, findLandmarks, generateScan, getReadiness, isPassing, listModels, persist, setKey } from "./service.js";
+import { convertAnswer, findLandmarks, generateScan, getReadiness, isPassing, listModels, persist, POLL_MS, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
-const POLL_MS = 1000;
 const REST_MS = 300; // after a correction, until measurements are computed again
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);

@@ -2,6 +2,7 @@
 
 // Between attempts, in s, as the Python client waits.
 const WAITS_S = [1, 2, 4, 8, 16, 32, 60];
+export const POLL_MS = 1000; // between looks whether a service is ready
 const PASSING = [429, 502, 503]; // statuses of a service that is busy or restarting, or of a proxy before it
 
 let key = "";
@@ -27,7 +28,7 @@ export const isPassing = ({ code, status }) => code === "unreachable" || PASSING
 
 /**
  * Try until it succeeds, for some minutes; whatever is not passing is final. `onWait` gets the problem and the time of
- * the next attempt.
+ * the next attempt, which is made sooner where a service that was away is back.
  */
 export async function persist(attempt, signal, onWait) {
   let broken = 0;
@@ -45,11 +46,20 @@ export async function persist(attempt, signal, onWait) {
   return attempt();
 }
 
-function pause(ms, signal) {
-  return new Promise((resolve, reject) => {
+/** Wait for so long, or until a service that was not ready is. */
+async function pause(ms, signal) {
+  let over = false;
+  const end = new Promise((resolve, reject) => {
     setTimeout(resolve, ms);
     signal.addEventListener("abort", () => reject(signal.reason));
   });
+  const back = async () => {
+    for (let away = false, ready; !over && !(ready && away); away ||= !ready) {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      ({ ready } = await getReadiness());
+    }
+  };
+  await Promise.race([end, back()]).finally(() => (over = true));
 }
 
 const unreachable = () =>
