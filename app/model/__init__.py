@@ -10,7 +10,6 @@ loader        the folder's weights, in an architecture, or its program, as an nn
 mean_shape    where the landmarks lie on average
 network       tile batch -> Fields
 outputs       what a network answers for a tile -> Field: votes, heatmaps or coordinates
-graphs        forward passes on CUDA as graphs
 cpu           convolutions and norms on a CPU
 selfcheck     does a network answer what it answered when its folder was made?
 versions      NAME or NAME@VERSION -> one of several folders

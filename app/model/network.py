@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.cpu import CpuKernels
-from app.model.graphs import CudaGraphs
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
 
@@ -47,10 +46,6 @@ class Network:
         module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
         self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
         self.passes = len(self._mirrors) * len(self._members)
-        # A program may look at its values on the host, and the mean of several answers does.
-        is_known = manifest.network.architecture is not None
-        captures = device.type == "cuda" and is_known and self.passes == 1
-        self._graphs = CudaGraphs() if captures else None
         self._head = None
         if device.type == "cpu" and self.passes == 1 and isinstance(self._output, VotesOutput):
             self._head = self._output.find_head(self._members[0])
@@ -104,8 +99,8 @@ class Network:
         tiles = tiles.to(self.device, self.dtype, memory_format=torch.channels_last_3d)
         kernels = CpuKernels(give_way) if self.device.type == "cpu" else nullcontext()
         with torch.inference_mode(), kernels:
-            graphs, answer = self._graphs, self._answer
-            output = answer(tiles) if graphs is None else graphs(answer, tiles)
+            answers = self._answers(tiles)
+            output = next(answers) if self.passes == 1 else self._output.mean(answers)
         return [self._output.field(one, tiles.shape[2:]) for one in output]
 
     def _predict_scores(
@@ -133,11 +128,6 @@ class Network:
             return None
         parts = zip(deferred.scores, deferred.features, strict=True)
         return [output.deferred_field(scores, features, head) for scores, features in parts]
-
-    def _answer(self, tiles: Tensor) -> Float[Tensor, "n ..."]:
-        """Return what the network answers; of several members or images, the mean."""
-        answers = self._answers(tiles)
-        return next(answers) if self.passes == 1 else self._output.mean(answers)
 
     def _answers(self, tiles: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
         """Yield what each member answers for each mirror image, one at a time to save memory."""

@@ -60,7 +60,6 @@ def test_a_landmark_has_a_region_only_as_far_from_the_border_as_regions_were_cal
 
 @pytest.mark.gpu
 def test_landmarks_on_cuda_are_those_of_the_host() -> None:
-    """Also once passes are captured as graphs."""
     on_host, on_cuda = (
         Detector(load_checked(PHANTOM, torch.device(device))) for device in ("cpu", "cuda")
     )
