@@ -5,14 +5,13 @@ large an image is says its own header, too, which is compared before anything de
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from app.errors import BadVoxels, BrokenVolume
-from app.io.dicom.archive import StoredFile
 from app.io.dicom.elements import ITEM, SEQUENCE_END
 from app.io.dicom.image import Image, PixelType
 from app.io.gzip_stream import FileStream
@@ -39,16 +38,12 @@ SLACK_BYTES: Final = 64 << 10
 """Of a compressed image over twice what it takes plain: tables, and comments."""
 
 
-def read_frames(
-    file: StoredFile, image: Image, digests: list[bytes], check_cancelled: Callable[[], None]
-) -> Iterator[np.ndarray]:
-    """Read the images of a file, in the order in which they are stored, and the file to its end.
+def read_frames(stream: FileStream, image: Image) -> Iterator[np.ndarray]:
+    """Read the images of a file, in the order in which they are stored.
 
     Args:
-        file: The file.
-        image: What it says about itself.
-        digests: Where the digest of the file goes.
-        check_cancelled: Called now and then; raises once nobody waits for the scan any more.
+        stream: At the file's first byte; afterwards behind its last image.
+        image: What the file says about itself.
 
     Yields:
         The pixels of each image, (rows, columns), native byte order, without bits that do not
@@ -58,7 +53,6 @@ def read_frames(
         BrokenVolume: The file is truncated or corrupt.
         BadVoxels: Nothing here decodes its pixels.
     """
-    stream = file.open(check_cancelled)
     stream.skip(image.offset)
     pixels = image.planes[0].pixels
     if image.length is not None:
@@ -69,8 +63,6 @@ def read_frames(
     else:
         for data in _split_frames(stream, image.frames, 2 * pixels.frame_bytes + SLACK_BYTES):
             yield _significant(_decode(data, pixels), pixels)
-    stream.skip(file.size - stream.position)
-    digests.append(bytes.fromhex(stream.hexdigest()))
 
 
 def _significant(array: np.ndarray, pixels: PixelType) -> np.ndarray:

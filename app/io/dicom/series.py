@@ -92,29 +92,26 @@ class Series:
         i, j, k = self.header.shape
         voxels = np.empty((k, j, i), self.header.dtype)
         places = {(plane.file, plane.frame): at for at, plane in enumerate(self.planes)}
-        used: dict[int, list[int]] = {index: [] for index in self.images}
-        for file, frame in sorted(places):
-            used[file].append(frame)
         scaled = _is_scaled_by_plane(self.planes)
-        digests: list[bytes] = []
+        parts: list[bytes] = []
         for index, image in self.images.items():
-            frames = read_frames(self.files[index], image, digests, check_cancelled)
-            for frame, pixels in enumerate(frames):
+            file, used = self.files[index], list[int]()
+            stream = file.open(check_cancelled)
+            for frame, pixels in enumerate(read_frames(stream, image)):
                 at = places.get((index, frame))
                 if at is None:
                     continue
-                slope, intercept = self.planes[at].scale if scaled else (1.0, 0.0)
+                used.append(frame)
                 if scaled:
+                    slope, intercept = self.planes[at].scale
                     with np.errstate(all="ignore"):  # Overflows are masked afterwards.
                         np.multiply(pixels, slope, out=voxels[at], casting="unsafe")
                         voxels[at] += intercept
                 else:
                     voxels[at] = pixels
-        # Of one file, several series may have different frames.
-        parts = (
-            digest + np.array(frames, "<u4").tobytes()
-            for digest, frames in zip(digests, used.values(), strict=True)
-        )
+            stream.skip(file.size - stream.position)
+            # Of one file, several series may have different frames.
+            parts.append(bytes.fromhex(stream.hexdigest()) + np.array(used, "<u4").tobytes())
         return voxels.reshape(-1).view(np.uint8), blake3(b"".join(sorted(parts))).hexdigest()
 
 
