@@ -160,7 +160,7 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
         is_last: Says of a line whether the header ends with it.
 
     Returns:
-        The lines, without line ends; not the last one.
+        The lines, without line ends.
 
     Raises:
         BrokenVolume: The header does not end.
@@ -177,10 +177,10 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
         while (end := text.find(b"\n", start)) >= 0:
             line = _decode(text[start:end]).rstrip("\r")
             start = end + 1
+            lines.append(line)
             if is_last(line):
                 stream.read(start)
                 return lines
-            lines.append(line)
         size *= 2
     raise BrokenVolume(f"expected a header of at most {TEXT_BYTES:,} bytes, got a longer one")
 

@@ -80,15 +80,8 @@ def read_metaimage_header(stream: FileStream) -> Header:
 
 
 def _read_fields(stream: FileStream) -> dict[str, str]:
-    end = ""
-
-    def is_last(line: str) -> bool:
-        nonlocal end
-        end = line
-        return line.partition("=")[0].strip() == DATA
-
     fields: dict[str, str] = {}
-    for line in [*read_lines(stream, is_last), end]:
+    for line in read_lines(stream, lambda line: line.partition("=")[0].strip() == DATA):
         name, separator, value = line.partition("=")
         name = name.strip()
         if not separator or name in fields:

@@ -71,7 +71,6 @@ ENCODINGS: Final = frozenset(("raw", "gzip", "gz"))
 
 OTHER_ENCODINGS: Final = frozenset(("bzip2", "bz2", "txt", "text", "ascii", "hex"))
 
-
 MAX_INTERLEAVED: Final = 1 << 16
 """Frames whose voxels alternate: a piece of all of them is in memory at a time."""
 
@@ -124,7 +123,7 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
     """Read the fields by name, in lower case; not the key/value pairs."""
     lines = read_lines(stream, lambda line: not line)
     fields: dict[str, str] = {}
-    for line in lines[1:]:
+    for line in lines[1:-1]:
         # What comes first decides, as in teem: keys may hold colons, and a field's text ":=".
         if line.startswith("#") or ":=" in line.partition(": ")[0]:
             continue
@@ -185,7 +184,7 @@ def _axes(fields: Mapping[str, str]) -> _Axes:
             f"expected three axes in space, side by side, got {len(spatial)} of {len(sizes)}"
         )
     first = spatial[0]
-    before, after = tuple(sizes[:first]), tuple(sizes[first + 3 :])
+    before, after = sizes[:first], sizes[first + 3 :]
     if math.prod(before) != 1 and math.prod(after) != 1:
         raise BadGeometry("expected frames before or behind the axes in space, got both")
     if math.prod(before) > MAX_INTERLEAVED:
@@ -194,10 +193,9 @@ def _axes(fields: Mapping[str, str]) -> _Axes:
             f"got {math.prod(before):,}"
         )
     _check_kinds(fields, sizes, spatial)
-    shape_of(sizes[first:] + sizes[:first])
     return _Axes(
-        shape=shape_of(sizes[first : first + 3]),
-        frame_shape=before + after,
+        shape=shape_of(sizes[first:] + before),
+        frame_shape=(*before, *after),
         interleaved=math.prod(before) != 1,
         steps=[_vector(words[axis], "space directions") for axis in spatial],
     )
