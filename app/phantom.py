@@ -86,7 +86,7 @@ def make_phantom(seed: int) -> Phantom:
     scale, offset = float(np.exp(rng.uniform(np.log(150), np.log(6000)))), rng.uniform(-1000, 1000)
     voxels = np.round(values * scale + offset).astype(np.int16)
     digest = blake3(write_nifti(voxels, affine)).hexdigest()
-    return Phantom(Volume(voxels, affine, 0, digest, ()), tuple(STRUCTURES), points)
+    return Phantom(Volume(voxels, affine, digest), tuple(STRUCTURES), points)
 
 
 def scan_bytes(phantom: Phantom) -> bytes:

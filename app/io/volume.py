@@ -57,17 +57,15 @@ class Volume:
             takes, writable, native byte order, i fastest; masked voxels hold the smallest
             finite value.
         affine: Voxel index -> mm, RAS.
-        masked: Number of voxels that were NaN, infinite or beyond float32.
         digest: BLAKE3 of the uncompressed file, hex, or of the digests of a DICOM series' files;
-            all frames of a file share it.
+            all frames of a file share it. Empty of a scan that was not read from a file.
         warnings: What a careful reader should know, in sentences without patient data.
     """
 
     voxels: np.ndarray
     affine: Affine
-    masked: int
-    digest: str
-    warnings: tuple[str, ...]
+    digest: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +157,7 @@ def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list
         )
     if constant:
         warnings.append("all voxels have the same value")
-    return Volume(
-        voxels=voxels,
-        affine=header.affine,
-        masked=masked,
-        digest=digest,
-        warnings=tuple(warnings),
-    )
+    return Volume(voxels, header.affine, digest, tuple(warnings))
 
 
 def scan_stem(name: str) -> str:

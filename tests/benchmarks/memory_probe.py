@@ -29,7 +29,7 @@ def main() -> None:
     detector = Detector(model)
     random = np.random.default_rng(0)
     voxels = random.random([int(edge) for edge in shape], dtype=np.float32)
-    volume = Volume(np.asfortranarray(voxels), np.eye(4), masked=0, digest="", warnings=())
+    volume = Volume(np.asfortranarray(voxels), np.eye(4))
     del voxels
     case = detector.prepare(volume)
     for tile in range(len(case.plan)):

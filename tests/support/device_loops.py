@@ -75,7 +75,7 @@ def with_network(model: LoadedModel, module: nn.Module) -> LoadedModel:
 def scan(seed: int, shape: tuple[int, int, int] = (30, 33, 70), peak: float = 0.0) -> Volume:
     voxels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     voxels[10, 11, 12] += peak
-    return Volume(voxels, np.diag([1.0, 1.5, 2.0, 1.0]), 0, str(seed), ())
+    return Volume(voxels, np.diag([1.0, 1.5, 2.0, 1.0]), str(seed))
 
 
 @asynccontextmanager

@@ -69,7 +69,7 @@ def turn(volume: Volume, seed: int) -> tuple[Volume, Affine]:
     old_from_new = np.linalg.inv(volume.affine) @ np.linalg.inv(motion) @ volume.affine
     where = index_grid(volume.voxels.shape, old_from_new)
     voxels = sample_at(torch.from_numpy(volume.voxels.astype(np.float32)), where)
-    return Volume(voxels.numpy(), volume.affine, 0, "", ()), motion
+    return Volume(voxels.numpy(), volume.affine), motion
 
 
 def stored_in_all_orders(volume: Volume) -> Iterator[Volume]:
@@ -82,4 +82,4 @@ def stored_in_all_orders(volume: Volume) -> Iterator[Volume]:
             old_from_new[old, 3] = volume.voxels.shape[old] - 1 if flips[new] else 0
         backwards = tuple(axis for axis in range(3) if flips[axis])
         voxels = np.flip(volume.voxels.transpose(order), backwards)
-        yield Volume(voxels, volume.affine @ old_from_new, 0, "", ())
+        yield Volume(voxels, volume.affine @ old_from_new)

@@ -38,7 +38,7 @@ def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
     start = np.zeros(3)
     start[axis] = first
     voxels = np.ascontiguousarray(volume.voxels[tuple(part)])
-    return Volume(voxels, volume.affine @ translation(start), 0, "", ())
+    return Volume(voxels, volume.affine @ translation(start))
 
 
 def blanks(volume: Volume) -> tuple[Volume, ...]:
@@ -46,4 +46,4 @@ def blanks(volume: Volume) -> tuple[Volume, ...]:
     shape = volume.voxels.shape
     noise = np.random.default_rng(NOISE_SEED).uniform(*NOISE_RANGE, shape).astype(np.float32)
     empty = np.zeros(shape, dtype=np.float32)
-    return tuple(Volume(voxels, volume.affine, 0, "", ()) for voxels in (empty, noise))
+    return tuple(Volume(voxels, volume.affine) for voxels in (empty, noise))

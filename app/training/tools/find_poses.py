@@ -149,7 +149,7 @@ def _detect_posed(
         to_world = translation(centre) @ random_rotation(180.0, rng) @ translation(-posed_centre)
         index = np.linalg.inv(volume.affine) @ to_world @ posed_affine
         image = sample_at(voxels, index_grid((edge, edge, edge), index))
-        answer = detector.detect(Volume(image.numpy(), posed_affine, 0, "", ()))
+        answer = detector.detect(Volume(image.numpy(), posed_affine))
         for column, landmark in enumerate(answer.landmarks):
             if landmark.ras_mm is not None:
                 found[pose, column] = transform(to_world, landmark.ras_mm)

@@ -130,7 +130,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(
 
 
 def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: LoadedModel) -> None:
-    broken = Volume(np.zeros((3, 4)), np.eye(4), 0, "", ())
+    broken = Volume(np.zeros((3, 4)), np.eye(4))
 
     async def scenario() -> tuple[BaseException | Detection, ...]:
         async with running(batch_size=2, device=where) as loop:

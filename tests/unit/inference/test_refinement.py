@@ -186,7 +186,7 @@ def test_a_scan_is_resampled_once_in_however_many_orientations_it_is_seen(
     monkeypatch.setattr("app.inference.detector.has_enough_votes", lambda _: True)
     detector = Detector(load_checked(SKULLS, torch.device("cpu")))
     made.clear()
-    volume = Volume(noise((24, 28, 32)), np.diag([0.4, 0.4, 0.4, 1.0]), 0, "", ())
+    volume = Volume(noise((24, 28, 32)), np.diag([0.4, 0.4, 0.4, 1.0]))
     assert detector.detect(volume).tiles == 1 + MAX_EXTRA_VIEWS
     assert len(made) == 1
 
@@ -216,7 +216,7 @@ def test_a_place_is_shown_where_the_pose_of_the_landmarks_brings_it_into_the_sca
     pose = translation((100.0, 50.0, -30.0))
     found = [landmark(place) for place in transform(pose, corners)]
     for columns, shown in ((21, True), (20, False)):
-        volume = Volume(noise((columns, 9, 9)), pose, 0, "", ())
+        volume = Volume(noise((columns, 9, 9)), pose)
         assert shows_any(beyond, found, shape, volume) == shown
         assert shows_any(np.vstack([beyond, [[1.0, 1.0, 1.0]]]), found, shape, volume)
     assert not shows_any(corners, [landmark(None, "not_found", 0.0)] * 5, shape, volume)
@@ -229,10 +229,10 @@ def test_blank_voxels_do_not_show_a_place_but_one_near_to_the_subject_is_shown()
     for blank in (0.0, -1024.0):
         voxels = noise((40, 9, 9))
         voxels[21:] = blank
-        volume = Volume(voxels, np.eye(4), 0, "", ())
+        volume = Volume(voxels, np.eye(4))
         for place, shown in ((26.0, True), (28.5, False), (39.0, False)):
             assert shows_any(np.array([[place, 1, 1]]), found, shape, volume) == shown
-    thick = Volume(noise((40, 9, 9)), np.diag([10.0, 10, 10, 1]), 0, "", ())
+    thick = Volume(noise((40, 9, 9)), np.diag([10.0, 10, 10, 1]))
     assert shows_any(np.array([[25.0, 1, 1]]), found, shape, thick)
 
 
@@ -243,7 +243,7 @@ def test_a_place_is_shown_however_far_stored_values_lie_apart(
     corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
     voxels = np.full((9, 9, 9), low, kind)
     voxels[4] = high
-    volume = Volume(voxels, np.eye(4), 0, "", ())
+    volume = Volume(voxels, np.eye(4))
     found = [landmark(place) for place in corners]
     assert shows_any(np.ones((1, 3)), found, Shape(corners, tolerance_mm=1.0), volume)
 

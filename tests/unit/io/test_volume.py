@@ -91,7 +91,6 @@ def test_masked_voxels_are_counted_and_filled_with_the_smallest_value(
     array[2, 1:3, 0] = hole
     volume = read_volume(nifti(array, order=order))
     array[2, 1:3, 0] = -12.5
-    assert volume.masked == 2
     assert volume.warnings == (
         "2 of 140 voxels are not finite; the smallest finite value was used for them",
     )
@@ -101,7 +100,10 @@ def test_masked_voxels_are_counted_and_filled_with_the_smallest_value(
 
 def test_values_that_overflow_by_scaling_are_masked() -> None:
     volume = read_volume(nifti(counting(dtype="float32"), scl_slope=1e38, scl_inter=0.0))
-    assert volume.masked == np.count_nonzero(counting() >= 4)
+    count = np.count_nonzero(counting() >= 4)
+    assert volume.warnings == (
+        f"{count} of 140 voxels are not finite; the smallest finite value was used for them",
+    )
     assert_fit_for_use(volume)
 
 

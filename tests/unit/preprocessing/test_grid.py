@@ -21,7 +21,7 @@ PLAIN = IntensitySpec(method="none")
 
 
 def make_volume(voxels: np.ndarray, affine: Affine) -> Volume:
-    return Volume(voxels=voxels, affine=affine, masked=0, digest="", warnings=())
+    return Volume(voxels=voxels, affine=affine)
 
 
 def make_spec(

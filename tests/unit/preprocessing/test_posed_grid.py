@@ -50,7 +50,7 @@ def blob_scan(place: Points, affine: Affine) -> Volume:
     shape = (41, 47, 38)
     index = indices(shape)
     away = np.linalg.norm(transform(affine, index) - place, axis=-1)
-    return Volume(np.exp(-0.5 * (away / 2.5) ** 2).astype(np.float32), affine, 0, "", ())
+    return Volume(np.exp(-0.5 * (away / 2.5) ** 2).astype(np.float32), affine)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,13 +88,13 @@ def test_only_the_part_of_a_scan_that_is_seen_is_read_and_that_changes_nothing()
     random = np.random.default_rng(5)
     affine = oblique_affine(3)
     voxels = random.random((60, 70, 50)).astype(np.float32)
-    grid = make_posed_grid(Volume(voxels, affine, 0, "", ()), pose, SPEC, (0.0, 1.0), CPU)
+    grid = make_posed_grid(Volume(voxels, affine), pose, SPEC, (0.0, 1.0), CPU)
     smooth = smooth_for(voxels, 1.35, affine, CPU)
     index = indices(grid.voxels.shape)
     where = torch.from_numpy(transform(grid.to_volume, index)).float()
     np.testing.assert_allclose(grid.voxels.numpy(), sample_at(smooth, where).numpy(), atol=2e-4)
     far = Pose(pose.to_world + np.pad([[1e4]] * 3, ((0, 1), (3, 0))), pose.scale)
-    seen = make_posed_grid(Volume(voxels, affine, 0, "", ()), far, SPEC, (0.0, 1.0), CPU)
+    seen = make_posed_grid(Volume(voxels, affine), far, SPEC, (0.0, 1.0), CPU)
     assert not seen.voxels.any()
 
 

@@ -58,7 +58,7 @@ def test_a_landmark_is_identified_if_its_own_point_is_the_nearest_of_its_group()
         landmark("L2", (0.0, 0.0, 19.0)),
         landmark("L1 corner", (0.0, 0.0, 3.0)),
     )
-    volume = Volume(np.zeros((80, 80, 80)), np.eye(4), 0, "", ())
+    volume = Volume(np.zeros((80, 80, 80)), np.eye(4))
     outcomes = compare("one", volume, truth, found, groups=groups)
     assert [one.identified for one in outcomes] == [True, False, False]
     assert [one.group for one in outcomes] == list(groups.values())
@@ -67,7 +67,7 @@ def test_a_landmark_is_identified_if_its_own_point_is_the_nearest_of_its_group()
 def test_landmark_that_a_person_found_absent_is_known_to_be() -> None:
     found = [landmark(name, (0.0, 0.0, 0.0)) for name in ("here", "absent", "unknown")]
     truth = {"here": np.zeros(3), "absent": None}
-    outcomes = compare("one", Volume(np.zeros((8, 9, 7)), np.eye(4), 0, "", ()), truth, found)
+    outcomes = compare("one", Volume(np.zeros((8, 9, 7)), np.eye(4)), truth, found)
     assert [(one.present, one.known) for one in outcomes] == [
         (True, True), (False, True), (False, False),
     ]  # fmt: skip

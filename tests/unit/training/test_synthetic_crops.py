@@ -14,7 +14,7 @@ SHAPE = (7, 10, 5)
 def slope(shape: tuple[int, int, int]) -> Volume:
     """Make a scan whose values say where they are."""
     voxels = np.arange(np.prod(shape), dtype=np.float32).reshape(shape, order="F")
-    return Volume(voxels, oblique_affine(3), 0, "", ())
+    return Volume(voxels, oblique_affine(3))
 
 
 def world_of(volume: Volume, value: float) -> np.ndarray:
