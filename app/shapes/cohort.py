@@ -1,9 +1,10 @@
 """Landmark files of many specimens -> one array, in which what is missing stays missing."""
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -12,7 +13,9 @@ from pydantic import ValidationError
 from app.errors import BadParameter
 from app.io import LandmarksAnswer, RasPoint, is_landmark_file, landmark_stem, read_landmarks
 
-ANSWER_SUFFIX = ".json"
+ANSWER_SUFFIX: Final = ".json"
+MISSING: Final = (np.nan, np.nan, np.nan)
+
 Specimen = tuple[str, Mapping[str, RasPoint]]
 """Name, and position in mm, RAS, of each landmark by name; NaN where it is missing."""
 
@@ -57,8 +60,7 @@ def read_cohort(path: Path) -> Cohort:
     if not found:
         raise BadParameter(f"expected landmark files or a table of them, found none in {path}")
     names = dict.fromkeys(name for points in found.values() for name in points)
-    missing = np.full(3, np.nan)
-    stack = [[points.get(name, missing) for name in names] for points in found.values()]
+    stack = [[points.get(name, MISSING) for name in names] for points in found.values()]
     return Cohort(tuple(found), tuple(names), np.array(stack, dtype=np.float64))
 
 
@@ -71,16 +73,12 @@ def _read_folder(folder: Path) -> Iterator[Specimen]:
                 yield landmark_stem(path), read_landmarks(path, undefined=True)
             elif path.name.endswith(ANSWER_SUFFIX):
                 answer = LandmarksAnswer.model_validate_json(path.read_bytes())
-                yield path.name.removesuffix(ANSWER_SUFFIX), dict(_positions(answer))
+                points = {one.name: np.array(one.ras_mm or MISSING) for one in answer.landmarks}
+                yield path.name.removesuffix(ANSWER_SUFFIX), points
         except ValidationError:
             raise BadParameter(f"{path.name}: expected an answer of landmarkd, got none") from None
         except (ValueError, OSError) as error:
             raise BadParameter(f"{path.name}: {error}") from error
-
-
-def _positions(answer: LandmarksAnswer) -> Iterable[tuple[str, RasPoint]]:
-    for landmark in answer.landmarks:
-        yield landmark.name, np.array(landmark.ras_mm or (np.nan,) * 3)
 
 
 def _read_table(path: Path) -> Iterator[Specimen]:

@@ -7,7 +7,7 @@ moving one, in mm, LPS. ITK and ANTs resample the moving scan onto the fixed one
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -31,8 +31,6 @@ ITK_TYPE: Final = "AffineTransform_double_3_3"
 FLAT: Final = 1e-3
 """Extent along an axis, over the largest one, from which points count as lying in a plane or on a
 line: no rotation about a line is known, and no affine map across a plane."""
-
-Fit = Callable[[Points, Points, Float64[np.ndarray, " n"]], Affine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +101,14 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
         _check_extent(points, kind)
     variances = [one for each in (fixed, moving) if (one := _variance(each, names)) is not None]
     weight = 1 / sum(variances, np.zeros(len(names))) if variances else np.ones(len(names))
-    fit = _FITS[kind]
-    affine = fit(source, target, weight)
+    affine = _fit(kind, source, target, weight)
     residual = _distances(affine, source, target)
     return Registration(
         kind=kind,
         fixed_to_moving=affine,
         residual_mm=dict(zip(names, residual.tolist(), strict=True)),
         rms_mm=_rms(residual, weight),
-        left_out_mm=_rms(_leave_out(fit, source, target, weight, MIN_PAIRS[kind]), weight),
+        left_out_mm=_rms(_leave_out(kind, source, target, weight), weight),
     )
 
 
@@ -152,25 +149,15 @@ def _check_extent(points: Points, kind: Kind) -> None:
         raise BadParameter(f"expected landmarks that do not lie {what}, got {len(points)} that do")
 
 
-def _fit_similar(bounds: tuple[float, float]) -> Fit:
-    def fit(source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
-        return fit_similarity(source, target, weight, bounds).affine
-
-    return fit
-
-
-def _fit_affine(source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
+def _fit(kind: Kind, source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
+    if kind == "rigid":
+        return fit_similarity(source, target, weight, scale_bounds=(1.0, 1.0)).affine
+    if kind == "similarity":
+        return fit_similarity(source, target, weight).affine
     root = np.sqrt(weight)[:, None]
     columns = np.c_[source, np.ones(len(source))]
     solution = np.linalg.lstsq(root * columns, root * target, rcond=None)[0]
     return np.asarray(np.r_[solution.T, [[0.0, 0.0, 0.0, 1.0]]])
-
-
-_FITS: Final[Mapping[Kind, Fit]] = {
-    "rigid": _fit_similar((1.0, 1.0)),
-    "similarity": _fit_similar((0.0, np.inf)),
-    "affine": _fit_affine,
-}
 
 
 def _distances(affine: Affine, source: Points, target: Points) -> Float64[np.ndarray, " n"]:
@@ -178,15 +165,15 @@ def _distances(affine: Affine, source: Points, target: Points) -> Float64[np.nda
 
 
 def _leave_out(
-    fit: Fit, source: Points, target: Points, weight: Float64[np.ndarray, " n"], min_pairs: int
+    kind: Kind, source: Points, target: Points, weight: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
     """Measure each landmark's distance from where a fit to all others puts it."""
-    if len(source) <= min_pairs:
+    if len(source) <= MIN_PAIRS[kind]:
         return np.full(len(source), np.inf)
     errors = []
     for left_out in range(len(source)):
         rest = np.arange(len(source)) != left_out
-        affine = fit(source[rest], target[rest], weight[rest])
+        affine = _fit(kind, source[rest], target[rest], weight[rest])
         errors.append(_distances(affine, source[~rest], target[~rest])[0])
     return np.array(errors)
 
