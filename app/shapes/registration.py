@@ -23,7 +23,8 @@ from app.shapes.similarity import fit_similarity
 
 Kind = Literal["rigid", "similarity", "affine"]
 Landmarks = LandmarksAnswer | Mapping[str, RasPoint]
-"""An answer, or positions in mm, RAS, by name, as ``read_landmarks`` returns them."""
+"""An answer, or positions in mm, RAS, by name, as ``read_landmarks`` returns them; NaN where one is
+missing."""
 
 MIN_PAIRS: Final[Mapping[Kind, int]] = {"rigid": 3, "similarity": 3, "affine": 4}
 TRANSFORM_SUFFIXES: Final = (".tfm", ".txt", ".mat")
@@ -127,7 +128,7 @@ def _positions(landmarks: Landmarks) -> dict[str, RasPoint]:
         return {
             one.name: np.array(one.ras_mm) for one in landmarks.landmarks if one.ras_mm is not None
         }
-    return dict(landmarks)
+    return {name: point for name, point in landmarks.items() if np.isfinite(point).all()}
 
 
 def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n"] | None:

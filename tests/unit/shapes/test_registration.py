@@ -150,6 +150,8 @@ def test_missing_landmarks_are_left_out() -> None:
     fit = register(half | {"other": np.zeros(3)}, named(FIXED))
     assert list(fit.residual_mm) == ["b", "c", "e", "f"]
     assert_allclose(fit.fixed_to_moving, move("rigid"), atol=1e-9)
+    undefined = register(half | {"a": np.full(3, np.nan)}, named(FIXED))
+    assert list(undefined.residual_mm) == ["b", "c", "e", "f"]
     few = {name: half[name] for name in "fce"}
     assert register(few, named(FIXED)).left_out_mm == np.inf
 
