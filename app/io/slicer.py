@@ -7,7 +7,7 @@ position. Files of other tools may be in RAS; whatever is read is turned into mm
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -309,13 +309,14 @@ def _read(path: Path) -> tuple[Frame, NamedPoints]:
         raise ValueError(
             f"expected a file ending in {', '.join(LANDMARK_SUFFIXES)}, got {path.name}"
         )
+    # Lines end in \n alone here: texts may hold what splitlines takes for ends, such as U+2028.
     text = path.read_text(encoding="utf-8-sig")
     if name.endswith(".mrk.json"):
         return _read_markups(json.loads(text))
     if name.endswith(".fcsv"):
         return _read_fcsv(text)
-    reader = csv.DictReader(text.splitlines(), delimiter="\t" if name.endswith("tsv") else ",")
-    return _read_table(reader)
+    separator = "\t" if name.endswith("tsv") else ","
+    return _read_table(csv.DictReader(text.split("\n"), delimiter=separator))
 
 
 def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
@@ -343,28 +344,22 @@ def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
 def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
     frame: Frame = "LPS"
     pairs: list[tuple[str, FilePoint]] = []
-    for line in text.splitlines():
+    lines = text.split("\n")
+    for line in lines:
         if line.startswith("#") and "CoordinateSystem" in line:
             # A spreadsheet fills the line up with commas.
             frame = _frame(line.partition("=")[2].partition(",")[0])
-    for row in _fcsv_rows(text):
-        position, status = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64), _status(row)
+    for row in csv.reader(line for line in lines if not line.startswith("#")):
+        if not any(row):
+            continue
+        if len(row) <= FCSV_LABEL:
+            raise ValueError(f"expected rows of at least 12 columns, got {len(row)}")
+        position = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64)
+        # Before Slicer 4.11, all points are defined.
+        status = int("".join(row[FCSV_STATUS : FCSV_STATUS + 1]) or FCSV_DEFINED)
         point = position if status == FCSV_DEFINED else None
         pairs.append((row[FCSV_LABEL], (point, status == FCSV_MISSING)))
     return frame, pairs
-
-
-def _fcsv_rows(text: str) -> Iterator[list[str]]:
-    for row in csv.reader(line for line in text.splitlines() if not line.startswith("#")):
-        if any(row):
-            if len(row) <= FCSV_LABEL:
-                raise ValueError(f"expected rows of at least 12 columns, got {len(row)}")
-            yield row
-
-
-def _status(row: Sequence[str]) -> int:
-    """Return whether the point of a row is defined; before Slicer 4.11, all are."""
-    return int("".join(row[FCSV_STATUS : FCSV_STATUS + 1]) or FCSV_DEFINED)
 
 
 def _frame(name: str) -> Frame:
@@ -377,19 +372,18 @@ def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
     columns = rows.fieldnames or ()
     for label, axes, frame in READ_TABLES:
         if {label, *axes} <= set(columns):
-            pairs = [(row[label], _defined([row[axis] for axis in axes], row)) for row in rows]
-            return frame, [
-                (name, (None if point is None else RAS_SIGNS[frame] * point, False))
-                for name, point in pairs
-            ]
+            return frame, [(row[label], (_position(row, axes, frame), False)) for row in rows]
     raise ValueError(
         "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "
         f"{','.join(columns) or 'none'}"
     )
 
 
-def _defined(cells: Sequence[str], row: Mapping[str, str]) -> RasPoint | None:
-    """Read the coordinates of a row; None if it has none, or says that they mean nothing."""
+def _position(row: Mapping[str, str], axes: str, frame: Frame) -> RasPoint | None:
+    """Read the position of a row; None if it has none, or says that it means nothing."""
+    cells = [row[axis] for axis in axes]
     defined = (row.get("defined") or "1").strip().lower()
     is_defined = defined == "true" or (defined != "false" and float(defined) != 0)
-    return np.array(cells, dtype=np.float64) if is_defined and any(cells) else None
+    if not (is_defined and any(cells)):
+        return None
+    return RAS_SIGNS[frame] * np.array(cells, dtype=np.float64)

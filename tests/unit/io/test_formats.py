@@ -37,7 +37,7 @@ Positions = dict[str, tuple[float, ...] | None]
 """Label -> position in mm, LPS."""
 TOLERANCE_MM = 1e-3
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=9)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=9)
 coordinates = st.floats(-500, 500)
 places = st.none() | st.tuples(coordinates, coordinates, coordinates)
 

@@ -47,6 +47,14 @@ def test_fiducial_list_says_which_points_are_defined(tmp_path: Path) -> None:
     assert list(read_landmarks(write(tmp_path / "a.fcsv", text))) == ["point-2"]
 
 
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b"])
+def test_rows_do_not_end_at_signs_of_a_description(tmp_path: Path, sign: str) -> None:
+    text = f"label,l,p,s,description\na,1,2,3,left{sign}upper\nb,1,2,3,\n"
+    assert list(read_landmarks(write(tmp_path / "a.csv", text), undefined=True)) == ["a", "b"]
+    row = f"1,1.5,2,3,0,0,0,1,1,1,0,nasion,left{sign}upper,,2,0\n"
+    assert list(read_landmarks(write(tmp_path / "a.fcsv", row))) == ["nasion"]
+
+
 def test_fiducial_list_of_other_columns_is_refused(tmp_path: Path) -> None:
     text = "# columns = label,x,y,z,sel,vis\nnasion,1,2,3,1,1\n"
     with pytest.raises(ValueError, match="at least 12 columns, got 6"):
