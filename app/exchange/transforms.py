@@ -137,9 +137,9 @@ def _without(values: Json, *keys: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-def _numbers(given: Json, defaults: Json, names: str) -> list[float] | None:
+def _numbers(given: Json, names: str) -> list[float] | None:
     """Read arguments that are numbers; None if one is none, or there are others besides."""
-    values = {**defaults, **_without(given, "dtype", "channel_wise")}
+    values = _without(given, "dtype", "channel_wise")
     listed = [values.pop(name, None) for name in names.split()]
     numeric = all(is_number(one) for one in listed)
     return [float(one) for one in listed] if numeric and not any(values.values()) else None
@@ -163,7 +163,7 @@ def _spacing(given: Json) -> list[float] | None:
 
 
 def _window(given: Json) -> dict[str, Any] | None:
-    numbers = _numbers(_without(given, "clip"), {}, "a_min a_max b_min b_max")
+    numbers = _numbers(_without(given, "clip"), "a_min a_max b_min b_max")
     clipped = given.get("clip", False)
     if numbers is None or not isinstance(clipped, bool):
         return None
@@ -179,20 +179,20 @@ def _window(given: Json) -> dict[str, Any] | None:
 
 
 def _percentiles(given: Json) -> dict[str, Any] | None:
-    numbers = _numbers(_without(given, "clip"), {}, "lower upper b_min b_max")
+    numbers = _numbers(_without(given, "clip"), "lower upper b_min b_max")
     if numbers is None or numbers[2:] != [0.0, 1.0] or given.get("clip") is not True:
         return None
     return {"method": "percentile", "lower": numbers[0], "upper": numbers[1]}
 
 
 def _extremes(given: Json) -> dict[str, Any] | None:
-    if _numbers(given, {"minv": 0.0, "maxv": 1.0}, "minv maxv") != [0.0, 1.0]:
+    if _numbers({"minv": 0.0, "maxv": 1.0, **given}, "minv maxv") != [0.0, 1.0]:
         return None
     return {"method": "percentile", "lower": 0.0, "upper": 100.0}
 
 
 def _standard(given: Json) -> dict[str, Any] | None:
-    if (numbers := _numbers(given, {}, "subtrahend divisor")) is not None and numbers[1] > 0:
+    if (numbers := _numbers(given, "subtrahend divisor")) is not None and numbers[1] > 0:
         scale = {"mean": numbers[0], "deviation": numbers[1]}
         return {"method": "clip", "lower": -WIDEST, "upper": WIDEST, **scale}
     nonzero = given.get("nonzero", False)
