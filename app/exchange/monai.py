@@ -118,8 +118,9 @@ def import_monai(
             raise type(refusal)(f"{bundle.name}: {refusal}") from refusal
         return write_folder(
             output,
-            _manifest(output.name, contents),
-            _card(output.name, contents),
+            _manifest(contents),
+            contents.landmarks,
+            _origin(contents.metadata),
             lambda target: _write_network(bundle.name, contents, target),
             allow_torchscript=allow_torchscript,
         )
@@ -275,19 +276,15 @@ def _write_network(name: str, contents: Contents, target: Path) -> None:
     save_weights(target / network["weights"], name, network["architecture"], arguments, weights)
 
 
-def _manifest(name: str, contents: Contents) -> Json:
-    """Write the manifest."""
+def _manifest(contents: Contents) -> Json:
+    """Write what the manifest says of this bundle."""
     document: Json = {
-        "schema": 1,
-        "name": name,
         "version": "1.0.0",
         "description": f"{len(contents.landmarks)} landmarks of a MONAI bundle",
         "license": "unknown",
         "input": {},
         "network": {**contents.network},
         "voting": {},
-        "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
-        "landmarks": [{"name": landmark} for landmark in contents.landmarks],
     }
     for key, value in contents.keys.items():
         section, _, own = key.partition(".")
@@ -295,11 +292,8 @@ def _manifest(name: str, contents: Contents) -> Json:
     return document
 
 
-def _card(name: str, contents: Contents) -> str:
-    """Write the model card: where the model comes from."""
-    said = [contents.metadata.get(key) for key in ("name", "version", "authors", "copyright")]
-    origin = ", ".join(" ".join(text.split())[:MAX_TEXT] for text in said if isinstance(text, str))
-    return (
-        f"# {name}\n\n{len(contents.landmarks)} landmarks. Imported from a MONAI bundle: {origin}."
-        "\n\nIts errors on scans that it has not seen were not measured here.\n"
-    )
+def _origin(metadata: Json) -> str:
+    """Say where the model comes from."""
+    said = [metadata.get(key) for key in ("name", "version", "authors", "copyright")]
+    texts = [" ".join(text.split())[:MAX_TEXT] for text in said if isinstance(text, str)]
+    return f"a MONAI bundle: {', '.join(texts)}."

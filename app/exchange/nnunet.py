@@ -130,8 +130,6 @@ def import_nnunet(
         ModelRefused: The training cannot be served; the reason is named.
     """
     training = _read_training(results, orientation, folds)
-    document = _manifest(output.name, version, training)
-    document["voting"] = _voting(training, radius)
     plan = training.plan
 
     def fill(folder: Path) -> None:
@@ -144,7 +142,8 @@ def import_nnunet(
                 each.weights,
             )
 
-    return write_folder(output, document, _card(output.name, training), fill)
+    document = _manifest(version, training, radius)
+    return write_folder(output, document, plan.landmarks, _origin(training), fill)
 
 
 def _read_training(results: Path, orientation: str | None, folds: Sequence[str]) -> Training:
@@ -221,13 +220,11 @@ def _voting(training: Training, radius: float | None) -> dict[str, Any]:
     return {"threshold": 0.5, "radius_mm": round(radius * voxel_mm, 4)}
 
 
-def _manifest(name: str, version: str, training: Training) -> dict[str, Any]:
-    """Write all of the manifest but the section ``voting``."""
+def _manifest(version: str, training: Training, radius: float | None) -> dict[str, Any]:
+    """Write what the manifest says of this training."""
     plan, checkpoints = training.plan, training.checkpoints
     files = [each.file for each in checkpoints]
     return {
-        "schema": 1,
-        "name": name,
         "version": version,
         "description": f"{len(plan.landmarks)} landmarks of {plan.dataset}",
         "license": plan.licence,
@@ -247,24 +244,19 @@ def _manifest(name: str, version: str, training: Training) -> dict[str, Any]:
             "activation": "softmax" if training.answers_labels else "sigmoid",
             "arguments": training.arguments,
         },
-        "voting": {},
-        "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
-        "landmarks": [{"name": landmark} for landmark in plan.landmarks],
+        "voting": _voting(training, radius),
     }
 
 
-def _card(name: str, training: Training) -> str:
-    """Write the model card: where the model comes from."""
+def _origin(training: Training) -> str:
+    """Say where the model comes from."""
     plan, first = training.plan, training.checkpoints[0]
     folds = ", ".join(each.fold for each in training.checkpoints)
     remark = (
-        f"Scans of another spacing are resampled by nnU-Net's cubic splines; those of the training "
-        f"were by `{plan.resampling:.80}`, with arguments of its own.\n\n"
+        f"\n\nScans of another spacing are resampled by nnU-Net's cubic splines; those of the "
+        f"training were by `{plan.resampling:.80}`, with arguments of its own."
     )
     return (
-        f"# {name}\n\n"
-        f"{len(plan.landmarks)} landmarks. Imported from a training of nnU-Net: dataset "
-        f"`{plan.dataset}`, configuration `{first.configuration}`, trainer `{first.trainer}`, "
-        f"{folds}.\n\n{remark if plan.resampling else ''}"
-        "Its errors on scans that it has not seen were not measured here.\n"
+        f"a training of nnU-Net: dataset `{plan.dataset}`, configuration `{first.configuration}`, "
+        f"trainer `{first.trainer}`, {folds}.{remark if plan.resampling else ''}"
     )
