@@ -91,9 +91,7 @@ def move_through_rows(page: Page, answer: list[dict[str, Any]]) -> None:
 
 def point_at_all(page: Page) -> None:
     """Check that whatever is drawn highlights its row, and that a click selects it."""
-    shown = page.evaluate(
-        "landmarkd.viewer.screenPositions().map(({ x, y, name }) => [x, y, name])"
-    )
+    shown = page.evaluate("landmarkd.viewer.markers.marks.map(({ x, y, name }) => [x, y, name])")
     for x, y, name in shown:
         page.hover("#canvas", position={"x": x, "y": y})
         assert page.text_content("#rows tr.near td") == name

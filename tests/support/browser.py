@@ -145,7 +145,7 @@ def mark_of(page: Page, name: str, plane: int) -> dict[str, Any]:
     mark = page.evaluate(
         """([name, plane]) => {
             document.getElementById("canvas").scrollIntoView({ block: "center" });
-            const shown = landmarkd.viewer.screenPositions();
+            const shown = landmarkd.viewer.markers.marks;
             const mark = shown.find((one) => one.name === name && one.plane === plane);
             const { x, y } = document.getElementById("canvas").getBoundingClientRect();
             return { x: mark.x + x, y: mark.y + y, radius: mark.radius };

@@ -12,7 +12,7 @@ const DOUBTS = { not_found: 0, out_of_field: 0, low_confidence: 1, detected: 2 }
 
 const byPerson = ({ decided_by }) => decided_by === "person";
 
-/** In a word, what a person decided; null: the network decided. As app.io.slicer.decided says it. */
+/** In a word, what a person decided; null: the network decided. As the files of app.io.slicer say it. */
 export function decision(landmark) {
   if (!byPerson(landmark)) return null;
   if (!landmark.ijk) return "absent";

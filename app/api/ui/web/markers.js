@@ -14,22 +14,17 @@ export class Markers {
   #layer;
   #drawing;
   #names = [];
-  #marks = [];
+  marks = []; // all that are drawn
 
   constructor(layer) {
     this.#layer = layer;
     this.#drawing = layer.appendChild(document.createElementNS(SVG, "svg"));
   }
 
-  /** All that are drawn. */
-  get marks() {
-    return this.#marks;
-  }
-
   /** The one at a point, or null: of those in reach, the one whose centre is nearest. */
   at(x, y) {
     let [best, least] = [null, Infinity];
-    for (const mark of this.#marks) {
+    for (const mark of this.marks) {
       const distance = Math.hypot(mark.x - x, mark.y - y);
       if (distance <= mark.radius + REACH_PX && distance < least) [best, least] = [mark, distance];
     }
@@ -38,7 +33,7 @@ export class Markers {
 
   /** `near` are the indexes to highlight; `named` says whether all have their names. */
   draw(panes, near, named) {
-    this.#marks = panes.flatMap(({ marks }) => marks);
+    this.marks = panes.flatMap(({ marks }) => marks);
     const frames = fit(this.#drawing, panes, "svg");
     panes.forEach(({ box, cross, marks }, at) => this.#drawPane(frames[at], box, cross, marks, near));
     this.#drawNames(panes, near, named);

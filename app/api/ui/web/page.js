@@ -76,7 +76,7 @@ async function detect(entry) {
   const attempt = () => {
     Object.assign(entry, { problem: null, progress: { stage: "upload", part: 0 } });
     present(entry);
-    return findLandmarks(entry.file, { model: entry.model, ...entry.choice, signal, onProgress });
+    return findLandmarks(entry.file, { model: entry.model, ...entry.choice }, { signal, onProgress });
   };
   const onWait = (problem, until) => {
     Object.assign(entry, { problem, progress: { stage: "outage", until } });
@@ -235,7 +235,7 @@ async function showScan({ file, choice }) {
   if (!state.viewer) return false;
   try {
     await state.viewer.show(file, choice.frame);
-    showWindow("auto");
+    set("window", "auto");
     note.hidden = true;
   } catch (error) {
     note.textContent = error.note ?? "The viewer cannot show this scan.";
@@ -316,8 +316,7 @@ function listen() {
   };
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
   element("views").onclick = ({ target: { dataset } }) => {
-    if (dataset.view) showView(dataset.view);
-    if (dataset.window) showWindow(dataset.window);
+    for (const group of ["view", "window"]) if (dataset[group]) set(group, dataset[group]);
   };
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
@@ -353,18 +352,9 @@ async function submitKey(event) {
   }
 }
 
-function showView(name) {
-  state.viewer.view(name);
-  press("view", name);
-}
-
-function showWindow(name) {
-  state.viewer.window(name);
-  press("window", name);
-}
-
-/** Show which button of a group is pressed. */
-function press(group, name) {
+/** Set the "view" or the "window" of the viewer, and show which button of that group is pressed. */
+function set(group, name) {
+  state.viewer[group](name);
   for (const button of element("views").querySelectorAll(`[data-${group}]`)) {
     button.setAttribute("aria-pressed", button.dataset[group] === name);
   }

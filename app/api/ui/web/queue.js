@@ -15,31 +15,27 @@ const element = (id) => document.getElementById(id);
  */
 export class Queue {
   current = null;
-  #entries = [];
+  entries = [];
 
   constructor(onShow) {
     this.onShow = onShow;
     element("scans").onclick = ({ target }) => {
       const at = [...element("scans").children].indexOf(target.closest("li"));
-      if (at >= 0) onShow(this.#entries[at]);
+      if (at >= 0) onShow(this.entries[at]);
     };
     element("before").onclick = () => this.#turn(-1);
     element("after").onclick = () => this.#turn(1);
   }
 
-  get entries() {
-    return this.#entries;
-  }
-
   /** Those that have an answer. */
   get answered() {
-    return this.#entries.filter(({ edits }) => edits);
+    return this.entries.filter(({ edits }) => edits);
   }
 
   /** Append files to be answered by a model; return the first one's entry. */
   add(files, model) {
     const added = files.map((file) => ({ file, name: nameOf(file), model, choice: {}, ...UNANSWERED }));
-    this.#entries.push(...added);
+    this.entries.push(...added);
     this.render();
     return added[0];
   }
@@ -52,18 +48,18 @@ export class Queue {
 
   /** Let all that wait have the problem of one. */
   fail(problem) {
-    for (const entry of this.#entries) if (entry.state === "waiting") Object.assign(entry, { state: "problem", problem });
+    for (const entry of this.entries) if (entry.state === "waiting") Object.assign(entry, { state: "problem", problem });
   }
 
   /** The scan to be answered next: that which one looks at, or else the first one. */
   next() {
     if (this.current?.state === "waiting") return this.current;
-    return this.#entries.find(({ state }) => state === "waiting") ?? null;
+    return this.entries.find(({ state }) => state === "waiting") ?? null;
   }
 
   /** Show the list, unless there is only one scan. */
   render() {
-    const entries = this.#entries;
+    const entries = this.entries;
     element("queue").hidden = entries.length < 2;
     if (entries.length < 2) return;
     const scans = element("scans");
@@ -85,10 +81,10 @@ export class Queue {
   }
 
   #turn(by) {
-    const entry = this.#entries[this.#entries.indexOf(this.current) + by];
+    const entry = this.entries[this.entries.indexOf(this.current) + by];
     if (!entry) return;
     this.onShow(entry);
-    element("scans").children[this.#entries.indexOf(entry)].scrollIntoView({ block: "nearest" });
+    element("scans").children[this.entries.indexOf(entry)].scrollIntoView({ block: "nearest" });
   }
 }
 

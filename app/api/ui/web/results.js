@@ -18,6 +18,8 @@ const UNITS = { mm: " mm", deg: "°", "": "" };
 
 const element = (id) => document.getElementById(id);
 const shown = (number, digits) => (number === null ? "–" : number.toFixed(digits));
+/** The index of the row at which something happens; -1: none. */
+const indexAt = ({ target }) => target.closest("tr")?.sectionRowIndex ?? -1;
 
 /** The table of landmarks; `onSelect` and `onHover` get the index of a row. */
 export class Results {
@@ -28,9 +30,9 @@ export class Results {
   constructor({ onSelect, onHover }) {
     Object.assign(this, { onSelect, onHover, landmarks: [] });
     const rows = element("rows");
-    rows.addEventListener("click", (event) => this.#choose(event.target.closest("tr")));
+    rows.addEventListener("click", (event) => indexAt(event) >= 0 && onSelect(indexAt(event)));
     rows.addEventListener("keydown", (event) => this.#move(event));
-    rows.addEventListener("pointerover", (event) => onHover(this.#indexOf(event.target.closest("tr"))));
+    rows.addEventListener("pointerover", (event) => onHover(indexAt(event)));
     rows.addEventListener("pointerleave", () => onHover(-1));
     element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame);
     this.#showFrame(this.#frame);
@@ -134,16 +136,8 @@ export class Results {
     if (landmark) describe(landmark, this.landmarks[this.#before]);
   }
 
-  #indexOf(row) {
-    return row ? row.sectionRowIndex : -1;
-  }
-
-  #choose(row) {
-    if (row) this.onSelect(this.#indexOf(row));
-  }
-
   #move(event) {
-    const at = this.#indexOf(event.target.closest("tr"));
+    const at = indexAt(event);
     const last = this.landmarks.length - 1;
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, Enter: at, " ": at }[event.key];
     if (to === undefined) return;

@@ -143,15 +143,13 @@ export async function keepCase(file, answer, choice) {
 }
 
 /**
- * Send a scan; `onProgress` gets {stage: "upload", part} and the service's progress events.
+ * Send a scan; `query` names the model, and maybe frame or series. `onProgress` gets {stage: "upload", part} and the
+ * service's progress events.
  * XMLHttpRequest is used because fetch does not report the progress of an upload.
  */
-export function findLandmarks(file, { model, frame, series, signal, onProgress }) {
-  const query = new URLSearchParams({ model });
-  if (frame !== undefined) query.set("frame", frame);
-  if (series !== undefined) query.set("series", series);
+export function findLandmarks(file, query, { signal, onProgress }) {
   const upload = new XMLHttpRequest();
-  upload.open("POST", `v1/landmarks?${query}`);
+  upload.open("POST", `v1/landmarks?${new URLSearchParams(query)}`);
   const types = { Accept: "text/event-stream", "Content-Type": "application/octet-stream" };
   for (const [name, value] of Object.entries(headers(types))) upload.setRequestHeader(name, value);
   return new Promise((resolve, reject) => {

@@ -205,11 +205,6 @@ class Viewer {
     if (pressed?.moved) this.#put(pressed.mark.index, pressed.mm);
   }
 
-  /** Positions of landmarks on the canvas, {index, x, y} in CSS pixels, for each tile that shows them. */
-  screenPositions() {
-    return this.markers.marks;
-  }
-
   #draw() {
     const nodes = this.#landmarks.flatMap(({ name, status, person, mm }, index) => {
       if (!mm) return [];
