@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -45,30 +46,28 @@ ROUTERS: Final = (
 logger = logging.getLogger(__name__)
 
 
-def create_app(
-    settings: Settings | None = None, on_fatal: Callable[[], None] | None = None
-) -> FastAPI:
+def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) -> FastAPI:
     """Build the application.
 
     From the start of its lifespan, its state holds ``shared`` (settings, metrics, engine) and
     ``starting``, the task that loads the models.
 
     Args:
-        settings: The settings; None reads them from the environment.
+        settings: The settings.
         on_fatal: Called if the engine cannot start or continue, so that the process can end.
 
     Returns:
         The application. It is live at once, and ready when its models are loaded.
     """
-    chosen = Settings() if settings is None else settings
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = Engine(chosen, metrics, on_fatal)
-        async with _jobs_of(chosen, engine, metrics, on_fatal) as jobs:
-            app.state.starting = asyncio.create_task(_start(engine, on_fatal))
-            app.state.shared = Shared(chosen, metrics, engine, jobs)
+        engine = Engine(settings, metrics, on_fatal)
+        async with _jobs_of(settings, engine, metrics, on_fatal) as jobs:
+            start = _run(partial(_start, engine), "the engine cannot start", on_fatal)
+            app.state.starting = asyncio.create_task(start)
+            app.state.shared = Shared(settings, metrics, engine, jobs)
             try:
                 yield
             finally:
@@ -88,8 +87,10 @@ def create_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.turns = Turns()
-    app.state.cases = chosen.store and CaseStore(chosen.store, chosen.store_max_bytes, CLIENT_SHARE)
-    app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(chosen))
+    app.state.cases = settings.store and CaseStore(
+        settings.store, settings.store_max_bytes, CLIENT_SHARE
+    )
+    app.add_middleware(RequestTracking, metrics=metrics, check_origin=make_origin_check(settings))
     install_problem_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -98,7 +99,7 @@ def create_app(
 
 @asynccontextmanager
 async def _jobs_of(
-    settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None] | None
+    settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None]
 ) -> AsyncIterator[JobRunner | None]:
     """Run the jobs of the settings' folder, if there is one, while the context lasts."""
     if settings.jobs is None:
@@ -116,7 +117,7 @@ async def _jobs_of(
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise
     runner = JobRunner(folder, engine, metrics, describe_problem)
-    running = asyncio.create_task(_run_jobs(runner, on_fatal))
+    running = asyncio.create_task(_run(runner.run, "jobs cannot be run", on_fatal))
     try:
         yield runner
     finally:
@@ -125,27 +126,21 @@ async def _jobs_of(
         await runner.close()
 
 
-async def _run_jobs(runner: JobRunner, on_fatal: Callable[[], None] | None) -> None:
-    """Run jobs. Errors are logged here, because nothing awaits this task."""
+async def _run(
+    work: Callable[[], Awaitable[None]], failure: str, on_fatal: Callable[[], None]
+) -> None:
+    """Run what the service needs. Errors are logged here, because nothing awaits this task."""
     try:
-        await runner.run()
-    except Exception:
-        logger.exception("jobs cannot be run")
-        if on_fatal is not None:
-            on_fatal()
-        raise
-
-
-async def _start(engine: Engine, on_fatal: Callable[[], None] | None) -> None:
-    """Start the engine. Errors are logged here, because nothing awaits this task."""
-    try:
-        await engine.start()
+        await work()
     except Exception as error:
         # What the operator got wrong is said; of anything else, only where it happened.
         reason = {"reason": str(error)} if isinstance(error, StartupError) else {}
-        logger.exception("the engine cannot start", extra=reason)
-        if on_fatal is not None:
-            on_fatal()
+        logger.exception(failure, extra=reason)
+        on_fatal()
         raise
+
+
+async def _start(engine: Engine) -> None:
+    await engine.start()
     state = engine.readiness()
     logger.info("started", extra={"ready": state.ready, "reason": state.reason})

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -182,7 +182,8 @@ def request_timeout_s(requested: float | None, settings: Settings) -> float:
     return requested
 
 
-def server_timing(timing: TimingAnswer) -> str:
-    """Format stage times as the value of a ``Server-Timing`` header."""
+def timed_response(content: bytes | None, timing: TimingAnswer, media_type: str) -> Response:
+    """Respond with a file, and with the times of the stages in ``Server-Timing``."""
     stages: dict[str, Any] = timing.model_dump()
-    return ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())
+    times = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())
+    return Response(content, headers={"Server-Timing": times}, media_type=media_type)

@@ -29,7 +29,21 @@ models_router: Final = APIRouter(tags=["models"])
 )
 async def get_models(shared: SharedDep) -> ModelsAnswer:
     """List all model folders; those that were refused with the reason."""
-    return list_models(shared.engine, keeps_cases=shared.settings.store is not None)
+    engine = shared.engine
+    summaries = []
+    for name, status in sorted(engine.readiness().models.items()):
+        model = engine.registry.models.get(name)
+        summaries.append(
+            ModelSummary(
+                name=name,
+                status=status,
+                version=model.manifest.version if model else None,
+                description=model.manifest.description if model else None,
+                digest=model.digest if model else None,
+                landmarks=len(model.manifest.landmarks) if model else None,
+            )
+        )
+    return ModelsAnswer(models=summaries, keeps_cases=shared.settings.store is not None)
 
 
 @models_router.get(
@@ -53,25 +67,6 @@ async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
     """Read a model's folder again; if it is refused, the loaded model stays in use."""
     await shared.engine.reload(name)
     return describe_model(shared.engine, name, shared.engine.registry.models[name])
-
-
-def list_models(engine: Engine, *, keeps_cases: bool) -> ModelsAnswer:
-    """List all model folders, loaded or refused, by name; and say whether cases are kept."""
-    loaded = engine.registry.models
-    summaries = []
-    for name, status in sorted(engine.readiness().models.items()):
-        model = loaded.get(name)
-        summaries.append(
-            ModelSummary(
-                name=name,
-                status=status,
-                version=model.manifest.version if model else None,
-                description=model.manifest.description if model else None,
-                digest=model.digest if model else None,
-                landmarks=len(model.manifest.landmarks) if model else None,
-            )
-        )
-    return ModelsAnswer(models=summaries, keeps_cases=keeps_cases)
 
 
 def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:

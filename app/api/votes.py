@@ -14,7 +14,7 @@ from app.api.dependencies import (
     TimeLimit,
     request_timeout_s,
     require_api_key,
-    server_timing,
+    timed_response,
 )
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, offer, problems
 from app.api.request_log import record_of
@@ -153,8 +153,7 @@ async def find_votes(
             candidates=query.candidates,
         )
         file = form.write(landmarks)
-    headers = {"Server-Timing": server_timing(timing)}
-    return Response(file, headers=headers, media_type=form.media_type)
+    return timed_response(file, timing, form.media_type)
 
 
 def _question_of(

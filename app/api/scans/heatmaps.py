@@ -12,7 +12,7 @@ from app.api.dependencies import (
     SharedDep,
     TimeLimit,
     request_timeout_s,
-    server_timing,
+    timed_response,
 )
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
 from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
@@ -60,8 +60,7 @@ async def make_heatmaps(
     )
     chosen = _choose(query.landmark, scan.model)
     file, timing = await cancel_on_disconnect(request.receive, _draw(scan, chosen))
-    headers = {"Server-Timing": server_timing(timing)}
-    return Response(file, headers=headers, media_type="application/gzip")
+    return timed_response(file, timing, "application/gzip")
 
 
 def _choose(landmark: str | None, model: LoadedModel) -> Sequence[int] | int:

@@ -14,7 +14,7 @@ from app.api.dependencies import (
     SharedDep,
     TimeLimit,
     request_timeout_s,
-    server_timing,
+    timed_response,
 )
 from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.scans.jobs import accept_job
@@ -34,7 +34,6 @@ from app.io import (
     FORMATS,
     SCAN_FORMATS,
     AnswerFormat,
-    Format,
     JobAnswer,
     LandmarksAnswer,
     negotiate_format,
@@ -94,7 +93,7 @@ async def find_landmarks(
     if not isinstance(form, AnswerFormat):
         report = find_and_report(scan, find)
         answer, content = await cancel_on_disconnect(request.receive, report)
-        return _respond(content, answer, form)
+        return timed_response(content, answer.timing_ms, form.media_type)
     if jobs:
         kept = await accept_job(jobs, scan, form, candidates=query.candidates, splits=False)
         kept.headers["Preference-Applied"] = RESPOND_ASYNC
@@ -102,12 +101,7 @@ async def find_landmarks(
     if streams:
         return EventStream(partial(_write_event, find, form))
     answer = await cancel_on_disconnect(request.receive, find())
-    return _respond(form.write(answer), answer, form)
-
-
-def _respond(content: bytes, answer: LandmarksAnswer, form: Format) -> Response:
-    headers = {"Server-Timing": server_timing(answer.timing_ms)}
-    return Response(content, headers=headers, media_type=form.media_type)
+    return timed_response(form.write(answer), answer.timing_ms, form.media_type)
 
 
 def _prefers_async(headers: Headers) -> bool:

@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from app.api.dependencies import (
     AdmittedDep,
     JobsDep,
-    Shared,
     SharedDep,
     require_api_key,
 )
@@ -72,11 +71,18 @@ uploads_router: Final = APIRouter(
 
 
 class Reception:
-    """Receives the parts of an upload for one request."""
+    """Receives the parts of an upload for one request.
 
-    def __init__(self, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep) -> None:
+    Attributes:
+        turns: Who has the turn for which upload.
+    """
+
+    def __init__(
+        self, request: Request, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep
+    ) -> None:
         self._shared, self._jobs, self._admitted = shared, jobs, admitted
         self._uploads = jobs.uploads
+        self.turns: Turns = request.app.state.turns
 
     async def start(self, record: RequestRecord, query: JobQuery, length: int) -> OpenUpload:
         """Begin an upload, if a job of it could be accepted.
@@ -85,7 +91,8 @@ class Reception:
             LandmarkdError: As ``POST /v1/jobs`` before the body, and ``UploadStore.start``.
         """
         form = negotiate_format(FORMATS, query.format or "json", None)
-        if length > (most := _max_bytes(self._shared)):
+        # The file is on disk, and never in memory as a whole.
+        if length > (most := self._shared.engine.limits.inflated_bytes):
             raise TooLarge(f"expected a file of at most {most} bytes, got {length}")
         model = choose_model(self._shared.engine, query)
         record.model = model.manifest.name
@@ -218,7 +225,7 @@ ReceptionDep = Annotated[Reception, Depends()]
 @uploads_router.options("/v1/uploads", summary="How can files be uploaded?", status_code=204)
 async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     """Tell which version and extensions of tus there are, and how large a file may be."""
-    size = str(_max_bytes(shared))
+    size = str(shared.engine.limits.inflated_bytes)
     about = {"Tus-Version": TUS_VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": size}
     return Response(status_code=204, headers=about)
 
@@ -246,9 +253,9 @@ async def post_upload(
     summary="How much of a file has arrived?",
     responses=problems(400, 401, 404, 412, 413, 422, 429, 501, 503, 507),
 )
-async def get_upload(request: Request, upload: str, reception: ReceptionDep) -> Response:
+async def get_upload(upload: str, reception: ReceptionDep) -> Response:
     """Tell in `Upload-Offset` where the next part begins; use HEAD."""
-    async with _turns(request).take(upload):
+    async with reception.turns.take(upload):
         found = await reception.look(upload)
         if found.offset == found.length:
             # The process may have ended after the last byte.
@@ -278,7 +285,7 @@ async def patch_upload(
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != PART_TYPE:
         raise UnsupportedMediaType(f"expected Content-Type {PART_TYPE}, got {media_type[:64]!r}")
-    async with _turns(request).take(upload) as unwanted:
+    async with reception.turns.take(upload) as unwanted:
         found = await reception.look(upload)
         found.check_next(offset)
         found = await reception.receive(request, found, unwanted)
@@ -293,9 +300,9 @@ async def patch_upload(
     status_code=204,
     responses=problems(401, 404, 412, 429, 501, 503),
 )
-async def delete_upload(request: Request, upload: str, reception: ReceptionDep) -> Response:
+async def delete_upload(upload: str, reception: ReceptionDep) -> Response:
     """Remove what has arrived of a file, or the job that it has become."""
-    async with _turns(request).take(upload):
+    async with reception.turns.take(upload):
         await reception.remove(await reception.look(upload))
     return Response(status_code=204)
 
@@ -318,15 +325,6 @@ async def _next_chunk(
     if message["type"] == "http.disconnect":
         raise ClientLeft("expected a whole part, got the first bytes of one")
     return message.get("body", b""), message.get("more_body", False)
-
-
-def _max_bytes(shared: Shared) -> int:
-    """Return how large a file may be, which is on disk and never in memory as a whole."""
-    return shared.engine.limits.inflated_bytes
-
-
-def _turns(request: Request) -> Turns:
-    return cast("Turns", request.app.state.turns)
 
 
 def _state(upload: OpenUpload) -> dict[str, str]:
