@@ -45,7 +45,8 @@ _BINARY: Final = {"type": "string", "format": "binary"}
 
 
 def _body(kind: UploadKind, description: str) -> dict[str, Any]:
-    form = {"type": "object", "required": [kind.field], "properties": {kind.field: _BINARY}}
+    fields = dict.fromkeys(kind.fields, _BINARY)
+    form = {"type": "object", "required": [*fields], "properties": fields}
     return {
         "requestBody": {
             "required": True,
@@ -69,22 +70,11 @@ VOTES_BODY: Final = _body(
     "float32, float64 or, in safetensors, bfloat16.",
 )
 
-CASE_BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "description": "A form: the scan, and the answer of `POST /v1/landmarks` to it, as JSON, "
-        "in which each landmark says who decided it (`decided_by`).",
-        "content": {
-            MULTIPART: {
-                "schema": {
-                    "type": "object",
-                    "required": list(CASE.fields),
-                    "properties": dict.fromkeys(CASE.fields, _BINARY),
-                }
-            }
-        },
-    }
-}
+CASE_BODY: Final = _body(
+    CASE,
+    "A form: the scan, and the answer of `POST /v1/landmarks` to it, as JSON, in which each "
+    "landmark says who decided it (`decided_by`).",
+)
 
 EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
     "name": "nasion",

@@ -145,16 +145,11 @@ class JobRunner:
     async def _claim(self, *, suspect: bool = False) -> Claim | None:
         if not self._folder.usage.queued:
             return None
-        await self._wait_until_ready()
+        while not self._engine.readiness().ready:  # noqa: ASYNC110 - there is no event of that
+            await asyncio.sleep(RETRY_S)
         claim = await self._insist(partial(self.store.claim, self._last_owner, suspect=suspect))
         self._last_owner = claim.order.owner if claim else ""
         return claim
-
-    async def _wait_until_ready(self) -> None:
-        while True:
-            if self._engine.readiness().ready:
-                return
-            await asyncio.sleep(RETRY_S)
 
     async def _run(self, claim: Claim) -> None:
         """Run a scan, and keep what became of it."""
