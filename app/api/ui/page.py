@@ -30,7 +30,7 @@ from app.phantom import make_phantom, scan_bytes
 WEB: Final = Path(__file__).with_name("web")
 ANSWER: Final = UploadKind(
     name="an answer of POST /v1/landmarks",
-    field="answer",
+    fields=("answer",),
     media_types=("application/json", "text/plain"),  # The latter is what fetch sends of a string.
     encodings=("identity",),
     empty_error=BadParameter,

@@ -30,30 +30,23 @@ class UploadKind:
 
     Attributes:
         name: For error messages.
-        field: Name of the field in a multipart form.
+        fields: Names of the fields that a multipart form must have; the first one is the file.
         media_types: Content-Types of a body that is the file itself; errors name the first two. A
-            missing Content-Type is accepted, too.
+            missing Content-Type is accepted, too. None: only a form is accepted.
         encodings: Content-Encodings that the reader of the file undoes.
         empty_error: Raised when there is no file.
-        second: Name of a second field, which a form must have, too; then only a form is accepted.
     """
 
     name: str
-    field: str
+    fields: tuple[str, ...]
     media_types: tuple[str, ...]
     encodings: tuple[str, ...]
     empty_error: type[RequestError]
-    second: str | None = None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields of a form."""
-        return (self.field,) if self.second is None else (self.field, self.second)
 
 
 SCAN: Final = UploadKind(
     name="a scan",
-    field="volume",
+    fields=("volume",),
     media_types=(
         "application/octet-stream",
         "application/gzip",
@@ -72,18 +65,17 @@ SCAN: Final = UploadKind(
 )
 ARRAYS: Final = UploadKind(
     name="a safetensors or npz file",
-    field="votes",
+    fields=("votes",),
     media_types=("application/octet-stream", "application/zip", "application/x-npz"),
     encodings=("identity",),
     empty_error=NotAnArchive,
 )
 CASE: Final = UploadKind(
     name="a scan",
-    field="volume",
+    fields=("volume", "answer"),
     media_types=(),
     encodings=("identity",),
     empty_error=NotAVolume,
-    second="answer",
 )
 
 
@@ -133,7 +125,7 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
 
 def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
     content_type = headers.get("content-type")
-    if content_type is None and kind.second is None:
+    if content_type is None and kind.media_types:
         return None
     name, options = parse_options_header(content_type or "")
     media_type = name.decode("latin-1").strip().lower()
@@ -141,7 +133,7 @@ def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
         if not options.get(b"boundary"):
             raise UnsupportedMediaType("expected a boundary in Content-Type, got none")
         return options[b"boundary"]
-    if kind.second is not None:
+    if not kind.media_types:
         raise UnsupportedMediaType(
             f"expected Content-Type {MULTIPART} with the fields {' and '.join(kind.fields)}; "
             f"got {media_type[:64]!r}"

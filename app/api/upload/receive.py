@@ -81,13 +81,13 @@ async def read_upload(
                     check_head = None
     except TimeoutError:
         raise _too_slow(admitted.bytes, settings) from None
-    content = sink.close()
+    content, *second = sink.close()
     if not content:
         raise plan.kind.empty_error(f"expected {plan.kind.name}, got 0 bytes")
     if check_head is not None:
         check_head(content)
     admitted.start_work()
-    return Upload(content, 1e3 * (time.perf_counter() - start), sink.second)
+    return Upload(content, 1e3 * (time.perf_counter() - start), *second)
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

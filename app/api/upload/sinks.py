@@ -11,14 +11,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.api.upload.plan import UploadKind, UploadPlan
 from app.errors import BadParameter, RequestError
-from app.io import Content
 
 
 class BufferSink:
     """A body of known length that is the file."""
-
-    second = b""
-    """There is no second field."""
 
     def __init__(self, length: int) -> None:
         # Not zeroed: only bytes that have been received are ever returned.
@@ -42,9 +38,9 @@ class BufferSink:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
         return self._buffer[:size] if self._filled >= size else None
 
-    def close(self) -> memoryview:
+    def close(self) -> tuple[memoryview]:
         """Return the file."""
-        return self._buffer[: self._filled]
+        return (self._buffer[: self._filled],)
 
     @property
     def _filled(self) -> int:
@@ -57,9 +53,6 @@ class GrowingSink:
     It is one array of bytes, however small the chunks are: a chunk in a list takes 40 bytes more.
     """
 
-    second = b""
-    """There is no second field."""
-
     def __init__(self) -> None:
         self._content = bytearray()
 
@@ -71,9 +64,9 @@ class GrowingSink:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
         return bytes(self._content[:size]) if len(self._content) >= size else None
 
-    def close(self) -> bytearray:
+    def close(self) -> tuple[bytearray]:
         """Return the file."""
-        return self._content
+        return (self._content,)
 
 
 class MultipartSink:
@@ -85,9 +78,9 @@ class MultipartSink:
 
     def __init__(self, boundary: bytes, kind: UploadKind) -> None:
         self._fields = kind.fields
-        self._parts: dict[str, GrowingSink] = {}
+        self._parts: dict[str, bytearray] = {}
         self._header_name = self._header_value = b""
-        self._part: GrowingSink | None = None
+        self._part: bytearray | None = None
         self._ended = False
         try:
             self._parser = MultipartParser(
@@ -119,11 +112,11 @@ class MultipartSink:
 
     def head(self, size: int) -> bytes | None:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
-        part = self._parts.get(self._fields[0])
-        return None if part is None else part.head(size)
+        content = self._parts.get(self._fields[0], b"")
+        return bytes(content[:size]) if len(content) >= size else None
 
-    def close(self) -> bytearray:
-        """Return the file.
+    def close(self) -> tuple[bytearray, ...]:
+        """Return the contents of all fields, that of the file first.
 
         Raises:
             BadParameter: A field is missing.
@@ -134,12 +127,7 @@ class MultipartSink:
             raise BadParameter(f"expected a form field {missing[0]!r}, got none")
         if not self._ended:
             raise _malformed()
-        return self._parts[self._fields[0]].close()
-
-    @property
-    def second(self) -> Content:
-        """Content of the second field, if one is expected."""
-        return self._parts[self._fields[1]].close() if len(self._fields) > 1 else b""
+        return tuple(self._parts[field] for field in self._fields)
 
     def _on_part_begin(self) -> None:
         self._part = None
@@ -166,7 +154,7 @@ class MultipartSink:
         if got not in missing:
             expected = " or ".join(map(repr, missing))
             raise BadParameter(f"expected a form field {expected}, got {got[:64]!r}")
-        self._part = self._parts[got] = GrowingSink()
+        self._part = self._parts[got] = bytearray()
 
     def _on_headers_finished(self) -> None:
         if self._part is None:
@@ -174,7 +162,7 @@ class MultipartSink:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._part is not None:  # Its headers have been read.
-            self._part.write(data[start:end])
+            self._part += data[start:end]
 
     def _on_end(self) -> None:
         self._ended = True
