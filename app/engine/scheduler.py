@@ -144,9 +144,7 @@ class Scheduler(Generic[Request]):
         self._running: list[Batch[Request]] = []
         self._batch_size = batch_size
         self._cost = cost
-        self._entries: dict[Request, _Entry] = {}
-        # The requests of each lane with waiting tiles, in turn.
-        self._lanes: dict[Hashable, OrderedDict[Request, _Entry]] = {}
+        self._entries = OrderedDict[Request, _Entry]()  # Whose turn comes last stands last.
         self._lane_shares = _FairShares()
         self._client_shares = _FairShares()
         self._count = 0
@@ -185,7 +183,7 @@ class Scheduler(Generic[Request]):
             raise ValueError(f"expected tiles, and none before, got {tiles} after {entry.waiting}")
         entry.lane, entry.tiles, entry.next_tile = lane, tiles, 0
         self._lane_shares.join(lane)
-        self._lanes.setdefault(lane, OrderedDict())[request] = entry
+        self._entries.move_to_end(request)
 
     def remove(self, request: Request) -> int:
         """Remove a request that is answered, cancelled, failed or expired.
@@ -197,7 +195,7 @@ class Scheduler(Generic[Request]):
         if entry is None:
             return 0
         if entry.waiting:
-            self._leave_lane(request, entry)
+            self._leave_if_empty(entry.lane)
         if all(other.client != entry.client for other in self._entries.values()):
             self._client_shares.leave(entry.client)
         return entry.waiting
@@ -322,10 +320,11 @@ class Scheduler(Generic[Request]):
             self._running.append(batch)
         return batch
 
-    def _take_tiles(self, lane: Hashable, ready: Container[Request]) -> list[tuple[Request, int]]:
+    def _take_tiles(
+        self, lane: Hashable, ready: Mapping[Request, _Entry]
+    ) -> list[tuple[Request, int]]:
         """Fill the slots of a batch from clients and their requests in turn."""
-        waiting = self._lanes[lane]
-        active = {request: entry for request, entry in waiting.items() if request in ready}
+        active = {request: entry for request, entry in ready.items() if entry.lane == lane}
         slots, cost, requests = self._batch_size(lane), self._cost(lane), len(active)
         tiles: list[tuple[Request, int]] = []
         served: set[Request] = set()
@@ -336,13 +335,12 @@ class Scheduler(Generic[Request]):
             self._client_shares.advance(client, cost * _price(client))
             if request not in served:
                 # Served requests go behind the others, so turns rotate from batch to batch.
-                waiting.move_to_end(request)
+                self._entries.move_to_end(request)
                 served.add(request)
             if not active[request].waiting:
                 del active[request]
         self._lane_shares.advance(lane, cost * len(tiles) / requests)
-        for request in served - active.keys():
-            self._leave_lane(request, waiting[request])
+        self._leave_if_empty(lane)
         return tiles
 
     def _choose(
@@ -355,10 +353,7 @@ class Scheduler(Generic[Request]):
             return in_turn
         return min(own, key=lambda one: (active[one].deadline, active[one].number))
 
-    def _leave_lane(self, request: Request, entry: _Entry) -> None:
-        """Take a request out of its lane, and remove the lane if it is empty."""
-        waiting = self._lanes[entry.lane]
-        del waiting[request]
-        if not waiting:
-            del self._lanes[entry.lane]
-            self._lane_shares.leave(entry.lane)
+    def _leave_if_empty(self, lane: Hashable) -> None:
+        """Take a lane in which no tile waits out of the turns."""
+        if not any(entry.lane == lane and entry.waiting for entry in self._entries.values()):
+            self._lane_shares.leave(lane)
