@@ -52,7 +52,6 @@ from app.inference import (
     conclude,
     keep_votes,
     launch_batch,
-    stage_times,
     translate_out_of_memory,
 )
 
@@ -331,8 +330,7 @@ class DeviceWorker:
             if isinstance(outcome, ScanState):
                 outcome.grid_ready = record_event(self._device.device)
                 return outcome
-            times = stage_times(state, queue_s=job.queue_s)
-            detection = conclude(state, outcome, job.tiles, times)
+            detection = conclude(state, outcome, job.tiles, queue_s=job.queue_s)
             return replace(detection, votes=keep_votes(state)) if job.keeps_votes else detection
 
     def _on_finished(self, job: Job, outcome: Detection | ScanState | Exception) -> None:

@@ -22,7 +22,7 @@ from app.inference.batch_runner import (
     launch_batch,
     translate_out_of_memory,
 )
-from app.inference.detector import Detection, Detector, StageTimes, conclude, stage_times
+from app.inference.detector import Detection, Detector, StageTimes, conclude
 from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
@@ -41,6 +41,6 @@ __all__ = [
     "StageTimes", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
     "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch",
     "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
-    "stage_times", "timing_of", "translate_out_of_memory", "verify_precisions",
+    "timing_of", "translate_out_of_memory", "verify_precisions",
     "write_scan_heatmaps",
 ]  # fmt: skip

@@ -12,9 +12,7 @@ in another orientation. Tiles of several scans may share a forward pass (see
 the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
 """
 
-import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +31,7 @@ from app.inference.refinement import (
     Refiner,
     any_detected,
     has_enough_votes,
+    merge_stages,
     shows_any,
     with_low_confidence,
 )
@@ -44,12 +43,12 @@ from app.preprocessing import (
     Grid,
     Pose,
     TilePlan,
-    grid_shape,
     make_grid,
+    make_posed_grid,
     plan_tiles,
     reorient_grid,
 )
-from app.voting import GridFrame, Landmark, Shape, locate, make_readout, positions_of
+from app.voting import Landmark, Shape, positions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,7 @@ class Detector:
         # Axes can be permuted only if all are alike; with tiles there would be too many of them.
         is_isotropic = len(set(manifest.input.spacing_mm)) == 1
         sees_whole = manifest.input.tile_shape == WHOLE
-        turns = sees_whole and is_isotropic and not manifest.input.upright
-        self._extra_views = MAX_EXTRA_VIEWS if turns else 0
+        self._turns = sees_whole and is_isotropic and not manifest.input.upright
 
     def prepare(self, volume: Volume) -> ScanState:
         """Bring a scan to the device and plan its tiles.
@@ -141,7 +139,7 @@ class Detector:
                 f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
             ) from error
         plan = _plan_of(self.model, grid)
-        own = grid if self._extra_views and grid.voxels.numel() <= MAX_VIEW_VOXELS else None
+        own = grid if self._turns and grid.voxels.numel() <= MAX_VIEW_VOXELS else None
         prepare_s = time.perf_counter() - start
         return ScanState(volume, self.model, grid, plan, own_grid=own, prepare_s=prepare_s)
 
@@ -203,18 +201,13 @@ class Detector:
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()
-        votes = state.merged_votes()
         if state.pose is None or self._refiner is None:
-            manifest = self.model.manifest
-            frame = GridFrame(state.grid.to_volume, state.grid.to_world)
-            readout = make_readout(state.grid, manifest)
-            coarse = locate(votes, readout, frame, manifest.landmarks, self._shape)
-            landmarks = coarse
+            landmarks = coarse = state.locate(self._shape)
             pose = None if self._refiner is None else self._refiner.find_pose(coarse)
         else:
             coarse, pose = state.coarse, None
-            refined = self._refiner.locate(votes, state.grid)
-            landmarks = self._refiner.merge(coarse, refined)
+            refined = state.locate(self._refiner.shape)
+            landmarks = merge_stages(coarse, refined, self._refiner.tolerance_mm)
             if state.refine_passes < MAX_REFINE_PASSES:
                 pose = self._refiner.improve_pose(refined, state.pose)
         state.locate_s += time.perf_counter() - start
@@ -224,26 +217,25 @@ class Detector:
             return self._refine(state, self._refiner, coarse, pose)
         if any_detected(landmarks):
             return landmarks
-        fallback = state.fallback or landmarks
-        return self._try_next_view(state, fallback) if self._has_view(state, fallback) else fallback
+        return self._try_next_view(state, state.fallback or landmarks)
 
-    def _has_view(self, state: ScanState, fallback: Sequence[Landmark]) -> bool:
-        """Return whether another orientation is worth its time."""
-        if state.view >= self._extra_views or not has_enough_votes(fallback):
-            return False
-        volume = state.volume
-        shape = grid_shape(volume.voxels.shape, volume.affine, self.model.manifest.input)
-        return math.prod(shape) <= MAX_VIEW_VOXELS
+    def _try_next_view(
+        self, state: ScanState, fallback: tuple[Landmark, ...]
+    ) -> "tuple[Landmark, ...] | ScanState":
+        """Prepare a pass of the first-stage network in the next orientation, if that is worth it.
 
-    def _try_next_view(self, state: ScanState, fallback: tuple[Landmark, ...]) -> ScanState:
-        """Prepare a pass of the first-stage network in the next orientation."""
+        Returns:
+            The state of that pass; else the landmarks found in the scan's own orientation.
+        """
+        if state.own_grid is None or state.view >= MAX_EXTRA_VIEWS:
+            return fallback
+        if not has_enough_votes(fallback):
+            return fallback
         start = time.perf_counter()
-        device = self.model.network.device
-        grid = state.own_grid or make_grid(state.volume, self.model.manifest.input, device)
         return _next_pass(
             state,
             self.model,
-            reorient_grid(grid, state.view),
+            reorient_grid(state.own_grid, state.view),
             start,
             coarse=(),
             pose=None,
@@ -257,11 +249,11 @@ class Detector:
     ) -> ScanState:
         """Prepare a pass of the second-stage network."""
         start = time.perf_counter()
-        grid = refiner.make_grid(state.volume, pose, state.grid.window or (0.0, 1.0))
+        model, window = refiner.model, state.grid.window or (0.0, 1.0)
+        spec, device = model.manifest.input, model.network.device
+        grid = make_posed_grid(state.volume, pose, spec, window, device)
         passes = state.refine_passes + 1
-        return _next_pass(
-            state, refiner.model, grid, start, coarse=coarse, pose=pose, refine_passes=passes
-        )
+        return _next_pass(state, model, grid, start, coarse=coarse, pose=pose, refine_passes=passes)
 
     def detect(
         self,
@@ -297,8 +289,7 @@ class Detector:
             for tile in range(len(state.plan)):
                 on_device(partial(run, state, tile))
             outcome = on_device(partial(self.finish, state))
-        times = stage_times(state, decode_s=decode_s)
-        return conclude(state, outcome, tiles, times)
+        return conclude(state, outcome, tiles, decode_s=decode_s)
 
 
 def _withhold_regions(
@@ -336,9 +327,16 @@ def _next_pass(
     )
 
 
-def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0) -> StageTimes:
-    """Collect the times of a scan, in ms."""
-    return StageTimes(
+def conclude(
+    state: ScanState,
+    landmarks: tuple[Landmark, ...],
+    tiles: int,
+    *,
+    decode_s: float = 0.0,
+    queue_s: float = 0.0,
+) -> Detection:
+    """Put together what is known about a scan once its landmarks are located."""
+    times = StageTimes(
         decode=1e3 * decode_s,
         prepare=1e3 * state.prepare_s,
         queue=1e3 * queue_s,
@@ -346,12 +344,6 @@ def stage_times(state: ScanState, *, decode_s: float = 0.0, queue_s: float = 0.0
         vote=1e3 * state.vote_s,
         locate=1e3 * state.locate_s,
     )
-
-
-def conclude(
-    state: ScanState, landmarks: tuple[Landmark, ...], tiles: int, times: StageTimes
-) -> Detection:
-    """Put together what is known about a scan once its landmarks are located."""
     warnings = (*state.volume.warnings, *state.remarks)
     volume = VolumeInfo(state.volume.voxels.shape, state.volume.affine, state.volume.digest)
     return Detection(volume, landmarks, warnings, tiles, times)

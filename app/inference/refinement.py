@@ -13,19 +13,9 @@ import numpy as np
 from app.geometry import Points, spacing_of, transform
 from app.io import Volume
 from app.model import LoadedModel
-from app.preprocessing import Grid, Pose, make_posed_grid
+from app.preprocessing import Pose
 from app.shapes import MIN_LANDMARKS, fit_similarity
-from app.voting import (
-    GridFrame,
-    Landmark,
-    Point,
-    Shape,
-    Votes,
-    fit_constellation,
-    locate,
-    make_readout,
-    positions_of,
-)
+from app.voting import Landmark, Point, Shape, fit_constellation, positions_of
 
 SAME_POSE_RADII: Final = 0.4
 """Two poses count as the same if they place landmarks this close to each other on average, in
@@ -52,7 +42,13 @@ surroundings."""
 
 
 class Refiner:
-    """The second-stage network of a model, applied to a pose-normalised crop of the scan."""
+    """The second-stage model, and the pose in which its network sees a scan.
+
+    Attributes:
+        model: The model.
+        shape: Its mean shape.
+        tolerance_mm: Largest error of a landmark that the first stage has found.
+    """
 
     def __init__(self, model: LoadedModel, tolerance_mm: float) -> None:
         """Use a second-stage model.
@@ -65,15 +61,15 @@ class Refiner:
             ValueError: The model has no mean shape.
         """
         self.model = model
-        self._tolerance_mm = tolerance_mm
+        self.tolerance_mm = tolerance_mm
         spec, mean = model.manifest.shape, model.shape
         if spec is None or mean is None:
             raise ValueError("expected a model with a shape, got one without")
-        self._shape = Shape.of(mean, spec)
+        self.shape = Shape.of(mean, spec)
 
     def find_pose(self, coarse: Sequence[Landmark]) -> Pose | None:
         """Estimate the pose from the landmarks of the first stage; None if they show none."""
-        return find_pose(coarse, replace(self._shape, tolerance_mm=self._tolerance_mm))
+        return find_pose(coarse, replace(self.shape, tolerance_mm=self.tolerance_mm))
 
     def improve_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
         """Estimate the pose again, from the second stage's own landmarks.
@@ -89,32 +85,14 @@ class Refiner:
         Returns:
             The pose for another pass; None if it is the same, or the landmarks show none.
         """
-        improved = find_pose(refined, self._shape)
+        improved = find_pose(refined, self.shape)
         if improved is None:
             return None
-        points = self._shape.mean[self._shape.known]
+        points = self.shape.mean[self.shape.known]
         moved = transform(improved.to_world, points) - transform(pose.to_world, points)
         distance = float(np.linalg.norm(moved, axis=1).mean())
         limit = SAME_POSE_RADII * self.model.manifest.voting.radius_mm
         return improved if distance > limit else None
-
-    def make_grid(self, volume: Volume, pose: Pose, window: tuple[float, float]) -> Grid:
-        """Resample a scan into a pose; the values of ``window`` map to 0 and 1."""
-        device = self.model.network.device
-        return make_posed_grid(volume, pose, self.model.manifest.input, window, device)
-
-    def locate(self, votes: Votes, grid: Grid) -> tuple[Landmark, ...]:
-        """Locate the landmarks by the votes of the second-stage network alone."""
-        manifest = self.model.manifest
-        readout = make_readout(grid, manifest)
-        frame = GridFrame(grid.to_volume, grid.to_world)
-        return locate(votes, readout, frame, manifest.landmarks, self._shape)
-
-    def merge(
-        self, coarse: Sequence[Landmark], refined: Sequence[Landmark]
-    ) -> tuple[Landmark, ...]:
-        """Combine the landmarks of both stages; see ``merge_stages``."""
-        return merge_stages(coarse, refined, self._tolerance_mm)
 
 
 def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:

@@ -7,7 +7,19 @@ from app.compute import READY, ReadyEvent, is_out_of_memory
 from app.io import Volume
 from app.model import LoadedModel
 from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
-from app.voting import DenseMean, Landmark, SparseMean, Votes, WeightedTile, concat_votes, mean_of
+from app.voting import (
+    DenseMean,
+    GridFrame,
+    Landmark,
+    Shape,
+    SparseMean,
+    Votes,
+    WeightedTile,
+    concat_votes,
+    locate,
+    make_readout,
+    mean_of,
+)
 
 MERGED_TILES: Final = 16
 
@@ -26,7 +38,7 @@ class ScanState:
         refine_passes: Passes of the second-stage network, this one included.
         view: Orientation in which the first-stage network sees the scan: 0 for the grid's own, else
             number of ``app.preprocessing.VIEWS``, from 1.
-        own_grid: The grid in that orientation, if the scan may be seen in others; None else.
+        own_grid: The scan in the grid's own orientation, if it may be seen in others; None else.
         fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
         remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
@@ -96,6 +108,17 @@ class ScanState:
         if self.mean is None:
             return concat_votes(self.votes)
         return self.mean.finish(self.mean.merge(self.votes))
+
+    def locate(self, shape: Shape | None) -> tuple[Landmark, ...]:
+        """Locate the landmarks of the network's model, once all tiles have run.
+
+        Args:
+            shape: Of that model; None: it has none.
+        """
+        manifest = self.model.manifest
+        frame = GridFrame(self.grid.to_volume, self.grid.to_world)
+        readout = make_readout(self.grid, manifest)
+        return locate(self.merged_votes(), readout, frame, manifest.landmarks, shape)
 
     def add(self, part: Votes | WeightedTile) -> None:
         """Store what is kept of a tile, which cannot fail."""

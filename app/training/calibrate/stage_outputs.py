@@ -44,7 +44,7 @@ class StageRunner:
             answer = self._run_pass(answer)
         if last is None or self._refiner is None:
             return StageOutputs(answer, None, answer)
-        second = self._refiner.locate(last.merged_votes(), last.grid)
+        second = last.locate(self._refiner.shape)
         return StageOutputs(last.coarse, second, answer)
 
     def _run_pass(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
