@@ -173,10 +173,7 @@ class DeviceLoop:
             job.waiters.append(waiter)
             self.queue.update_deadline(job)
             return job
-        now = time.perf_counter()
-        detector = Detector(request.model.on(self.index))
-        job = Job(request.key, detector, request.volume, now, now, [waiter])
-        job.keeps_votes = request.keeps_votes
+        job = Job(request, Detector(request.model.on(self.index)), [waiter])
         self._jobs[request.key] = job
         self._worker.submit(job)
         return job
@@ -199,8 +196,8 @@ class DeviceLoop:
         self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
 
     def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.key) is job:
-            del self._jobs[job.key]
+        if self._jobs.get(job.request.key) is job:
+            del self._jobs[job.request.key]
 
     def _make_worker(self) -> DeviceWorker:
         return DeviceWorker(

@@ -102,7 +102,7 @@ class DeviceWorker:
         self._consecutive_oom = 0
         self._retry_s: float | None = None
         self._pending: tuple[Batch[Job], InFlightBatch] | None = None
-        self._host_pool = HostPool(f"{device.name} host", HOST_THREADS, self._crash)
+        self._host_pool = HostPool(f"{device.name} host", HOST_THREADS)
         self._copies = CopyStreams(device.device)
         self._cores = SharedCores()
         self._pass_threads: list[DaemonThread] = []
@@ -130,7 +130,7 @@ class DeviceWorker:
     def submit(self, job: Job) -> None:
         """Take a job from the event loop: prepare its scan, run its tiles, finish it."""
         self._queue.add(job)
-        self._host_pool.submit(partial(self._prepare, job), partial(self._on_prepared, job))
+        self._on_host(job, partial(self._prepare, job))
 
     def _main(self) -> None:
         try:
@@ -187,22 +187,38 @@ class DeviceWorker:
                 self._try_to_recover()
         return work is not None
 
+    def _on_host(self, job: Job, step: Callable[[], Detection | ScanState | None]) -> None:
+        """Have a scan prepared or finished on the host pool."""
+
+        def call() -> None:
+            try:
+                self._take_step(job, step)
+            except BaseException as error:  # noqa: BLE001 - it ends the device's thread
+                self._crash(error)
+
+        self._host_pool.submit(call)
+
+    def _take_step(self, job: Job, step: Callable[[], Detection | ScanState | None]) -> None:
+        """Prepare or finish a scan on this thread; then queue its tiles, or answer its job."""
+        try:
+            with self._copies.use(), self._cores.share(passes=0):
+                outcome = step()
+                if isinstance(outcome, ScanState):
+                    outcome.grid_ready = record_event(self._device.device)
+        except Exception as error:  # noqa: BLE001 - handed to all who wait for the scan
+            self._fail(job, translate_out_of_memory(error, self._device.device))
+        else:
+            if isinstance(outcome, ScanState):
+                self._queue_tiles(job, outcome)
+            elif outcome is not None:
+                self._emit(Settled(job, outcome))
+
     def _prepare(self, job: Job) -> ScanState | None:
         """Bring a scan to the device, unless its job is abandoned."""
         if not job.has_waiters:
             return None
         job.queue_s = time.perf_counter() - job.queued_s
-        with self._copies.use(), self._cores.share(passes=0):
-            state = job.detector.prepare(job.volume)
-            state.grid_ready = record_event(self._device.device)
-        return state
-
-    def _on_prepared(self, job: Job, state: ScanState | Exception | None) -> None:
-        """Queue the tiles of a scan that was prepared."""
-        if isinstance(state, Exception):
-            self._fail(job, translate_out_of_memory(state, self._device.device))
-        elif state is not None:
-            self._queue_tiles(job, state)
+        return job.detector.prepare(job.request.volume)
 
     def _queue_tiles(self, job: Job, state: ScanState) -> None:
         job.state = state
@@ -320,27 +336,17 @@ class DeviceWorker:
         elif job.tiles_run < job.tiles:
             self._emit(Progressed(job))
         elif job.has_waiters and job.state is not None:
-            finish = partial(self._finish, job, job.state)
-            self._host_pool.submit(finish, partial(self._on_finished, job))
+            self._on_host(job, partial(self._finish, job, job.state))
 
     def _finish(self, job: Job, state: ScanState) -> Detection | ScanState:
         """Locate the landmarks of a scan, or prepare another pass."""
-        with self._copies.use(), self._cores.share(passes=0):
-            outcome = job.detector.finish(state)
-            if isinstance(outcome, ScanState):
-                outcome.grid_ready = record_event(self._device.device)
-                return outcome
-            detection = conclude(state, outcome, job.tiles, queue_s=job.queue_s)
-            return replace(detection, votes=keep_votes(state)) if job.keeps_votes else detection
-
-    def _on_finished(self, job: Job, outcome: Detection | ScanState | Exception) -> None:
-        """Answer a job, or queue the tiles of another pass."""
-        if isinstance(outcome, Exception):
-            self._fail(job, translate_out_of_memory(outcome, self._device.device))
-        elif isinstance(outcome, ScanState):
-            self._queue_tiles(job, outcome)
-        else:
-            self._emit(Settled(job, outcome))
+        outcome = job.detector.finish(state)
+        if isinstance(outcome, ScanState):
+            return outcome
+        detection = conclude(state, outcome, job.tiles, queue_s=job.queue_s)
+        if not job.request.keeps_votes:
+            return detection
+        return replace(detection, votes=keep_votes(state))
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Removed here and not only by the event loop, so that the next batch has none of its tiles.

@@ -14,42 +14,25 @@ from app.errors import DeadlineExceeded, Draining
 Result = TypeVar("Result")
 
 
-def _ignore(_error: BaseException) -> None:
-    """Do nothing."""
-
-
 class HostPool:
     """A few threads of one purpose; more work than threads waits its turn."""
 
-    def __init__(
-        self, name: str, threads: int, on_crash: Callable[[BaseException], None] = _ignore
-    ) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         """Create a pool; its threads start when they are needed.
 
         Args:
             name: Of its threads.
             threads: How many there are at most.
-            on_crash: Called with what ``on_done`` raised, or what ends the thread.
         """
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix=name, initializer=adopt_thread_limit
         )
-        self._on_crash = on_crash
         self._closed = False
 
-    def submit(
-        self,
-        function: Callable[[], Result],
-        on_done: Callable[[Result | Exception], None],
-    ) -> None:
-        """Call a function on a thread of the pool; do nothing if the pool is closed.
-
-        Args:
-            function: The work.
-            on_done: Called on the same thread with what the function returned or raised.
-        """
+    def submit(self, function: Callable[[], object]) -> None:
+        """Call a function, which must not raise, on a thread; do nothing if the pool is closed."""
         with suppress(RuntimeError):
-            self._executor.submit(self._call, function, on_done)
+            self._executor.submit(function)
 
     async def run(
         self, function: Callable[[Callable[[], None]], Result], deadline: float
@@ -96,19 +79,6 @@ class HostPool:
         """Let the threads end; work that has not begun is dropped."""
         self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _call(
-        self, function: Callable[[], Result], on_done: Callable[[Result | Exception], None]
-    ) -> None:
-        try:
-            try:
-                result = function()
-            except Exception as error:  # noqa: BLE001 - handed to who waits for the outcome
-                on_done(error)
-            else:
-                on_done(result)
-        except BaseException as error:  # noqa: BLE001 - handed to who must know of it
-            self._on_crash(error)
 
 
 class DaemonThread:

@@ -6,6 +6,7 @@ time: one that prepares, runs or finishes it, else the device's thread.
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -84,32 +85,28 @@ class Job:
     """One scan between its decoding and its answer.
 
     Attributes:
-        key: Of the requests that it answers.
+        request: The first that it answers; the others have the same key.
         detector: The model on the device.
-        volume: The scan.
+        waiters: The clients that wait; none: the job is abandoned.
         created_s: When it was created, by ``time.perf_counter()``.
         queued_s: Since when it waits for the device, by the same clock.
-        waiters: The clients that wait; none: the job is abandoned.
         queue_s: How long it has waited for the device in all.
         state: The scan on the device.
         tiles_run: Tiles that have run.
         tiles: Tiles there are, those of all passes so far.
         failed: Whether a tile has failed; others of its tiles may still be on the device.
-        keeps_votes: Whether its detection has the votes.
     """
 
-    key: Hashable
+    request: DetectRequest
     detector: Detector
-    volume: Volume
-    created_s: float
-    queued_s: float
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[Waiter]
+    created_s: float = field(default_factory=time.perf_counter)
+    queued_s: float = field(default_factory=time.perf_counter)
     queue_s: float = 0.0
     state: ScanState | None = None
     tiles_run: int = 0
     tiles: int = 0
     failed: bool = False
-    keeps_votes: bool = False
 
     @property
     def has_waiters(self) -> bool:

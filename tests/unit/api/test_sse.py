@@ -100,7 +100,7 @@ def test_stream_whose_work_is_dropped_by_a_stop_ends_with_a_problem() -> None:
             asked.set()
             return await pool.run(lambda _: b"", asyncio.get_running_loop().time() + PATIENCE_S)
 
-        pool.submit(lambda: go_on.wait(PATIENCE_S), lambda _: None)
+        pool.submit(lambda: go_on.wait(PATIENCE_S))
         stream = EventStream(work)({RECORD_KEY: record, "type": "http"}, receive, send)
         answering = asyncio.create_task(stream)
         await asked.wait()

@@ -143,6 +143,33 @@ def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: Loa
     assert isinstance(fine, Detection)
 
 
+@pytest.mark.parametrize(
+    ("step", "error"), [("prepare", SystemExit), ("finish", SystemExit), ("lane", KeyError)]
+)
+def test_thread_for_work_on_the_host_that_ends_fails_the_jobs_and_the_device_goes_on(
+    where: NamedDevice,
+    model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: type[BaseException],
+) -> None:
+    """Whether the work itself ends it, or what follows it."""
+
+    def end(*_: object) -> None:
+        raise error
+
+    async def scenario() -> Detection:
+        async with running(batch_size=2, device=where) as loop:
+            with monkeypatch.context() as broken:
+                broken.setattr(Detector, step, end)
+                with pytest.raises(NotReady, match="thread ended"):
+                    await ask(loop, model, scan(1))
+            assert await asyncio.wrap_future(loop.queue.submit(lambda: 5)) == 5
+            return await ask(loop, model, scan(1))
+
+    assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
+
+
 def test_who_still_waits_gets_an_error_when_the_loop_stops(
     model: LoadedModel, faulty: Faulty
 ) -> None:

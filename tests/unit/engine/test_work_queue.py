@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from app.engine.jobs import Job
+from app.engine.jobs import DetectRequest, Job
 from app.engine.work_queue import TimedOut, WorkQueue
 from app.errors import NotReady
 from app.inference.detector import Detector
 from app.model.registry import LoadedModel
-from tests.support.device_loops import Faulty, ask, running, scan, wait_for, with_network
+from tests.support.device_loops import FAR, Faulty, ask, running, scan, wait_for, with_network
 
 
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
     """Jobs that come and go must not put off the self-check of an unhealthy device."""
     queue = WorkQueue(lambda _: 1, lambda _: 1.0)
-    job = Job("key", Detector(model), scan(1), 0.0, 0.0)
+    job = Job(DetectRequest(model, scan(1), FAR), Detector(model), [])
     stop = threading.Event()
 
     def notify() -> None:
