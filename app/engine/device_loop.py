@@ -104,12 +104,6 @@ class DeviceLoop:
         """Return whether requests of a key are in work here."""
         return key in self._jobs
 
-    def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
-        """Estimate how long a client's new scan would take; 0 if no tile of its lane was timed."""
-        if not self.sizes.is_measured(lane):
-            return 0.0
-        return self.queue.estimate_latency_s(lane, tiles, client)
-
     def start(self) -> None:
         """Start the device's thread."""
         self._loop = asyncio.get_running_loop()

@@ -119,9 +119,12 @@ class Devices:
         return min(same or healthy, key=lambda loop: loop.load)
 
     def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
-        """Estimate how long a client's new scan would take; 0 if no tile of its lane was timed."""
-        estimates = (loop.estimate_latency_s(lane, tiles, client) for loop in self._healthy)
-        return min(estimates, default=0.0)
+        """Estimate how long a client's new scan would take; 0 where its lane was not timed."""
+        healthy = self._healthy
+        if not all(loop.sizes.is_measured(lane) for loop in healthy):
+            return 0.0
+        latencies = (loop.queue.estimate_latency_s(lane, tiles, client) for loop in healthy)
+        return min(latencies, default=0.0)
 
     @property
     def healthy_count(self) -> int:

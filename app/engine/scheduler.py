@@ -117,18 +117,13 @@ def _price(client: Hashable) -> int:
     return BACKGROUND_PRICE if client == BACKGROUND else 1
 
 
-def _unit_cost(lane: Hashable) -> float:
-    del lane
-    return 1.0
-
-
 class Scheduler(Generic[Request]):
     """The requests and their waiting tiles."""
 
     def __init__(
         self,
         batch_size: Callable[[Hashable], int],
-        cost: Callable[[Hashable], float] = _unit_cost,
+        cost: Callable[[Hashable], float],
         *,
         batches: int = 1,
     ) -> None:

@@ -135,7 +135,7 @@ class WorkQueue:
         with self._changed:
             return self._scheduler.backlog
 
-    def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
+    def estimate_latency_s(self, lane: Hashable, tiles: int, client: str) -> float:
         """Estimate how long a client's new scan of so many tiles would take."""
         with self._changed:
             return self._scheduler.estimate_cost(lane, tiles, client)

@@ -8,7 +8,7 @@ from app.engine.scheduler import BACKGROUND, Batch, Scheduler
 
 
 def scheduler_of(size: int) -> Scheduler[str]:
-    return Scheduler[str](lambda _: size)
+    return Scheduler[str](lambda _: size, lambda _: 1.0)
 
 
 def add(
@@ -197,7 +197,7 @@ def test_request_without_tiles_or_added_twice_is_refused() -> None:
 def test_every_tile_runs_exactly_once_and_no_slot_is_wasted(
     batch_size: int, requests: list[tuple[int, str]]
 ) -> None:
-    scheduler = Scheduler[int](lambda _: batch_size)
+    scheduler = Scheduler[int](lambda _: batch_size, lambda _: 1.0)
     for name, (tiles, lane) in enumerate(requests):
         scheduler.add(name)
         scheduler.add_tiles(name, lane, tiles)
@@ -302,7 +302,7 @@ def test_foreseen_cost_counts_little_of_what_nobody_waits_for() -> None:
 
 def test_request_is_in_one_of_the_batches_that_run_side_by_side() -> None:
     """So those that come find a free place beside one with many tiles."""
-    scheduler = Scheduler[str](lambda _: 2, batches=3)
+    scheduler = Scheduler[str](lambda _: 2, lambda _: 1.0, batches=3)
     add(scheduler, "huge", tiles=9)
     add(scheduler, "other", tiles=1)
     first = next_of(scheduler)
@@ -319,7 +319,7 @@ def test_request_is_in_one_of_the_batches_that_run_side_by_side() -> None:
 
 
 def test_batch_gives_way_to_no_request_that_runs_beside_it() -> None:
-    scheduler = Scheduler[str](lambda _: 1, batches=2)
+    scheduler = Scheduler[str](lambda _: 1, lambda _: 1.0, batches=2)
     add(scheduler, "huge", tiles=100)
     add(scheduler, "small", tiles=2)
     running, beside = next_of(scheduler), next_of(scheduler)

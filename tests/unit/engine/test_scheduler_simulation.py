@@ -167,7 +167,7 @@ def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int)
 
 @pytest.mark.parametrize("competitors", [1, 5])
 def test_one_tile_overtakes_huge_scans_after_one_batch_per_competitor(competitors: int) -> None:
-    scheduler = Scheduler[str](lambda _: 1)
+    scheduler = Scheduler[str](lambda _: 1, lambda _: 1.0)
     for number in range(competitors):
         scheduler.add(f"huge {number}")
         scheduler.add_tiles(f"huge {number}", "lane", 1000)
