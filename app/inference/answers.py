@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from app.geometry import LPS_FROM_RAS, Affine, axis_codes, spacing_of, transform
+from app.geometry import LPS_FROM_RAS, axis_codes, spacing_of, transform
 from app.inference.detector import Detection
 from app.io import (
     CandidateAnswer,
@@ -13,7 +13,6 @@ from app.io import (
     LandmarksAnswer,
     MeasurementAnswer,
     ModelRef,
-    Row,
     TimingAnswer,
     Triple,
     VolumeAnswer,
@@ -48,10 +47,10 @@ def build_answer(
         request_id=request_id,
         model=model,
         volume=VolumeAnswer(
-            shape=tuple(int(size) for size in volume.shape),
+            shape=volume.shape,
             spacing_mm=_triple(spacing_of(volume.affine)),
             orientation=axis_codes(volume.affine),
-            affine=_rows(volume.affine),
+            affine=volume.affine.tolist(),
             digest=volume.digest,
         ),
         landmarks=landmarks,
@@ -149,10 +148,3 @@ def _finite_triple(point: Point | None) -> Triple | None:
 
 def _lps(ras_mm: Point | None) -> Triple | None:
     return None if ras_mm is None else _finite_triple(transform(LPS_FROM_RAS, ras_mm))
-
-
-def _rows(affine: Affine) -> tuple[Row, Row, Row, Row]:
-    first, second, third, fourth = (
-        (float(a), float(b), float(c), float(d)) for a, b, c, d in affine
-    )
-    return first, second, third, fourth

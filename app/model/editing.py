@@ -1,7 +1,6 @@
 """Change a ``model.toml``; what people have written into it, their comments and layout, stays."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,6 @@ from tomlkit.exceptions import TOMLKitError
 from app.durable import replacing
 from app.errors import ModelRefused
 from app.model.files import hash_files, read_files, read_text
-from app.model.sections import LowerPrecision
 
 NAMED: Final = (
     ("network", "weights"),
@@ -64,15 +62,3 @@ def update_hashes(folder: Path, document: tomlkit.TOMLDocument) -> None:
                 raise ModelRefused(f"{folder.name}: network.members: expected a list of files")
             data = read_files(folder, f"{section}.{key}", [file, *members])
             found["sha256"] = hash_files(data)
-
-
-def update_precisions(
-    document: tomlkit.TOMLDocument, shifts_mm: Mapping[LowerPrecision, float]
-) -> None:
-    """Write into a manifest how far landmarks shift at most in verified precisions, in mm."""
-    # Rounded up: it is an upper bound.
-    bounds = {name: math.ceil(1e4 * shift_mm) / 1e4 for name, shift_mm in shifts_mm.items()}
-    if bounds:
-        document["precision"] = bounds
-    else:
-        document.pop("precision", None)

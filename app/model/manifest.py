@@ -55,13 +55,9 @@ class Manifest(Section):
     selfcheck: SelfCheckSpec
 
     @model_validator(mode="after")
-    def _check_measurements(self) -> "Manifest":
-        check_names(self.measurements, {landmark.name for landmark in self.landmarks})
-        return self
-
-    @model_validator(mode="after")
     def _check_names(self) -> "Manifest":
         partners = {landmark.name: landmark.mirror for landmark in self.landmarks}
+        check_names(self.measurements, partners.keys())
         if len(partners) != len(self.landmarks):
             raise ValueError("expected every landmark name once")
         for name, mirror in partners.items():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.compute import describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
-from app.model.cpu import CpuKernels
+from app.model.cpu import CpuKernels, find_head
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
 
@@ -48,7 +48,8 @@ class Network:
         self.passes = len(self._mirrors) * len(self._members)
         self._head = None
         if device.type == "cpu" and self.passes == 1 and isinstance(self._output, VotesOutput):
-            self._head = self._output.find_head(self._members[0])
+            scores, offsets = manifest.channels
+            self._head = find_head(self._members[0], scores + offsets, scores)
 
     @property
     def precision(self) -> str:

@@ -20,9 +20,9 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float32
-from torch import Tensor, nn
+from torch import Tensor
 
-from app.model.cpu import Head, find_head
+from app.model.cpu import Head
 from app.model.manifest import Manifest
 
 MAX_SIGMA: Final = 1e6
@@ -74,33 +74,22 @@ class Field:
     peak: float | None = None
     layer: OffsetLayer | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a softmax that leaves nothing for voxels which vote for no landmark."""
-        if self.activation == "softmax" and not self.background:
-            raise ValueError("expected a background channel with softmax, got none")
 
+def _exchange(values: Tensor, dim: int, axes: Sequence[int], manifest: Manifest) -> Tensor:
+    """Give each landmark what its partner has, if left and right are exchanged.
 
-class Sides:
-    """Which landmarks change their names in a mirror image, and along which axis."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        """Take a manifest's partners."""
-        self._axis = manifest.left_right
-        self._partners = manifest.partners
-
-    def exchange(self, values: Tensor, dim: int, axes: Sequence[int]) -> Tensor:
-        """Give each landmark what its partner has, if left and right are exchanged.
-
-        Args:
-            values: Any values of the landmarks.
-            dim: Its axis of landmarks; what comes before the last of them is no landmark's.
-            axes: Along which a tile was mirrored.
-        """
-        if self._axis not in axes:
-            return values
-        first = values.shape[dim] - len(self._partners)  # After the background, if there is one.
-        order = [*range(first), *(first + partner for partner in self._partners)]
-        return values.index_select(dim, torch.tensor(order, device=values.device))
+    Args:
+        values: Any values of the landmarks.
+        dim: Its axis of landmarks; what comes before the last of them is no landmark's.
+        axes: Along which a tile was mirrored.
+        manifest: Says which axis is from left to right, and who is whose partner.
+    """
+    if manifest.left_right not in axes:
+        return values
+    partners = manifest.partners
+    first = values.shape[dim] - len(partners)  # After the background, if there is one.
+    order = [*range(first), *(first + partner for partner in partners)]
+    return values.index_select(dim, torch.tensor(order, device=values.device))
 
 
 def _flip(values: Float[Tensor, "*n i j k"], axes: Sequence[int]) -> Float[Tensor, "*n i j k"]:
@@ -125,7 +114,7 @@ class VotesOutput:
         self._stride = manifest.network.output_stride
         self._softmax = manifest.network.activation == "softmax"
         self._order = manifest.network.offset_order
-        self._sides = Sides(manifest)
+        self._manifest = manifest
         self._offset_scale = (1.0, 1.0, 1.0)
         if manifest.network.offset_unit == "mm":
             x, y, z = manifest.input.spacing_mm
@@ -134,10 +123,6 @@ class VotesOutput:
     def shape(self, edges: Sequence[int]) -> list[int]:
         """Return the shape of the output for a tile of these edges."""
         return [sum(self._channels), *(edge // self._stride for edge in edges)]
-
-    def find_head(self, module: nn.Module) -> Head | None:
-        """Return a network's last layer, if scores can be computed without offsets."""
-        return find_head(module, sum(self._channels), self._channels[0])
 
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
@@ -183,8 +168,8 @@ class VotesOutput:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
         scores, offsets = (_flip(part, axes) for part in self._parts(output))
         signs = offsets.new_tensor([-1.0 if axis in axes else 1.0 for axis in range(3)])
-        offsets = self._sides.exchange(offsets, 2, axes) * signs[:, None, None, None, None]
-        return self._join(self._sides.exchange(scores, 1, axes), offsets)
+        offsets = _exchange(offsets, 2, axes, self._manifest) * signs[:, None, None, None, None]
+        return self._join(_exchange(scores, 1, axes, self._manifest), offsets)
 
     def mean(self, outputs: Iterable[Tensor]) -> Tensor:
         """Average scores; and offsets, each by the probability that its voxel votes."""
@@ -223,7 +208,7 @@ class HeatmapsOutput:
     def __init__(self, manifest: Manifest) -> None:
         """Read as a manifest says."""
         self._landmarks = len(manifest.landmarks)
-        self._sides = Sides(manifest)
+        self._manifest = manifest
         self._channels, _ = manifest.channels
         self._stride = manifest.network.output_stride
         self._activation = manifest.network.activation
@@ -253,7 +238,7 @@ class HeatmapsOutput:
 
     def unmirror(self, output: Tensor, axes: Sequence[int], _edges: Sequence[int]) -> Tensor:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
-        return self._sides.exchange(_flip(output, axes), 1, axes)
+        return _exchange(_flip(output, axes), 1, axes, self._manifest)
 
     def mean(self, outputs: Iterable[Tensor]) -> Tensor:
         """Average heatmaps as the network answers them, before their activation."""
@@ -271,7 +256,7 @@ class CoordinatesOutput:
         """Read as a manifest says."""
         network = manifest.network
         self._landmarks = len(manifest.landmarks)
-        self._sides = Sides(manifest)
+        self._manifest = manifest
         self._unit = network.coordinate_unit
         self._extras = network.coordinate_extras
         self._sigmoid = network.activation == "sigmoid"
@@ -314,7 +299,7 @@ class CoordinatesOutput:
 
     def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
-        output = self._sides.exchange(output, 1, axes).clone()
+        output = _exchange(output, 1, axes, self._manifest).clone()
         scale, first = self._voxels_per_unit(edges)
         for axis in axes:
             # Both ends of the tile together, less the position.

@@ -106,10 +106,6 @@ def load_model(
         ModelRefused: The folder breaks the contract; the key and the reason are named.
     """
 
-    def build(folder: Path, manifest: Manifest, precision: Precision) -> Network:
-        module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
-        return on_device(lambda: Network(manifest, module, device, getattr(torch, precision)))
-
     def load(folder: Path, text: str, setting: PrecisionSetting) -> LoadedModel:
         manifest = parse_manifest(folder.name, text)
         chosen = choose_precision(manifest, device, setting)
@@ -119,9 +115,11 @@ def load_model(
             inner = read_text(folder, name, "refine.folder", sha256)
             refine = load(folder / manifest.refine.folder, inner, chosen)
             _check_refine(manifest, refine)
+        module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
+        dtype: torch.dtype = getattr(torch, chosen)
         return LoadedModel(
             manifest=manifest,
-            network=build(folder, manifest, chosen),
+            network=on_device(lambda: Network(manifest, module, device, dtype)),
             shape=load_shape(folder, manifest),
             expected=load_samples(folder, manifest),
             digest=hashlib.sha256(text.encode() + manifest.network.sha256.encode()).hexdigest(),

@@ -6,6 +6,7 @@ its Field are compared with those that ``landmarkd check --write`` stored. A mod
 checked by landmarks that it must find in a phantom.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from torch import Tensor
 from app.durable import replacing
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
-from app.model.editing import editing, update_hashes, update_precisions
+from app.model.editing import editing, update_hashes
 from app.model.files import read_tensors
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest
@@ -152,7 +153,12 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
 def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:
     """Write into a ``model.toml`` how far landmarks shift in verified precisions, in mm at most."""
     with editing(folder) as document:
-        update_precisions(document, shifts_mm)
+        # Rounded up: each is an upper bound.
+        bounds = {name: math.ceil(1e4 * shift_mm) / 1e4 for name, shift_mm in shifts_mm.items()}
+        if bounds:
+            document["precision"] = bounds
+        else:
+            document.pop("precision", None)
         parse_manifest(folder.name, tomlkit.dumps(document))
 
 
