@@ -8,14 +8,14 @@ For nnU-Net, a volume is prepared as nnU-Net does it: cropped to what is not zer
 only then resampled, by splines.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from app.compute import Voxels, upload
-from app.geometry import AXIS_CODES, Affine, assign_axes, spacing_of, translation
+from app.geometry import Affine, assign_axes, spacing_of, translation
 from app.io import Volume
 from app.model import InputSpec
 from app.preprocessing.intensity import find_window, normalise_
@@ -103,17 +103,10 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     Returns:
         The view, and the affine that maps its indices to indices of ``array``.
     """
-    source = assign_axes(affine)
-    order: list[int] = []
-    signs: list[int] = []
-    for code in orientation:
-        (world_axis,) = (axis for axis, ends in enumerate(AXIS_CODES) if code in ends)
-        array_axis = source.index(world_axis)
-        along = (affine[world_axis, array_axis] >= 0) == (code == AXIS_CODES[world_axis][1])
-        order.append(array_axis)
-        signs.append(1 if along else -1)
-    flips = tuple(axis for axis, sign in enumerate(signs) if sign < 0)
-    return np.flip(array.transpose(order), flips), index_map(array.shape, order, signs)
+    axes = assign_axes(affine)
+    signs = [1 if affine[world, axis] >= 0 else -1 for axis, world in enumerate(axes)]
+    turn = ornt_transform(np.column_stack([axes, signs]), axcodes2ornt(orientation))
+    return apply_orientation(array, turn), inv_ornt_aff(turn, array.shape)
 
 
 def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
@@ -128,19 +121,3 @@ def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
         found = np.flatnonzero(array.any(axis=others))
         spans.append(slice(found[0], found[-1] + 1) if len(found) else slice(0, None))
     return array[tuple(spans)], translation([float(span.start) for span in spans])
-
-
-def index_map(shape: Sequence[int], order: Sequence[int], signs: Sequence[int]) -> Affine:
-    """Map the indices of a permuted and flipped view of an array to indices of the array.
-
-    Args:
-        shape: Of the array.
-        order: Axis of the array that each axis of the view shows.
-        signs: -1 for each axis of the view that is flipped, else 1.
-    """
-    array_from_view = np.zeros((4, 4))
-    array_from_view[3, 3] = 1.0
-    for view_axis, (array_axis, sign) in enumerate(zip(order, signs, strict=True)):
-        array_from_view[array_axis, view_axis] = sign
-        array_from_view[array_axis, 3] = shape[array_axis] - 1 if sign < 0 else 0
-    return array_from_view

@@ -17,13 +17,14 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float
+from nibabel.orientations import inv_ornt_aff
 from torch import Tensor
 
 from app.compute import HOST, upload_numbers
 from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
-from app.preprocessing.grid import Grid, index_map
+from app.preprocessing.grid import Grid
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS
 from app.preprocessing.sampling import sample_at
 from app.preprocessing.smoothing import smooth_for
@@ -92,7 +93,9 @@ def make_posed_grid(
 def reorient_grid(grid: Grid, view: int) -> Grid:
     """Permute and flip the axes of a grid into one of ``VIEWS``; no voxel value changes."""
     order, signs = VIEWS[view]
-    old_from_new = index_map(grid.voxels.shape, order, signs)
+    shown_by = np.argsort(order)  # The new axis that each old one becomes.
+    turn = np.column_stack([shown_by, np.array(signs)[shown_by]])
+    old_from_new = inv_ornt_aff(turn, grid.voxels.shape)
     flips = [axis for axis, sign in enumerate(signs) if sign < 0]
     i, j, k = (grid.spacing_mm[axis] for axis in order)
     return replace(
