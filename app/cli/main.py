@@ -330,3 +330,7 @@ def phantom(
 app.command()(export)
 app.command()(pack)
 app.command()(install)
+
+
+if __name__ == "__main__":
+    main()

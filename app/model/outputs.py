@@ -74,6 +74,11 @@ class Field:
     peak: float | None = None
     layer: OffsetLayer | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a softmax that leaves nothing for voxels which vote for no landmark."""
+        if self.activation == "softmax" and not self.background:
+            raise ValueError("expected a background channel with softmax, got none")
+
 
 def _exchange(values: Tensor, dim: int, axes: Sequence[int], manifest: Manifest) -> Tensor:
     """Give each landmark what its partner has, if left and right are exchanged.

@@ -243,6 +243,7 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
         "field": random.get("field", 1.0),
         "missing": recipe.get("missing", "unknown"),
         "cuts": recipe.get("cuts", 0.0),
+        "cut_margin": recipe.get("cut_margin", 0.0),
     }
 
 

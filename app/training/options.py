@@ -67,6 +67,7 @@ class Options:
         missing: How a landmark without a position counts.
         intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
         cuts: Share of the steps whose scans are truncated among the landmarks.
+        cut_margin: Up to where half of these are truncated beyond them, in their extents.
         folds: Number of folds of a cross-validation; None: none.
         fold: The only fold to train; None: all, and then the model itself.
         subject: Regular expression of the part of a scan's name that identifies its subject.
@@ -96,6 +97,7 @@ class Options:
     missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0
+    cut_margin: float = 0.0
     folds: int | None = None
     fold: int | None = None
     subject: str | None = None

@@ -95,6 +95,16 @@ Cuts = Annotated[
         help="Share of the steps whose scans are truncated among the landmarks, like half scans.",
     ),
 ]
+CutMargin = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Let half of the truncated scans end beyond the landmarks instead, by up to this share "
+        "of the landmarks' extent, for scans that end soon after them.",
+    ),
+]
 Scale = Annotated[
     float | None,
     typer.Option(
@@ -209,6 +219,7 @@ def train(
     intensity: Intensity = None,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
+    cut_margin: CutMargin = 0.0,
     start: Start = None,
     folds: FoldCount = None,
     fold: Fold = None,
@@ -228,10 +239,10 @@ def train(
         scans, landmarks, _folder(output, check), device=device, strict=strict, missing=missing,
         hold_out=options.read_names(validate), train_only=options.read_names(train_only) or (),
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
-        tile=options.read_tile(tile), filters=options.read_filters(filters), rotation_deg=rotation,
+        cut_margin=cut_margin, tile=options.read_tile(tile), filters=options.read_filters(filters),
         stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
         schedule=options.Schedule(steps, batch, rate, seed, precision), scale=scale, mirror=mirror,
-        elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field,
+        rotation_deg=rotation, elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field,
     ), check, second=False)  # fmt: skip
 
 
@@ -255,6 +266,7 @@ def refine(
     contrast: Contrast = 0.0,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
+    cut_margin: CutMargin = 0.0,
     start: Start = None,
     folds: SameFolds = None,
     fold: Fold = None,
@@ -275,7 +287,7 @@ def refine(
         spacing_mm=spacing, radius_mm=radius, tile=None,
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=options.Schedule(steps, batch, rate, seed, precision),
-        mirror=mirror, cuts=cuts, start=start,
+        mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
         scale=scale, elastic_mm=elastic, contrast=contrast,
     ), check, second=True)  # fmt: skip
 
