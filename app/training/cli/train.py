@@ -101,8 +101,8 @@ CutMargin = Annotated[
         min=0,
         max=1,
         metavar="SHARE",
-        help="Let half of the truncated scans end beyond the landmarks instead, by up to this share "
-        "of the landmarks' extent, for scans that end soon after them.",
+        help="Let half of the truncated scans end beyond the landmarks instead, by up to this "
+        "share of the landmarks' extent, for scans that end soon after them.",
     ),
 ]
 Scale = Annotated[
@@ -228,10 +228,7 @@ def train(
     precision: PassPrecision = None,
     device: Device = "auto",
 ) -> None:
-    """Train a model: scans and landmark files in, a model folder out.
-
-    The data are checked first. An interrupted training resumes when the command is repeated.
-    """
+    """Train a model: scans and landmark files in, a model folder out. Repeat it to resume."""
     require_extra()
     from app.training import options
 
@@ -239,10 +236,10 @@ def train(
         scans, landmarks, _folder(output, check), device=device, strict=strict, missing=missing,
         hold_out=options.read_names(validate), train_only=options.read_names(train_only) or (),
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
-        cut_margin=cut_margin, tile=options.read_tile(tile), filters=options.read_filters(filters),
+        tile=options.read_tile(tile), filters=options.read_filters(filters), rotation_deg=rotation,
         stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
         schedule=options.Schedule(steps, batch, rate, seed, precision), scale=scale, mirror=mirror,
-        rotation_deg=rotation, elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field,
+        elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field, cut_margin=cut_margin,
     ), check, second=False)  # fmt: skip
 
 
