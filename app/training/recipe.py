@@ -125,4 +125,4 @@ class Recipe:
         d = self.divisor
         longer = [(i + d, j, k - d), (i - d, j + d, k), (i, j - d, k + d)]
         flat = [(i + d, j + d, k - d), (i - d, j, k + d)]
-        return (self.tile_shape, *longer, *flat)
+        return (self.tile_shape, *(shape for shape in (*longer, *flat) if min(shape) > 0))

@@ -21,6 +21,17 @@ def test_whole_grid_network_is_trained_on_shapes_that_its_divisor_divides() -> N
         assert abs(np.prod(shape) / 64**3 - 1) < 0.2
 
 
+def test_flat_images_of_a_deep_network_keep_all_their_edges() -> None:
+    """Others are a multiple of 32 voxels shorter along an axis, of which these have no more."""
+    recipe = Recipe(
+        spacing_mm=1.0, radius_mm=5.0, tile_shape=(32, 96, 96), filters=(24, 48, 96, 128, 128)
+    )
+    assert recipe.divisor == 32
+    assert (32, 96, 96) in recipe.image_shapes()
+    assert len(recipe.image_shapes()) > 1
+    assert min(min(shape) for shape in recipe.image_shapes()) == 32
+
+
 def test_images_of_a_larger_field_are_as_long_and_as_frequent_as_asked() -> None:
     recipe = Recipe(spacing_mm=1.0, radius_mm=5.0, augmentation=Augmentation(field=1.5))
     usual = set(recipe.image_shapes())
