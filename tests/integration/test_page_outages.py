@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -76,6 +78,33 @@ def test_scan_that_ends_the_service_fails_alone(browser: Browser, models: Path) 
         assert states(page) == ["No answer", "3 of 3 found"]
         assert "while the service worked on this scan" in text_of(page, "#problem-detail")
         assert page.is_visible("#again")
+
+
+class SilentEnd(StreamRequestHandler):
+    """Reads a request to its end, and closes the connection."""
+
+    def handle(self) -> None:
+        length = 0
+        while (line := self.rfile.readline().strip().lower()) != b"":
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        self.rfile.read(length)
+
+
+def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
+    browser: Browser, models: Path
+) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        service.kill()
+        ThreadingTCPServer.allow_reuse_address = True
+        with ThreadingTCPServer(("127.0.0.1", service.port), SilentEnd) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+            drop(page, ("a.nii", command_scan()))
+            page.wait_for_selector('#stage-name:text("Trying again at")')
+            page.wait_for_selector("#work", state="hidden", timeout=20_000)
+            assert text_of(page, "#problem-title") == "No answer"
+            assert "while the service worked on this scan" in text_of(page, "#problem-detail")
+            server.shutdown()
 
 
 def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(

@@ -153,7 +153,7 @@ export function findLandmarks(file, query, { signal, onProgress }) {
   const types = { Accept: "text/event-stream", "Content-Type": "application/octet-stream" };
   for (const [name, value] of Object.entries(headers(types))) upload.setRequestHeader(name, value);
   return new Promise((resolve, reject) => {
-    let read = 0;
+    let [read, sent] = [0, false];
     const readEvents = () => {
       const end = upload.responseText.lastIndexOf("\n\n");
       if (upload.status !== 200 || end < read) return;
@@ -166,9 +166,11 @@ export function findLandmarks(file, query, { signal, onProgress }) {
         else reject(new Problem(JSON.parse(data)));
       }
     };
+    upload.upload.onload = () => (sent = true);
     upload.upload.onprogress = ({ loaded, total }) => onProgress({ stage: "upload", part: loaded / total });
     upload.onprogress = readEvents;
-    const closed = () => (read ? brokenOff() : unreachable());
+    // A service that the scan ends may have said nothing before.
+    const closed = () => (sent ? brokenOff() : unreachable());
     upload.onerror = () => reject(closed());
     upload.onabort = () => reject(signal.reason);
     upload.onload = () => {
