@@ -33,11 +33,13 @@ export const isPassing = ({ code, status }) => code === "unreachable" || PASSING
 export async function persist(attempt, signal, onWait) {
   let broken = 0;
   for (const wait of WAITS_S) {
+    // A proxy takes scans for a service that is away, too, and then closes the connection.
+    const { ready } = broken ? await getReadiness() : { ready: true };
     try {
       return await attempt();
     } catch (problem) {
       // Twice may not be by chance: the scan may be what ends the service.
-      if (!isPassing(problem) && (problem.code !== "broken-off" || broken++)) throw problem;
+      if (!isPassing(problem) && (problem.code !== "broken-off" || (ready && broken++))) throw problem;
       const ms = 1000 * Math.max(wait, problem.retryAfter);
       onWait(problem, new Date(Date.now() + ms));
       await pause(ms, signal);
