@@ -26,7 +26,7 @@ from app.cli.outputs import check_model, choose_sink, choose_writer, output_form
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, list_unread, read_scan
 from app.cli.terminal import console, describe_fault, fail, print_error, print_warning
-from app.errors import LandmarkdError, StartupError
+from app.errors import BadParameter, LandmarkdError, StartupError
 from app.io import (
     SCAN_FORMATS,
     SCAN_SUFFIXES,
@@ -252,6 +252,8 @@ def check(
     from app.cli.local import load_model
     from app.model import write_selfcheck
 
+    if scans and not write:
+        raise BadParameter("--scans: expected --write beside it, got none")
     trainer = import_trainer()
     unfinished = trainer.describe_unfinished(folder) if trainer else None
     if unfinished is not None:
@@ -259,7 +261,7 @@ def check(
     settings = read_settings(device=device)
     if write:
         write_selfcheck(folder, allow_torchscript=settings.allow_torchscript)
-    if write and scans:
+    if scans:
         _verify_precisions(folder, scans, settings)
     manifest = load_model(folder, settings).manifest
     console.print(

@@ -135,7 +135,7 @@ def _ranges(accept: str) -> list[tuple[str, float]]:
         for parameter in parameters:
             if parameter.startswith("q="):
                 try:
-                    quality = float(parameter[2:])
+                    quality = max(0.0, float(parameter[2:]))  # Of NaN, 0.
                 except ValueError:
                     quality = 0.0
         ranges.append((pattern, quality))

@@ -118,7 +118,9 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
         position = landmark.lps_mm or (0, 0, 0)
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
-        texts = (landmark.name, _described(landmark), "")
+        # Readers of such a list take each line for a row, or for a remark.
+        description = " ".join(_described(landmark).splitlines())
+        texts = (landmark.name, description, "")
         rows.append((number, *position, *flags, *texts, status, 0))
     remarks = "".join(f"# {_measured(one)}\n" for one in answer.measurements)
     return (FCSV_HEADER + remarks).encode() + _table(rows, ",")

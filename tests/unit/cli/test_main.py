@@ -284,6 +284,12 @@ def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:
     assert run("check", folder).exit_code == 0
 
 
+def test_check_refuses_scans_that_it_would_not_use(tmp_path: Path) -> None:
+    result = run("check", make_model_folder(tmp_path), "--scans", tmp_path / "scan.nii")
+    assert result.exit_code == 1
+    assert "--scans: expected --write beside it" in str(result.exception)
+
+
 def test_models_lists_valid_and_refused_folders(tmp_path: Path) -> None:
     make_model_folder(tmp_path, "sound")
     broken = tmp_path / "broken"

@@ -167,6 +167,18 @@ def test_written_file_is_read_back_in_ras(suffix: str, tmp_path: Path) -> None:
     assert points == {name: place for name, place in found.items() if place is not None}
 
 
+def test_slicer_list_has_one_line_for_each_point(tmp_path: Path) -> None:
+    answer = answer_of({"a": (1.0, 2.0, 3.0), "b": (4.0, 5.0, 6.0)})
+    lines = {"description": "left\n# upper\r\nlower"}
+    described = [landmark.model_copy(update=lines) for landmark in answer.landmarks]
+    content = write_fcsv(answer.model_copy(update={"landmarks": described}))
+    path = tmp_path / "scan.fcsv"
+    path.write_bytes(content)
+    assert list(read_landmarks(path)) == ["a", "b"]
+    assert content.count(b"\n") == 3 + 2
+    assert content.count(b"left # upper lower") == 2
+
+
 def test_number_that_is_not_finite_becomes_null() -> None:
     (landmark,) = answer_of({"a": (1.0, 2.0, 3.0)}).landmarks
     assert landmark.coherence is None
@@ -214,6 +226,7 @@ def test_same_answer_gives_the_same_bytes() -> None:
         ("text/html,application/xhtml+xml,*/*;q=0.8", "json"),
         ("application/json;q=0, */*;q=0.5", "mrk.json"),
         ("TEXT/CSV;q=oops, application/json", "json"),
+        ("application/json;q=nan, text/csv", "csv"),
     ],
 )
 def test_accept_header_is_ranked_by_quality(accept: str | None, name: str) -> None:
