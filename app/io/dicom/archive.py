@@ -35,8 +35,9 @@ STORED, DEFLATED = 0, 8
 ENCRYPTED: Final = 0x2041
 """The bits of the flags: traditional or strong encryption, or of the directory."""
 
-ZIP64: Final = (0xFFFF, 0xFFFFFFFF)
-"""Numbers that stand for larger ones elsewhere."""
+ZIP64_ENTRIES: Final = 0xFFFF
+ZIP64: Final = 0xFFFFFFFF
+"""Numbers of entries, and of bytes, that stand for larger ones elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
         _, _, _, flags, method, _, _, crc, stored, size, *lengths, _, _, _, offset = fields
         at += DIRECTORY.size + sum(lengths)
         _check_method(flags, method)
-        if {stored, size, offset} & set(ZIP64):
+        if ZIP64 in (stored, size, offset):
             raise _zip64()
         total += size
         if total > max_bytes:
@@ -140,7 +141,7 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
     if found < 0 or found + END.size > len(tail):
         raise BrokenVolume("expected a whole ZIP archive, got a truncated one")
     _, disk, first_disk, _, entries, size, start, _ = END.unpack_from(tail, found)
-    if {entries, size, start} & set(ZIP64):
+    if entries == ZIP64_ENTRIES or ZIP64 in (size, start):
         raise _zip64()
     if disk or first_disk or start + size > len(view) - len(tail) + found:
         raise _broken("its directory within one file")

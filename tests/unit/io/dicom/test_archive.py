@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import BrokenVolume, NotAVolume, RequestError, TooLarge
 from app.io.dicom import check_start
-from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, list_files
+from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, list_files
 from app.io.volume import VolumeLimits, check_header, read_volume
 from tests.support.dicom_files import as_dicom, zipped
 
@@ -33,6 +33,13 @@ def put(content: bytes, magic: bytes, at: int, form: str, value: int) -> bytes:
 def test_files_are_read_in_the_order_of_the_directory(method: int) -> None:
     files = [b"one" * 100, b"", b"two" * 70_000]
     assert read_all(zipped(files, method)) == [files[0], files[2]]
+
+
+@pytest.mark.parametrize("size", [0xFFFF, 0xFFFF - ENTRY.size - 1])
+def test_files_and_places_of_65535_bytes_are_no_zip64(size: int) -> None:
+    files = [b"x" * size, b"y"]
+    assert read_all(zipped(files, zipfile.ZIP_STORED, "{}")) == files
+    assert read_all(zipped(files[:1], zipfile.ZIP_STORED, "{}")) == files[:1]
 
 
 def test_archive_with_a_comment_and_written_as_a_stream_is_read() -> None:
@@ -76,6 +83,7 @@ def test_entry_shorter_than_declared_is_truncated() -> None:
         (DIRECTORY_MAGIC, 8, "<H", 1, BrokenVolume, "an encrypted one"),
         (DIRECTORY_MAGIC, 10, "<H", 12, BrokenVolume, "got method 12"),
         (DIRECTORY_MAGIC, 20, "<I", 0xFFFFFFFF, NotAVolume, "ZIP64"),
+        (END_MAGIC, 16, "<I", 0xFFFFFFFF, NotAVolume, "ZIP64"),
         (DIRECTORY_MAGIC, 24, "<I", 0x7FFFFFFF, TooLarge, "limit inflated_bytes"),
         (DIRECTORY_MAGIC, 24, "<I", 0x00FFFFFF, BrokenVolume, "what they are stored in"),
         (DIRECTORY_MAGIC, 42, "<I", 3, BrokenVolume, "where its directory says"),
