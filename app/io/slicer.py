@@ -374,7 +374,9 @@ def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
     columns = rows.fieldnames or ()
     for label, axes, frame in READ_TABLES:
         if {label, *axes} <= set(columns):
-            return frame, [(row[label], (_position(row, axes, frame), False)) for row in rows]
+            # A spreadsheet may end in rows of commas alone.
+            filled = (row for row in rows if any(row[name] for name in (label, *axes)))
+            return frame, [(row[label], (_position(row, axes, frame), False)) for row in filled]
     raise ValueError(
         "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "
         f"{','.join(columns) or 'none'}"

@@ -77,6 +77,14 @@ def test_row_of_a_table_without_a_position_is_not_defined(tmp_path: Path, row: s
     assert list(read_landmarks(write(tmp_path / "a.csv", text))) == ["n"]
 
 
+def test_rows_of_commas_alone_are_no_points(tmp_path: Path) -> None:
+    text = "label,l,p,s,defined\nm,,,,\n,,,,\nn,1,2,3,True\n,,,,\n,,,,,\n"
+    path = write(tmp_path / "a.csv", text)
+    assert list(read_landmarks(path, undefined=True)) == ["m", "n"]
+    with pytest.raises(ValueError, match="'' twice"):
+        read_landmarks(write(path, "name,x,y,z\n,1,2,3\n,1,2,4\n"))
+
+
 def test_unknown_frame_or_unit_is_refused(tmp_path: Path) -> None:
     lower = write(tmp_path / "a.mrk.json", markup("ras", [{"label": "n", "position": [1, 2, 3]}]))
     np.testing.assert_array_equal(read_landmarks(lower)["n"], [1, 2, 3])
