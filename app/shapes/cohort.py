@@ -57,9 +57,9 @@ def read_cohort(path: Path) -> Cohort:
         if name in found:
             raise BadParameter(f"expected each specimen once, got {name} twice in {path}")
         found[name] = points
-    if not found:
-        raise BadParameter(f"expected landmark files or a table of them, found none in {path}")
     names = dict.fromkeys(name for points in found.values() for name in points)
+    if not names:
+        raise BadParameter(f"expected landmark files or a table of them, found none in {path}")
     stack = [[points.get(name, MISSING) for name in names] for points in found.values()]
     return Cohort(tuple(found), tuple(names), np.array(stack, dtype=np.float64))
 
@@ -83,19 +83,27 @@ def _read_folder(folder: Path) -> Iterator[Specimen]:
 
 def _read_table(path: Path) -> Iterator[Specimen]:
     """Read a table with a row for each landmark of each scan."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        axes = ("ras_x_mm", "ras_y_mm", "ras_z_mm")
-        if not {"scan", "label", *axes} <= set(rows.fieldnames or ()):
-            raise BadParameter(f"expected a table with columns scan, label, {', '.join(axes)}")
-        specimens: dict[str, dict[str, RasPoint]] = {}
-        for row in rows:
-            try:
-                point = np.array([float(row[axis] or "nan") for axis in axes])
-            except (TypeError, ValueError):
-                raise BadParameter(f"{path.name}, line {rows.line_num}: not a number") from None
-            points = specimens.setdefault(row["scan"], {})
-            if row["label"] in points:
-                raise BadParameter(f"{path.name}: {row['scan']} lists {row['label']} twice")
-            points[row["label"]] = point
-    yield from specimens.items()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from _read_rows(path.name, csv.DictReader(file)).items()
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadParameter(f"{path.name}: expected a table as CSV in UTF-8: {error}") from error
+
+
+def _read_rows(table: str, rows: "csv.DictReader[str]") -> dict[str, dict[str, RasPoint]]:
+    axes = ("ras_x_mm", "ras_y_mm", "ras_z_mm")
+    if not {"scan", "label", *axes} <= set(rows.fieldnames or ()):
+        raise BadParameter(f"expected a table with columns scan, label, {', '.join(axes)}")
+    specimens: dict[str, dict[str, RasPoint]] = {}
+    for row in rows:
+        if not any(row[name] for name in ("scan", "label", *axes)):
+            continue  # A spreadsheet may end in rows of commas alone.
+        try:
+            point = np.array([float(row[axis] or "nan") for axis in axes])
+        except (TypeError, ValueError):
+            raise BadParameter(f"{table}, line {rows.line_num}: not a number") from None
+        points = specimens.setdefault(row["scan"], {})
+        if row["label"] in points:
+            raise BadParameter(f"{table}: {row['scan']} lists {row['label']} twice")
+        points[row["label"]] = point
+    return specimens

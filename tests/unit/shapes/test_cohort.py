@@ -61,6 +61,28 @@ def test_one_table_of_all_scans_is_a_cohort_too(tmp_path: Path) -> None:
         read_cohort(tmp_path / "all.csv")
 
 
+def test_a_table_may_end_in_rows_of_commas_alone(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n,,,,\n,,,,\n")
+    assert read_cohort(path).specimens == ("a",)
+
+
+@pytest.mark.parametrize(
+    "row", ["M\xfcller,x,1,2,3".encode("latin-1"), b"a" * 200_000 + b",x,1,2,3"]
+)
+def test_a_table_that_is_no_text_in_utf8_is_refused(row: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_bytes(b"scan,label,ras_x_mm,ras_y_mm,ras_z_mm\n" + row)
+    with pytest.raises(BadParameter, match=r"^all\.csv: expected a table as CSV in UTF-8: "):
+        read_cohort(path)
+
+
+def test_files_without_any_landmark_are_no_cohort(tmp_path: Path) -> None:
+    (tmp_path / "a.mrk.json").write_text(markups_json([], np.zeros((0, 3))))
+    with pytest.raises(BadParameter, match="found none"):
+        read_cohort(tmp_path)
+
+
 def test_landmarks_that_some_specimens_do_not_list_are_missing_there(tmp_path: Path) -> None:
     (tmp_path / "a.mrk.json").write_text(markups_json(["x", "y"], POINTS[0, :2]))
     (tmp_path / "b.mrk.json").write_text(markups_json(["z", "y"], POINTS[1, :2]))
