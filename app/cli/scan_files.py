@@ -22,7 +22,9 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        scans = sorted(file for file in path.iterdir() if file.name.endswith(SCAN_SUFFIXES))
+        # macOS puts a hidden ._x beside x on some disks.
+        shown = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+        scans = [file for file in shown if file.name.endswith(SCAN_SUFFIXES)]
         if not scans and any(_dicom_files(path)):
             scans = [path]
         yield from scans

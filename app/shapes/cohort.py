@@ -68,6 +68,8 @@ def _read_folder(folder: Path) -> Iterator[Specimen]:
     if not folder.is_dir():
         raise BadParameter(f"expected a folder of landmark files, or a table, got {folder}")
     for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue  # macOS puts a hidden ._x beside x on some disks.
         try:
             if is_landmark_file(path):
                 yield landmark_stem(path), read_landmarks(path, undefined=True)

@@ -63,7 +63,7 @@ def test_detect_refuses_scans_whose_answers_would_overwrite_each_other(
 def test_detect_says_what_of_a_folder_it_does_not_read(
     models: Path, scans: Path, tmp_path: Path
 ) -> None:
-    for name in ("a.mhd", "notes.txt", ".hidden"):
+    for name in ("a.mhd", "notes.txt", ".hidden", "._one.nii"):
         (scans / name).touch()
     (scans / "more").mkdir()
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)

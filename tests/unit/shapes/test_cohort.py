@@ -41,6 +41,7 @@ def write(folder: Path, suffix: str) -> Path:
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_files_of_every_format_make_the_same_cohort(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("no landmarks")
+    (tmp_path / f"._{SPECIMENS[0]}{suffix}").write_bytes(b"\0\5\x16\7\xff")
     cohort = read_cohort(write(tmp_path, suffix))
     assert (cohort.specimens, cohort.landmarks) == (SPECIMENS, NAMES)
     assert_allclose(cohort.points, POINTS, atol=1e-9)
