@@ -99,7 +99,12 @@ class LongTable(Sink):
         Raises:
             BadParameter: It holds something else.
         """
-        self._target, self._names = target, names
+        self._target = target
+        # No file in UTF-8 can hold bytes of another encoding, which a name may have.
+        self._names = {
+            path: name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            for path, name in names.items()
+        }
         rows = []
         if resume and target.exists():
             rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]

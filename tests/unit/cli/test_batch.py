@@ -1,6 +1,7 @@
 """Many scans by the command: one table, and going on where a run has stopped."""
 
 import csv
+import os
 from pathlib import Path
 
 import nibabel as nib
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from app.cli.batch import LongTable
 from app.cli.main import app
-from app.cli.scan_files import read_scan
+from app.cli.scan_files import name_answers, read_scan
 from app.shapes import read_cohort
+from tests.support.answers import make_answer
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_model_folder
 from tests.support.services import MODEL, ServiceProcess, toy_scan
@@ -105,6 +108,17 @@ def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_
     assert table.read_text() == whole
     assert "2 scans, " in result.stderr
     assert "1 scan left out, answered before" in result.stderr
+
+
+def test_a_table_escapes_what_is_not_utf8_in_the_name_of_a_scan(tmp_path: Path) -> None:
+    table = tmp_path / "all.csv"
+    names = name_answers([Path(os.fsdecode(b"M\xfcller.nii")), Path("M\xfcller.nii")])
+    sink = LongTable(table, names, resume=False)
+    for path in names:
+        sink.write(path, make_answer(["x"], np.zeros((1, 3))))
+    assert read_cohort(table).specimens == ("M\\xfcller", "M\xfcller")
+    resumed = LongTable(table, names, resume=True)
+    assert [resumed.has(path) for path in names] == [True, False]
 
 
 def test_a_table_is_started_again_unless_it_is_resumed(
