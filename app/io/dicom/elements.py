@@ -233,6 +233,9 @@ class _Walker:
                 dataset.values[tag] = self._read_value(length)
             else:
                 self._at += length
+            # Elements ascend: a file that has had no rows by then holds a document, or raw data.
+            if depth == 0 and self._at > HEAD_BYTES and tag > Tag.Rows not in dataset.values:
+                break
         return dataset
 
     def _read_items(

@@ -13,7 +13,7 @@ from app.errors import BrokenVolume, NotAVolume, RequestError, TooLarge
 from app.io.dicom import check_start
 from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, list_files
 from app.io.volume import VolumeLimits, check_header, read_volume
-from tests.support.dicom_files import as_dicom, zipped
+from tests.support.dicom_files import as_dicom, changed, zipped
 
 LIMIT = 1 << 30
 
@@ -160,6 +160,18 @@ def test_bomb_takes_no_more_memory_than_the_head_of_a_file() -> None:
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1 << 20, 9 << 20])
+def test_documents_and_raw_data_of_any_length_are_no_images(size: int) -> None:
+    without = {"Rows": None, "PixelData": None}
+    document = {"EncapsulatedDocument": bytes(size), "MIMETypeOfEncapsulatedDocument": "text/xml"}
+    files = [changed(file, **without, **document) for file in as_dicom()[:1]]
+    assert read_volume(zipped([*files, *as_dicom()])).warnings[0].startswith("1 other files")
+    with pytest.raises(NotAVolume, match="expected DICOM images, got none"):
+        check_header(files[0])
+    with pytest.raises(BrokenVolume, match="within its first"):
+        check_header(changed(as_dicom()[0], EncapsulatedDocument=bytes(9 << 20)))
 
 
 def test_archive_larger_than_allowed_is_refused_by_its_directory() -> None:
