@@ -234,7 +234,8 @@ class _Walker:
             else:
                 self._at += length
             # Elements ascend: a file that has had no rows by then holds a document, or raw data.
-            if depth == 0 and self._at > HEAD_BYTES and tag > Tag.Rows not in dataset.values:
+            has_rows = tag <= Tag.Rows or Tag.Rows in dataset.values
+            if depth == 0 and self._at > HEAD_BYTES and not has_rows:
                 break
         return dataset
 
