@@ -20,6 +20,7 @@ from tests.support.browser import (
     Page,
     choose,
     drop,
+    enter,
     opened,
     text_of,
 )
@@ -169,6 +170,20 @@ def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> 
         page.click("#cancel")
         page.wait_for_selector('#problem-title:text("Cancelled")')
         assert page.is_hidden("#work")
+
+
+def test_landmarks_are_listed_though_the_viewer_could_not_be_loaded(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.route("**/page/niivue.js", lambda route: route.abort())
+    enter(page, page_service.url)
+    assert "could not be loaded" in text_of(page, "#unseen")
+    drop(page, ("a.nii.gz", SCAN))
+    page.wait_for_selector("#rows tr")
+    assert page.is_visible("#unseen")
+    page.close()
 
 
 def test_measurements_that_fail_are_not_those_of_before(

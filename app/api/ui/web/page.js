@@ -370,13 +370,19 @@ async function loadViewer() {
     },
     onPlace: placeChosen,
   };
-  state.viewer = await makeViewer(element("canvas"), element("labels"), callbacks);
+  let reason = document.body.dataset.viewer === "present"
+    ? "Scans cannot be drawn in this browser, because it has no WebGL 2."
+    : "Scans are not drawn, because NiiVue is not installed with the service: pip install 'landmarkd[page]'.";
+  try {
+    state.viewer = await makeViewer(element("canvas"), element("labels"), callbacks);
+  } catch {
+    // Such as over a line that breaks meanwhile. Answers need no viewer.
+    reason = "Scans are not drawn, because the viewer could not be loaded; reload the page to try again.";
+  }
   element("judge").querySelector('[data-act="place"]').hidden = !state.viewer;
   if (state.viewer) return;
   element("unseen").hidden = false;
-  element("unseen").textContent = document.body.dataset.viewer === "present"
-    ? "Scans cannot be drawn in this browser, because it has no WebGL 2. Landmarks are listed."
-    : "Scans are not drawn, because NiiVue is not installed with the service: pip install 'landmarkd[page]'. Landmarks are listed.";
+  element("unseen").textContent = `${reason} Landmarks are listed.`;
 }
 
 listen();
