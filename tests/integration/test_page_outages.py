@@ -172,6 +172,24 @@ def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> 
         assert page.is_hidden("#work")
 
 
+def test_scan_opened_while_the_service_starts_is_answered_by_the_chosen_model(
+    browser: Browser, models: Path
+) -> None:
+    loading: dict[str, Any] = {"status": 503, "json": {"ready": False, "reason": "loading"}}
+    with ended(Faulty(models)) as service:
+        page = browser.new_page()
+        page.set_default_timeout(20_000)
+        page.route("**/readyz", lambda route: route.fulfill(**loading))
+        page.goto(service.url)
+        page.wait_for_selector('#state:text("Waiting for the service: loading")')
+        drop(page, ("a.nii", command_scan()))
+        page.wait_for_selector("#work", state="visible")
+        with page.expect_request("**/v1/landmarks?model=faulty*"):
+            page.unroute("**/readyz")
+        page.wait_for_selector("#rows tr")
+        page.close()
+
+
 def test_landmarks_are_listed_though_the_viewer_could_not_be_loaded(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

@@ -53,6 +53,7 @@ function look(entry) {
 async function work() {
   if (state.working) return;
   state.working = true;
+  await starting; // what is opened before the list of models is there is for the model chosen then
   for (let entry; (entry = queue.next()); ) {
     await detect(entry);
     const { problem } = entry;
@@ -386,8 +387,8 @@ async function loadViewer() {
 }
 
 listen();
-const viewing = loadViewer();
+const [viewing, starting] = [loadViewer(), start()];
 // For tests and debugging.
 window.landmarkd = state;
-await Promise.all([viewing, start()]);
+await Promise.all([viewing, starting]);
 document.body.dataset.ready = "";
