@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -87,12 +88,43 @@ class SilentEnd(StreamRequestHandler):
     def handle(self) -> None:
         length = 0
         if self.rfile.readline().startswith(b"GET"):
-            self.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"ready": true}')
+            self.tell_readiness()
             return
         while (line := self.rfile.readline().strip().lower()) != b"":
             if line.startswith(b"content-length:"):
                 length = int(line.partition(b":")[2])
         self.rfile.read(length)
+        cast("SilentServer", self.server).scans.put(length)
+
+    def tell_readiness(self) -> None:
+        self.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"ready": true}')
+
+
+class Away(SilentEnd):
+    """Says that it is not ready, as a proxy does of a service that is away, and takes scans."""
+
+    def tell_readiness(self) -> None:
+        self.wfile.write(b'HTTP/1.0 503 Away\r\n\r\n{"ready": false}')
+
+
+class SilentServer(ThreadingTCPServer):
+    """Takes scans, and answers none."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, port: int, handler: type[SilentEnd]) -> None:
+        super().__init__(("127.0.0.1", port), handler)
+        self.scans = SimpleQueue[int]()
+
+
+@contextmanager
+def silent(port: int, handler: type[SilentEnd]) -> Iterator[SilentServer]:
+    """Take scans in the place of a service, until the block ends."""
+    with SilentServer(port, handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
@@ -100,15 +132,26 @@ def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
 ) -> None:
     with serving(models) as service, opened(browser, service.url) as page:
         service.kill()
-        ThreadingTCPServer.allow_reuse_address = True
-        with ThreadingTCPServer(("127.0.0.1", service.port), SilentEnd) as server:
-            Thread(target=server.serve_forever, daemon=True).start()
+        with silent(service.port, SilentEnd):
             drop(page, ("a.nii", command_scan()))
             page.wait_for_selector('#stage-name:text("Trying again at")')
             page.wait_for_selector("#work", state="hidden", timeout=20_000)
             assert text_of(page, "#problem-title") == "No answer"
             assert "while the service worked on this scan" in text_of(page, "#problem-detail")
-            server.shutdown()
+
+
+def test_scan_is_sent_again_as_long_as_a_proxy_takes_it_for_a_service_that_is_away(
+    browser: Browser, models: Path
+) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        service.kill()
+        with silent(service.port, Away) as proxy:
+            drop(page, ("a.nii", command_scan()))
+            for _ in range(3):
+                proxy.scans.get(timeout=20)
+        with serving(models, service.port):
+            page.wait_for_selector("#rows tr")
+        assert page.is_hidden("#problem")
 
 
 def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
