@@ -107,6 +107,14 @@ class Away(SilentEnd):
         self.wfile.write(b'HTTP/1.0 503 Away\r\n\r\n{"ready": false}')
 
 
+class Stuck(SilentEnd):
+    """Does not say whether it is ready, as long as somebody waits for it."""
+
+    def tell_readiness(self) -> None:
+        cast("SilentServer", self.server).looks.put(None)
+        self.rfile.read()
+
+
 class SilentServer(ThreadingTCPServer):
     """Takes scans, and answers none."""
 
@@ -115,7 +123,7 @@ class SilentServer(ThreadingTCPServer):
 
     def __init__(self, port: int, handler: type[SilentEnd]) -> None:
         super().__init__(("127.0.0.1", port), handler)
-        self.scans = SimpleQueue[int]()
+        self.scans, self.looks = SimpleQueue[int](), SimpleQueue[None]()
 
 
 @contextmanager
@@ -152,6 +160,20 @@ def test_scan_is_sent_again_as_long_as_a_proxy_takes_it_for_a_service_that_is_aw
         with serving(models, service.port):
             page.wait_for_selector("#rows tr")
         assert page.is_hidden("#problem")
+
+
+def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
+    browser: Browser, models: Path
+) -> None:
+    with serving(models) as service, opened(browser, service.url) as page:
+        service.kill()
+        with silent(service.port, Stuck) as proxy:
+            drop(page, ("a.nii", command_scan()))
+            for _ in range(2):  # One by the wait, one before the second attempt.
+                proxy.looks.get(timeout=20)
+            page.click("#cancel")
+            page.wait_for_selector('#problem-title:text("Cancelled")', timeout=20_000)
+            assert proxy.scans.qsize() == 1
 
 
 def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(

@@ -34,7 +34,8 @@ export async function persist(attempt, signal, onWait) {
   let broken = 0;
   for (const wait of WAITS_S) {
     // A proxy takes scans for a service that is away, too, and then closes the connection.
-    const { ready } = broken ? await getReadiness() : { ready: true };
+    const { ready } = broken ? await getReadiness(signal) : { ready: true };
+    signal.throwIfAborted();
     try {
       return await attempt();
     } catch (problem) {
@@ -100,10 +101,10 @@ async function request(path, options = {}) {
   return response;
 }
 
-export async function getReadiness() {
+export async function getReadiness(signal = null) {
   // 503 has the same body as 200.
   try {
-    return await (await fetch("readyz", { headers: headers() })).json();
+    return await (await fetch("readyz", { headers: headers(), signal })).json();
   } catch {
     return { ready: false, reason: "no answer" };
   }
