@@ -237,6 +237,21 @@ def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> 
         assert page.is_hidden("#work")
 
 
+def test_file_that_was_removed_is_no_outage(browser: Browser, models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    for name in ("a.nii", "b.nii"):
+        (folder / name).write_bytes(command_scan(commands.HOLD))
+    with serving(models) as service, opened(browser, service.url) as page:
+        page.set_input_files("#folder", folder)
+        page.wait_for_selector("#scans li:nth-child(2)")
+        (tmp_path / text_of(page, "#scans li:nth-child(2) span")).unlink()
+        with service.gate.open("wb"):
+            pass
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]', timeout=20_000)
+        assert states(page) == ["3 of 3 found", "File not readable"]
+
+
 def test_scan_opened_while_the_service_starts_is_answered_by_the_chosen_model(
     browser: Browser, models: Path
 ) -> None:

@@ -65,19 +65,26 @@ async function pause(ms, signal) {
   await Promise.race([end, back()]).finally(() => (over = true));
 }
 
-const unreachable = () =>
-  new Problem({
-    code: "unreachable",
-    title: "No answer",
-    detail: "The connection to the service was closed. The service may have stopped, or refused the upload.",
-  });
+// Titles and details of what the page itself finds out, by code.
+const FOUND_OUT = {
+  "unreachable": [
+    "No answer",
+    "The connection to the service was closed. The service may have stopped, or refused the upload.",
+  ],
+  "broken-off": [
+    "No answer",
+    "The connection was closed while the service worked on this scan. The service may have stopped.",
+  ],
+  "unreadable": ["File not readable", "It was changed, moved or removed after it was opened. Please open it again."],
+};
 
-const brokenOff = () =>
-  new Problem({
-    code: "broken-off",
-    title: "No answer",
-    detail: "The connection was closed while the service worked on this scan. The service may have stopped.",
-  });
+function foundOut(code) {
+  const [title, detail] = FOUND_OUT[code];
+  return new Problem({ code, title, detail });
+}
+
+/** Whether a file is still as it was when it was opened; browsers do not read it otherwise. */
+const isReadable = (file) => file.slice(0, 1).arrayBuffer().then(() => true, () => false);
 
 function problemOf(text, status, retryAfter) {
   try {
@@ -95,7 +102,7 @@ async function request(path, options = {}) {
   try {
     response = await fetch(path, { ...options, headers: headers(options.headers) });
   } catch {
-    throw unreachable();
+    throw foundOut("unreachable");
   }
   if (!response.ok) throw problemOf(await response.text(), response.status);
   return response;
@@ -173,8 +180,8 @@ export function findLandmarks(file, query, { signal, onProgress }) {
     upload.upload.onprogress = ({ loaded, total }) => onProgress({ stage: "upload", part: loaded / total });
     upload.onprogress = readEvents;
     // A service that the scan ends may have said nothing before.
-    const closed = () => (sent ? brokenOff() : unreachable());
-    upload.onerror = () => reject(closed());
+    const closed = () => foundOut(sent ? "broken-off" : "unreachable");
+    upload.onerror = async () => reject(sent || (await isReadable(file)) ? closed() : foundOut("unreadable"));
     upload.onabort = () => reject(signal.reason);
     upload.onload = () => {
       readEvents();
