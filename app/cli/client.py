@@ -69,12 +69,18 @@ class Client:
         url: Base address, such as ``http://127.0.0.1:8000``; ``http://`` may be left out.
         api_key: Sent with every request; None if the service needs none.
         timeout_s: Time to wait for an answer.
+
+    Raises:
+        Unreachable: The address is none.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         base = url if "://" in url else f"http://{url}"
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout_s)
+        try:
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout_s)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"expected the address of a service, got {url}: {error}") from error
 
     def __enter__(self) -> "Client":
         """Keep the connection open for the context."""

@@ -81,6 +81,12 @@ def test_an_address_without_a_scheme_is_one_of_http() -> None:
             client.detect(b"x")
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:port", "::1:8000"])
+def test_an_address_that_is_none_is_said_to_be(url: str) -> None:
+    with pytest.raises(Unreachable, match=f"expected the address of a service, got {url}"):
+        Client(url)
+
+
 def test_problem_is_raised_with_its_details() -> None:
     with answering(429, PROBLEM) as url, Client(url) as client:
         with pytest.raises(ProblemError, match="Busy: later") as caught:
