@@ -268,6 +268,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def url_host(host: str) -> str:
+    """Return a host as URLs and ``Host`` have it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def read_settings(**given: object) -> Settings:
     """Read the settings from the environment; options that were given take precedence.
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.errors import Forbidden
-from app.settings import Settings, is_loopback
+from app.settings import Settings, is_loopback, url_host
 
 OriginCheck = Callable[[Scope], Forbidden | None]
 """Returns the error for which a request is refused, if it is."""
@@ -26,8 +26,7 @@ def make_origin_check(settings: Settings) -> OriginCheck:
     public = not (named or is_loopback(settings.host))
     if settings.api_keys or "*" in named or public:
         return lambda _: None
-    bound = f"[{settings.host}]" if ":" in settings.host else settings.host
-    allowed = LOCAL_HOSTS | named | {bound.lower()}
+    allowed = LOCAL_HOSTS | named | {url_host(settings.host).lower()}
 
     def check(scope: Scope) -> Forbidden | None:
         headers = Headers(scope=scope)

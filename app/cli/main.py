@@ -34,7 +34,7 @@ from app.io import (
     ModelRef,
     Volume,
 )
-from app.settings import API_KEY, PREFIX, Settings, read_settings
+from app.settings import API_KEY, PREFIX, Settings, read_settings, url_host
 
 app = typer.Typer(
     cls=Commands,
@@ -103,7 +103,7 @@ def serve(
     # Imports torch, so it comes after all errors in the command itself.
     from app.server import serve as serve_until_stopped
 
-    url = f"http://{settings.host}:{listener.getsockname()[1]}"
+    url = f"http://{url_host(settings.host)}:{listener.getsockname()[1]}"
     if demo:
         from app.cli.demo import start_demo
 

@@ -23,7 +23,7 @@ from app.errors import Draining
 from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
 from app.server.log_writer import LogWriter
-from app.settings import Settings, is_public_without_keys, unknown_variables
+from app.settings import Settings, is_public_without_keys, unknown_variables, url_host
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ class LandmarkdServer(uvicorn.Server):
         for server in getattr(self, "servers", []):
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                where = {"host": host, "port": port, "url": f"http://{shown}:{port}/"}
+                where = {"host": host, "port": port, "url": f"http://{url_host(host)}:{port}/"}
                 logger.info("listening", extra=where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from app.cli import main
 from app.cli.main import app
 from app.inference import load_checked
 from app.io.slicer import read_landmarks
@@ -341,6 +343,17 @@ def test_taken_port_is_a_clear_message(models: Path) -> None:
     assert process.returncode == 1
     assert f"127.0.0.1:{port} cannot be used" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_demo_calls_an_address_of_ipv6_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = SimpleNamespace(getsockname=lambda: ("::1", 8000, 0, 0))
+    called: list[str] = []
+    monkeypatch.setattr(main, "_listen", lambda _: listener)
+    monkeypatch.setattr(main.gc, "disable", lambda: None)
+    monkeypatch.setattr("app.cli.demo.start_demo", lambda url, _: called.append(url))
+    monkeypatch.setattr("app.server.serve", lambda *_: 0)
+    assert run("serve", "--demo", "--host", "::1").exit_code == 0
+    assert called == ["http://[::1]:8000"]
 
 
 def test_setting_out_of_bounds_is_a_clear_message(models: Path) -> None:
