@@ -57,10 +57,14 @@ CHECK = """
 import sys, pathlib, yaml
 from ray.serve.schema import ServeDeploySchema
 from app.server.ray_serve import Scale
+from app.settings import Settings
+longest_s = Settings().body_timeout_s + Settings().max_timeout_s
 for name in sys.argv[1:]:
     given = yaml.safe_load(pathlib.Path(name).read_text())
     given = yaml.safe_load(given["spec"]["serveConfigV2"]) if "spec" in given else given
-    (application,) = ServeDeploySchema.model_validate(given).applications
+    deployed = ServeDeploySchema.model_validate(given)
+    assert deployed.http_options.request_timeout_s > longest_s
+    (application,) = deployed.applications
     assert application.import_path == "app.server.ray_serve:application"
     Scale(**application.args)
 """
