@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -14,6 +15,7 @@ from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
 from tests.support.browser import (
     ABSENT,
+    BEARER,
     KEY,
     MISSING,
     NEAR_MM,
@@ -38,7 +40,7 @@ from tests.support.browser import (
 )
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
-from tests.support.services import ServiceProcess
+from tests.support.services import RAW, ServiceProcess
 
 WITHOUT_WEBGL = "HTMLCanvasElement.prototype.getContext = () => null"
 PHONE: dict[str, Any] = {
@@ -260,6 +262,20 @@ def test_broken_file_is_explained(browser: Browser, page_service: ServiceProcess
         assert "expected" in page.inner_text("#problem-detail")
         assert page.inner_text("#problem-id").startswith("Request id ")
         page.wait_for_selector("#welcome:not([hidden])")
+
+
+def test_line_separators_in_words_end_no_event(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    headers = RAW | BEARER | {"Accept": "text/event-stream"}
+    url = f"{page_service.url}/v1/landmarks?model=phantom"
+    events = httpx.post(url, content=SCAN, headers=headers, timeout=60).text
+    body = events.replace('"description":"', '"description":"\u2028')
+    answer: dict[str, Any] = {"body": body, "content_type": "text/event-stream"}
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda route: route.fulfill(**answer))
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr", timeout=20_000)
 
 
 def test_without_webgl_landmarks_are_listed(browser: Browser, page_service: ServiceProcess) -> None:

@@ -170,7 +170,8 @@ export function findLandmarks(file, query, { signal, onProgress }) {
       const events = upload.responseText.slice(read, end).split("\n\n");
       read = end + 2;
       for (const event of events) {
-        const [, name, data] = /^event: (.*)\ndata: (.*)$/.exec(event);
+        // A description may hold U+2028, which JSON leaves as it is, and a dot alone does not match.
+        const [, name, data] = /^event: (.*)\ndata: (.*)$/s.exec(event);
         if (name === "progress") onProgress(JSON.parse(data));
         else if (name === "answer") resolve(JSON.parse(data));
         else reject(new Problem(JSON.parse(data)));
