@@ -227,6 +227,21 @@ def test_page_waits_as_long_as_it_is_told_or_until_somebody_asks_again(
         assert page.is_hidden("#problem")
 
 
+def test_page_of_a_proxy_is_no_answer(browser: Browser, page_service: ServiceProcess) -> None:
+    shown = '#problem-title:text("Unexpected answer")'
+    form: dict[str, Any] = {"body": "<html>\n\n<form>", "content_type": "text/html"}
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda route: route.fulfill(**form))
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector(shown, timeout=20_000)
+        page.unroute("**/v1/landmarks?*")
+        page.click("#again")
+        page.wait_for_selector("#rows tr")
+        page.route("**/page/landmarks?*", lambda route: route.fulfill(**form))
+        page.click('[data-format="json"]')
+        page.wait_for_selector(shown, timeout=20_000)
+
+
 def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url) as page:
         page.route("**/v1/landmarks?*", lambda route: route.abort())

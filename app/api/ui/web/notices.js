@@ -22,7 +22,7 @@ export const MISFIT = "does not fit this model";
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
 // Besides those that are passing.
-const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "cancelled"];
+const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "unexpected", "cancelled"];
 
 const element = (id) => document.getElementById(id);
 

@@ -104,7 +104,9 @@ async function request(path, options = {}) {
   } catch {
     throw foundOut("unreachable");
   }
-  if (!response.ok) throw problemOf(await response.text(), response.status);
+  // No call answers HTML, but a proxy may, such as a form to log in.
+  const isPage = response.headers.get("Content-Type")?.startsWith("text/html");
+  if (!response.ok || isPage) throw problemOf(await response.text(), response.status);
   return response;
 }
 
@@ -164,9 +166,10 @@ export function findLandmarks(file, query, { signal, onProgress }) {
   for (const [name, value] of Object.entries(headers(types))) upload.setRequestHeader(name, value);
   return new Promise((resolve, reject) => {
     let [read, sent] = [0, false];
+    const isStream = () => upload.getResponseHeader("Content-Type")?.startsWith("text/event-stream");
     const readEvents = () => {
       const end = upload.responseText.lastIndexOf("\n\n");
-      if (upload.status !== 200 || end < read) return;
+      if (!isStream() || end < read) return;
       const events = upload.responseText.slice(read, end).split("\n\n");
       read = end + 2;
       for (const event of events) {
@@ -190,7 +193,7 @@ export function findLandmarks(file, query, { signal, onProgress }) {
       const { status, responseText } = upload;
       // A date instead of seconds counts as none.
       const retryAfter = Number(upload.getResponseHeader("Retry-After")) || 0;
-      reject(status === 200 ? closed() : problemOf(responseText, status, retryAfter));
+      reject(isStream() ? closed() : problemOf(responseText, status, retryAfter));
     };
     signal.addEventListener("abort", () => upload.abort());
     upload.send(file);
