@@ -242,6 +242,23 @@ def test_page_of_a_proxy_is_no_answer(browser: Browser, page_service: ServicePro
         page.wait_for_selector(shown, timeout=20_000)
 
 
+def test_chosen_model_stays_when_the_key_is_asked_for_again(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    names = [{"name": name, "version": "1", "landmarks": 3, "description": ""} for name in "ab"]
+    listed = {"models": names, "keeps_cases": False}
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+        page.evaluate("document.getElementById('ask-key').hidden = false")
+        for model in "ab":
+            page.fill("#key", KEY)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#ask-key", state="hidden")
+            assert page.input_value("#model") == model
+            page.select_option("#model", "b")
+            page.evaluate("document.getElementById('ask-key').hidden = false")
+
+
 def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url) as page:
         page.route("**/v1/landmarks?*", lambda route: route.abort())

@@ -252,7 +252,8 @@ async function loadModels() {
   const models = all.filter(({ landmarks }) => landmarks !== null);
   offerToKeep(keeps_cases);
   state.models = Object.fromEntries(models.map((model) => [model.name, model]));
-  element("model").replaceChildren(...models.map(({ name }) => new Option(name)));
+  const { value } = element("model"); // chosen before a key was asked for again
+  element("model").replaceChildren(...models.map(({ name }) => new Option(name, name, false, name === value)));
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
   setStatus(models.length ? "" : "This service has no models; see its README.");
