@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from app.cli.scan_files import read_scan
-from app.errors import LandmarkdError
+from app.errors import BrokenVolume, LandmarkdError
 from app.io import (
     CaseAnswer,
     JobAnswer,
@@ -145,6 +145,7 @@ class Client:
 
         Raises:
             ProblemError: The service refused the file, or keeps no jobs; the problem says why.
+            BrokenVolume: The file has become shorter meanwhile.
             Unreachable: No service answers.
         """
         with _open(content) as file:
@@ -271,8 +272,11 @@ class Client:
         if int(offset) < size:
             file.seek(int(offset))
             headers = PART | {"Upload-Offset": offset}
-            part = self._send("PATCH", path, content=file.read(PART_BYTES), headers=headers)
-            offset = self._header(part, "Upload-Offset")
+            part = file.read(PART_BYTES)
+            if not part:
+                raise BrokenVolume(f"expected a file of {size} bytes, as it was, got {offset}")
+            response = self._send("PATCH", path, content=part, headers=headers)
+            offset = self._header(response, "Upload-Offset")
         return int(offset)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:

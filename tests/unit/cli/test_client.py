@@ -9,6 +9,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
+from app.errors import BrokenVolume
 from app.io import correct, read_truth
 from app.io.schemas import Problem
 from tests.support.answers import make_answer
@@ -223,6 +225,23 @@ def test_large_scan_arrives_whole_though_the_service_is_killed(tmp_path: Path) -
         for service in services:
             service.kill()
     assert len(services) == 2
+
+
+@pytest.mark.timeout(20)
+def test_file_that_becomes_shorter_while_it_is_sent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = tmp_path / "scan.nii"
+    scan.write_bytes(b"12345")
+
+    def shorten(*_: object, **_options: object) -> httpx.Response:
+        scan.write_bytes(b"123")
+        return httpx.Response(200, headers={"Location": "/v1/uploads/1", "Upload-Offset": "3"})
+
+    with Client("http://127.0.0.1:1") as client:
+        monkeypatch.setattr(client, "_send", shorten)
+        with pytest.raises(BrokenVolume, match="expected a file of 5 bytes, as it was, got 3"):
+            client.submit(scan)
 
 
 def test_jobs_are_waited_for_listed_and_removed(tmp_path: Path) -> None:
