@@ -58,6 +58,7 @@ class Specimen:
         to_world: Voxel index -> mm, RAS.
         points: Landmarks in mm, RAS; NaN where the file has none.
         absent: Rows of those that are known not to be in the scan.
+        middle: What images of it are centred on, in mm; None: the middle of the points that it has.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Specimen:
     to_world: Affine
     points: Points
     absent: frozenset[int] = frozenset()
+    middle: RasPoint | None = None
 
     def values_at(self, index: Float[Tensor, "*n 3"]) -> Float[Tensor, "*n"]:
         """Interpolate at fractional voxel indices, as a grid of the service would; 0 outside."""

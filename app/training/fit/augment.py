@@ -108,7 +108,8 @@ def draw_centre(
     off, as in its centre; else uniform over the voxels of the scan.
     """
     if augmentation.place == "middle":
-        return np.asarray(np.nanmean(specimen.points, axis=0))
+        middle = specimen.middle
+        return np.asarray(np.nanmean(specimen.points, axis=0) if middle is None else middle)
     present = specimen.points[np.isfinite(specimen.points).all(axis=1)]
     if len(present) and rng.random() < NEAR_LANDMARK:
         # The image is rotated at random, so its own axes do as well as any others here.

@@ -62,12 +62,20 @@ def has_pose(points: Points, mean: Points) -> bool:
 
 
 def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
-    """Bring a specimen into the frame of the mean shape, by its own landmarks."""
-    known = np.isfinite(specimen.points).all(axis=1) & np.isfinite(mean).all(axis=1)
+    """Bring a specimen into the frame of the mean shape, by its own landmarks.
+
+    Its images are centred, as in service, on the middle of the whole shape: landmarks that the
+    specimen lacks count where the shape has them.
+    """
+    in_shape = np.isfinite(mean).all(axis=1)
+    known = np.isfinite(specimen.points).all(axis=1) & in_shape
     fit = fit_similarity(mean[known], specimen.points[known], np.ones(int(known.sum())))
     to_frame = np.linalg.inv(fit.affine)
+    points = transform(to_frame, specimen.points)
+    whole = np.where(np.isfinite(points), points, mean)[in_shape]
     return replace(
         specimen,
         to_world=to_frame @ specimen.to_world,
-        points=transform(to_frame, specimen.points),
+        points=points,
+        middle=np.asarray(whole.mean(axis=0)),
     )

@@ -5,13 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
 from app.training import pipeline
-from app.training.fit.canonical_pose import rotate_like, upright
-from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
+from app.training.data.specimens import Specimen
+from app.training.fit.augment import draw_centre
+from app.training.fit.canonical_pose import pose_specimen, rotate_like, upright
+from app.training.recipe import Augmentation
+from tests.support.training_data import (
+    BLOBS,
+    SMALL,
+    TYPICAL,
+    landmarkd,
+    make_affine,
+    points_of,
+    write_specimens,
+)
 
 
 def test_a_mean_shape_is_rotated_upright_not_mirrored() -> None:
@@ -23,6 +35,20 @@ def test_a_mean_shape_is_rotated_upright_not_mirrored() -> None:
     assert spread[0] > spread[1] > spread[2]
     np.testing.assert_allclose(turned @ turned.T, mean @ mean.T, atol=1e-9)
     assert np.linalg.det(turned[:3]) == pytest.approx(np.linalg.det(mean[:3]))
+
+
+@pytest.mark.parametrize("kept", [6, 4, 3])
+def test_images_of_a_posed_specimen_are_centred_as_in_service(kept: int) -> None:
+    """On the origin of the mean shape's frame, whichever landmarks the specimen lacks."""
+    mean = TYPICAL - TYPICAL.mean(axis=0)
+    points = np.stack(list(points_of(1).values()))
+    points[kept:] = np.nan
+    specimen = Specimen("s1", torch.zeros(2, 2, 2), make_affine(1), points)
+    posed, random = pose_specimen(specimen, mean), np.random.default_rng(0)
+    centre = draw_centre(posed, np.full(3, 9.0), Augmentation(), random)
+    np.testing.assert_allclose(centre, 0.0, atol=1e-9)
+    if kept == len(points):  # The middle of the landmarks, to the last bit.
+        assert (centre == posed.points.mean(axis=0)).all()
 
 
 @pytest.fixture(scope="module")
