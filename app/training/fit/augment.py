@@ -105,12 +105,12 @@ def draw_centre(
     """Draw the position in the scan of the image's centre, in mm, RAS.
 
     Anywhere: mostly so that a random landmark is as likely at the image's border, where it is cut
-    off, as in its centre; else uniform over the voxels of the scan.
+    off, as in its centre; else uniform over the voxels of the scan, as it is without a landmark.
     """
-    if augmentation.place == "middle":
+    present = specimen.points[np.isfinite(specimen.points).all(axis=1)]
+    if augmentation.place == "middle" and len(present):
         middle = specimen.middle
         return np.asarray(np.nanmean(specimen.points, axis=0) if middle is None else middle)
-    present = specimen.points[np.isfinite(specimen.points).all(axis=1)]
     if len(present) and rng.random() < NEAR_LANDMARK:
         # The image is rotated at random, so its own axes do as well as any others here.
         return np.asarray(rng.choice(present) + rng.uniform(-0.5, 0.5, 3) * extent_mm)

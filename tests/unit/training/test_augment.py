@@ -73,6 +73,15 @@ def test_the_image_is_exactly_zero_outside_the_scan_and_where_it_is_blanked() ->
         assert not any(image[i, j, k] for i in (0, -1) for j in (0, -1) for k in (0, -1))
 
 
+def test_image_of_a_scan_without_landmarks_shows_a_part_of_it() -> None:
+    """A mirror image has none if none has a partner; the middle of none is no place."""
+    blobs = blob_specimen(1)
+    bare = replace(blobs, points=np.full_like(blobs.points, np.nan))
+    sample = draw_sample(bare, (16, 16, 16), SPACING, Augmentation(), np.random.default_rng(0))
+    assert sample.image.abs().max() > 0
+    assert np.isnan(sample.points).all()
+
+
 def test_a_reflected_scan_goes_on_beyond_its_border() -> None:
     index = torch.tensor([[-2.0, 0.5, 0.0], [3.0, 4.5, 0.0], [5.5, 11.0, 0.0]])[None, None]
     folded = reflect(index, (4, 5, 1))
