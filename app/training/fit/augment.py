@@ -213,7 +213,8 @@ def in_reach(index: Float[Tensor, "i j k 3"], shape: Sequence[int]) -> Bool[Tens
 def reflect(index: Float[Tensor, "i j k 3"], shape: Sequence[int]) -> Float[Tensor, "i j k 3"]:
     """Fold fractional indices back into a scan at its outermost voxels, as often as it takes."""
     last = torch.tensor(shape) - 1.0
-    return last - (index.remainder(2 * last.clamp_min(0.5)) - last).abs()
+    # Of an axis of one voxel, all that is folded back is that voxel.
+    return (last - (index.remainder(2 * last.clamp_min(0.5)) - last).abs()).clamp_min_(0.0)
 
 
 def change_contrast(

@@ -93,6 +93,12 @@ def test_a_reflected_scan_goes_on_beyond_its_border() -> None:
     assert (sample.image != 0).all()
 
 
+def test_reflection_of_a_single_slice_is_that_slice() -> None:
+    index = torch.tensor([[[[-1.4, 5.0, 9.5], [0.3, 5.0, 5.0], [0.9, 5.0, -0.5]]]])
+    folded = torch.tensor([[[[0.0, 5.0, 6.5], [0.0, 5.0, 5.0], [0.0, 5.0, 0.5]]]])
+    torch.testing.assert_close(reflect(index, (1, 9, 9)), folded)
+
+
 def test_another_contrast_keeps_air_dark_and_changes_the_rest() -> None:
     ramp = torch.linspace(-0.1, 1.2, 24 * 8 * 8).reshape(24, 8, 8)
     changed = [change_contrast(ramp, np.random.default_rng(seed)) for seed in range(8)]
