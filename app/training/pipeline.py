@@ -121,7 +121,7 @@ def run_first(options: Options, plan: Plan, console: Console) -> bool:
     """Read the specimens of a plan, and train the first network."""
     names, recipe = plan.names, plan.recipe
     specimens: Sequence[Specimen] = [
-        load_specimen(files, names, recipe.spacing_mm, recipe.intensity)
+        load_specimen(files, names, recipe.spacing_mm, recipe.intensity, recipe.missing)
         for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
     ]
     if options.mirror:
@@ -177,7 +177,9 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
         raise ValueError("expected a plan with a mean shape, got none")
     coarse_mm = min(first.input.spacing_mm)
     specimens: Sequence[Specimen] = [
-        load_specimen(files, plan.names, recipe.spacing_mm, first.input.intensity, coarse_mm)
+        load_specimen(
+            files, plan.names, recipe.spacing_mm, recipe.intensity, recipe.missing, coarse_mm
+        )
         for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
     ]
     if options.mirror:

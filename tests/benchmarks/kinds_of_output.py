@@ -172,8 +172,11 @@ def _draw_tiles(batch: Sequence[Scan], random: np.random.Generator) -> list[Scan
 
 def _vote_loss(network: nn.Module, batch: Sequence[Scan], random: np.random.Generator) -> Tensor:
     visible = torch.ones(TILE, TILE, TILE, dtype=torch.bool)
-    samples = [Sample(tile[None], points, visible) for tile, points in _draw_tiles(batch, random)]
-    targets = make_targets(samples, 2.0, STRIDE, RADIUS_MM, missing_is_absent=True)
+    samples = [
+        Sample(tile[None], points, visible, frozenset(np.flatnonzero(np.isnan(points[:, 0]))))
+        for tile, points in _draw_tiles(batch, random)
+    ]
+    targets = make_targets(samples, 2.0, STRIDE, RADIUS_MM)
     output = network(torch.stack([sample.image for sample in samples]))
     score, offset = vote_loss(output, targets, RADIUS_MM / 2.0)
     return score + offset

@@ -19,7 +19,8 @@ def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Spe
     """Return the mirror image of a specimen; it shares the voxels.
 
     Returns:
-        The scan with its world's x axis reversed; landmarks without a partner are NaN.
+        The scan with its world's x axis reversed; landmarks without a partner are NaN, and not
+        absent: the image may show them, where nobody has placed anything.
     """
     flip = np.diag([-1.0, 1.0, 1.0, 1.0])
     points = specimen.points[partners] * (-1.0, 1.0, 1.0)

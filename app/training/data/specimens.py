@@ -31,6 +31,7 @@ from app.preprocessing import (
     smooth_for,
     width_of,
 )
+from app.training.options import Missing
 
 
 class SpecimenFiles(NamedTuple):
@@ -162,6 +163,7 @@ def load_specimen(
     names: Sequence[str],
     spacing_mm: float,
     intensity: IntensitySpec,
+    missing: Missing = "unknown",
     window_spacing_mm: float | None = None,
 ) -> Specimen:
     """Read a scan and its landmarks and prepare it for augmentation.
@@ -175,6 +177,7 @@ def load_specimen(
         names: Landmarks in the order of the network's channels.
         spacing_mm: Of the model's grid.
         intensity: The model's rule.
+        missing: How a landmark without a position counts of which nobody says that it is absent.
         window_spacing_mm: Of the first network's grid, if this is for a second one.
 
     Raises:
@@ -201,5 +204,9 @@ def load_specimen(
         # As in make_grid, which does so last: see values_at.
         values = smooth_for(volume.voxels, spacing_mm, volume.affine, torch.device("cpu"))
         values = values.sub_(window[0]).div_(width_of(window))
-    absent = (row for row, name in enumerate(names) if name in truth and truth[name] is None)
+    absent = (
+        row
+        for row, name in enumerate(names)
+        if truth.get(name) is None and (name in truth or missing == "absent")
+    )
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))

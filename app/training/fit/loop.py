@@ -222,13 +222,7 @@ def backward(
     network: nn.Module, samples: Sequence[Sample], recipe: Recipe, device: torch.device
 ) -> tuple[float, float]:
     """Run a batch forward and backward; returns its score loss and offset loss."""
-    targets = make_targets(
-        samples,
-        recipe.spacing_mm,
-        recipe.stride,
-        recipe.radius_mm,
-        missing_is_absent=recipe.missing == "absent",
-    )
+    targets = make_targets(samples, recipe.spacing_mm, recipe.stride, recipe.radius_mm)
     images = torch.stack([sample.image for sample in samples]).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
         output = network(images.contiguous(memory_format=torch.channels_last_3d))

@@ -49,7 +49,6 @@ def make_targets(
     spacing_mm: float,
     stride: int,
     radius_mm: float,
-    missing_is_absent: bool,
 ) -> Targets:
     """Compute the targets of a batch.
 
@@ -58,8 +57,6 @@ def make_targets(
         spacing_mm: Spacing of the images, isotropic.
         stride: Image voxels per output voxel.
         radius_mm: Distance up to which a voxel votes.
-        missing_is_absent: Whether a landmark without a position is absent (its score should be low
-            everywhere) rather than unknown, even if nobody has said so of its scan.
     """
     shape = samples[0].image.shape[1:]
     points = torch.from_numpy(np.stack([sample.points for sample in samples])).float()
@@ -77,7 +74,7 @@ def make_targets(
     size = distance[0, 0].shape
     owner = image * points.shape[1] + landmark
     index = ((owner * size[0] + voxel[0]) * size[1] + voxel[1]) * size[2] + voxel[2]
-    known = torch.isfinite(points).all(dim=2) | missing_is_absent
+    known = torch.isfinite(points).all(dim=2)
     for each, sample in zip(known, samples, strict=True):
         each[list(sample.absent)] = True
     return Targets(

@@ -129,6 +129,8 @@ def test_landmarks_that_a_person_found_absent_are_told_from_unknown_ones(tmp_pat
     path, _ = kept(tmp_path)
     voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.int16)
     (tmp_path / "case.nii").write_bytes(as_nifti(voxels, np.diag([-9.0, -9.0, 9.0, 1.0])))
-    specimen = load_specimen(SpecimenFiles("case", tmp_path / "case.nii", path), "ecba", 9.0, RULE)
+    files = SpecimenFiles("case", tmp_path / "case.nii", path)
+    specimen = load_specimen(files, "ecba", 9.0, RULE)
     assert specimen.absent == {1}
+    assert load_specimen(files, "ecba", 9.0, RULE, "absent").absent == {0, 1}
     assert np.isfinite(specimen.points).all(axis=1).tolist() == [False, False, True, True]
