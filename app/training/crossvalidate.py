@@ -29,14 +29,14 @@ from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled,
 from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
 from app.training.files import CHECKPOINT, FOLDS, OUTCOMES, REFINE
 from app.training.fit.suggest import Choice
-from app.training.options import Missing, Options
+from app.training.options import Options
 from app.training.pipeline import (
     Stage,
     check_and_report,
     options_as_before,
     print_choices,
 )
-from app.training.record import check_same, read_record, refuse_finished, seen_by
+from app.training.record import check_same, missing_of, read_record, refuse_finished, seen_by
 
 
 def crossvalidate(
@@ -237,14 +237,9 @@ def train_fold(
         return False
     detector = Detector(load_checked(folder, choose_device(options.device)))
     held_out = [specimen.files for specimen in plan.split.held_out]
-    write_outcomes(plan.folder, measure(detector, held_out, console, missing_of(folder)))
+    missing = missing_of(read_record(folder))
+    write_outcomes(plan.folder, measure(detector, held_out, console, missing))
     return True
-
-
-def missing_of(folder: Path) -> Missing:
-    """Return how a landmark without a position counted when the first network was trained."""
-    record = read_record(folder)
-    return "absent" if record and record["recipe"]["missing"] == "absent" else "unknown"
 
 
 def pool_folds(options: Options, folds: Folds, is_refine: bool) -> PooledOutcomes:

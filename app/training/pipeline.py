@@ -39,7 +39,7 @@ from app.training.fit.suggest import (
 from app.training.fit.warm_start import load_weights
 from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
-from app.training.record import Record, read_record, refuse_finished, seen_by
+from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,8 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
         )
     if options.start is not None:
         mean = rotate_like(mean, names, options.start)
+    # As for the first network; or as before, as it has not always been so.
+    options = replace(options, missing=missing_of(record or read_record(options.folder)))
     suggested = suggest_refine_recipe(options_as_before(options, record), checked, first, mean)
     return make_plan(options, folder, names, chosen, suggested, mean)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from app.errors import StartupError
 from app.training.files import CHECKPOINT, RECORD
+from app.training.options import Missing
 from app.training.recipe import Recipe
 
 WEIGHTS_SUFFIXES: Final = (".safetensors", ".onnx", ".pt", ".ts")
@@ -56,6 +57,12 @@ def seen_by(record: Mapping[str, Any] | None) -> set[str]:
     """List the specimens that the weights of a record have learned from, in any training."""
     found = record or {}
     return {*found.get("train", ()), *found.get("seen_before", ())}
+
+
+def missing_of(record: Mapping[str, Any] | None) -> Missing:
+    """Return how a landmark without a position counted in the training of a record."""
+    recipe = (record or {}).get("recipe", {})
+    return "absent" if recipe.get("missing") == "absent" else "unknown"
 
 
 def write_record(folder: Path, record: Record) -> None:

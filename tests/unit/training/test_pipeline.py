@@ -12,7 +12,7 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
 from app.model import editing
-from app.training.files import CHECKPOINT, CURVES, HISTORY
+from app.training.files import CHECKPOINT, CURVES, HISTORY, RECORD
 from tests.support.training_data import (
     BLOBS,
     SMALL,
@@ -178,6 +178,21 @@ def test_scans_none_of_which_has_enough_landmarks_for_a_mean_shape_are_refused(
         write_points(data, f"s{seed}", dict([points[seed], points[seed + 1]]))
     with pytest.raises(BadParameter, match="expected a scan with at least 4 landmarks"):
         landmarkd("refine", tmp_path / "mine", data / "scans", data / "landmarks", *SMALL)
+
+
+def test_second_network_takes_missing_landmarks_as_the_first_one_does(
+    data: Path, tmp_path: Path
+) -> None:
+    """One that is resumed goes on as it was started."""
+    folder, files = tmp_path / "mine", (data / "scans", data / "landmarks")
+    finer = ("refine", folder, *files, "--spacing", "1.0", *SMALL)
+    run(data, folder, "--missing", "absent")
+    landmarkd(*finer)
+    path = folder / "refine" / RECORD
+    text = path.read_text()
+    assert '"missing": "absent"' in text
+    path.write_text(text.replace('"missing": "absent"', '"missing": "unknown"'))
+    assert "all 1 steps are done" in landmarkd(*finer)
 
 
 def test_weights_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
