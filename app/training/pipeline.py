@@ -245,7 +245,7 @@ def options_as_before(options: Options, record: dict[str, Any] | None) -> Option
     """Fill in what the options leave open from the record of the training that is resumed."""
     if record is None:
         return options
-    recipe = record["recipe"]
+    recipe, schedule = record["recipe"], options.schedule
     edge = str(recipe["tile_shape"][0])
     tile = read_tile(WHOLE if recipe["sees"] == "whole" else edge)
     return replace(
@@ -254,7 +254,11 @@ def options_as_before(options: Options, record: dict[str, Any] | None) -> Option
         radius_mm=options.radius_mm or recipe["radius_mm"],
         tile=options.tile or tile,
         intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
-        schedule=replace(options.schedule, batch=options.schedule.batch or recipe["batch"]),
+        schedule=replace(
+            schedule,
+            batch=schedule.batch or recipe["batch"],
+            precision=schedule.precision or recipe.get("precision"),
+        ),
     )
 
 

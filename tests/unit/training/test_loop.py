@@ -109,7 +109,7 @@ def test_a_resumed_training_keeps_its_choices(
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
         chosen = ("--steps", "2", "--validate", "two", "--spacing", "1.5", "--device", "cpu")
-        rule = ("--intensity", "window:0,900")
+        rule = ("--intensity", "window:0,900", "--precision", "bfloat16")
         CliRunner().invoke(app, [str(word) for word in (*words, *chosen, *rule)])
     before = read_record(folder)
     landmarkd(*words, "--steps", 2, "--device", "cpu")
