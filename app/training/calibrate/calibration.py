@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -97,7 +97,7 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
 
 
 def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[str, LoadedModel]:
-    """Load the models of all folds.
+    """Load the models of all folds, with as many networks as the model itself has.
 
     Returns:
         For each scan, the model that was not trained on it.
@@ -106,8 +106,11 @@ def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[s
         ModelRefused: The folder of a fold breaks the contract.
     """
     models: dict[str, LoadedModel] = {}
+    alone = read_manifest(folder).refine is None
     for number, names in enumerate(folds.members, start=1):
         model = load_checked(folds.folder(folder, number), device)
+        if alone:  # A second network is trained in the folds first.
+            model = replace(model, refine=None)
         models |= dict.fromkeys(names, model)
     return models
 

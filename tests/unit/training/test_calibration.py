@@ -1,6 +1,7 @@
 """Regions and thresholds from held-out scans, as they are printed and written."""
 
 import io
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +16,16 @@ from app.errors import BadParameter
 from app.inference.load import load_checked
 from app.model import editing
 from app.model.manifest import read_manifest
-from app.training.calibrate.calibration import Calibration, calibrate_model, write_calibration
+from app.training.calibrate.calibration import (
+    Calibration,
+    calibrate_model,
+    load_fold_models,
+    write_calibration,
+)
 from app.training.calibrate.calibration_runs import CalibrationRun, CalibrationRuns, run_scan
 from app.training.calibrate.regions import calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
+from app.training.data.folds import Folds
 from app.training.data.specimens import pair_files
 from app.training.options import Missing
 from tests.support.model_folders import make_model_folder
@@ -130,6 +137,22 @@ def test_a_model_is_run_on_the_scan_its_halves_and_blanks(trained: Path) -> None
         assert second == ()  # After one step of training, no pose is found.
         assert all(one.present for one in first) == (run.kind == "whole")
     assert not any(one.present for run in runs[-2:] for one in run.answer)
+
+
+def test_second_networks_that_only_folds_have_so_far_answer_nothing(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Regions of what both networks answer are several times too small for the first alone."""
+    folder, folds = tmp_path / "mine", Folds(1, (("one",), ("two",)), {}, {})
+    for number, inner in enumerate((folder, folds.folder(folder, 1), folds.folder(folder, 2))):
+        shutil.copytree(trained / "mine", inner)
+        with editing(inner) as document:
+            document["name"] = inner.name
+            if number != 1:
+                del document["refine"]
+    models = load_fold_models(folder, folds, torch.device("cpu"))
+    assert [models[name].manifest.name for name in ("one", "two")] == ["fold-1", "fold-2"]
+    assert [models[name].refine for name in ("one", "two")] == [None, None]
 
 
 @pytest.mark.parametrize(("missing", "known"), [("unknown", False), ("absent", True)])
