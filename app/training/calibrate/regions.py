@@ -166,9 +166,13 @@ def calibrate_intervals(
 
 def detected_errors(outcomes: Sequence[Outcome]) -> np.ndarray:
     """List the errors of detected landmarks, in mm: only these are answered with a region."""
-    mm = [outcome.error_mm for outcome in outcomes if outcome.status == "detected"]
-    errors = np.array(mm, dtype=np.float64)
-    return np.asarray(errors[np.isfinite(errors)])
+    mm = [outcome.error_mm for outcome in outcomes if has_error(outcome)]
+    return np.array(mm, dtype=np.float64)
+
+
+def has_error(outcome: Outcome) -> bool:
+    """Return whether a landmark is answered with a region, and it is known how far off it is."""
+    return outcome.status == "detected" and math.isfinite(outcome.error_mm)
 
 
 def region_margin(outcomes: Sequence[Outcome], radius_mm: float) -> float:
@@ -181,7 +185,7 @@ def region_margin(outcomes: Sequence[Outcome], radius_mm: float) -> float:
     Returns:
         In mm; 0 for a network without a radius.
     """
-    inside = [one.inside_mm for one in outcomes if one.status == "detected"]
+    inside = [one.inside_mm for one in outcomes if has_error(one)]
     margin = max(0.0, float(np.percentile(inside, MARGIN_PERCENTILE)))
     return min(margin, radius_mm) if math.isfinite(radius_mm) else 0.0
 
@@ -224,7 +228,7 @@ def shares_within(outcomes: Sequence[Outcome], regions: Mapping[str, Region]) ->
         inside = [
             outcome.error_mm <= regions[outcome.landmark].radius_mm
             for outcome in mine
-            if len(detected_errors([outcome]))
+            if has_error(outcome)
         ]
         if inside:
             shares[scan] = float(np.mean(inside))

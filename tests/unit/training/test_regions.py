@@ -57,7 +57,8 @@ def test_regions_hold_as_near_to_the_border_as_nearly_all_they_were_calibrated_o
     """Not nearer; but further away than the network votes from, a border cuts nothing off."""
     outcomes = [outcome(0.1, inside_mm=float(i)) for i in range(101)]
     doubted = [outcome(0.1, inside_mm=0.0, status="low_confidence")] * 50
-    assert region_margin([*outcomes, *doubted], 7.5) == 5.0
+    nobody_knows = [replace(doubted[0], status="detected", error_mm=math.nan, known=False)] * 50
+    assert region_margin([*outcomes, *doubted, *nobody_knows], 7.5) == 5.0
     assert region_margin(outcomes, 3.0) == 3.0
     assert region_margin(outcomes, math.inf) == 0.0
 
