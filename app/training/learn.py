@@ -136,8 +136,14 @@ def hold_out(
     """List the cases that no version is trained on.
 
     Raises:
-        BadParameter: They are too few to tell which version is better, or not unseen.
+        BadParameter: They are too few to tell which version is better, not unseen, or not there.
     """
+    known = {files.name for files in [*kept, *old]}
+    if unknown := sorted(set(options.hold_out or ()) - known):
+        raise BadParameter(
+            f"--validate: expected names of scans that --with gives, found none named "
+            f"{shorten(unknown)}"
+        )
     record = read_record(options.folder) or {}
     new = choose_held_out([files.name for files in kept], record)
     names = {*record.get("held_out", ()), *new}

@@ -177,6 +177,8 @@ def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
     assert chosen & {"seen", "recorded", "named"} == {"recorded", "named"}
     with pytest.raises(BadParameter, match=r"--validate: expected scans that .*, got seen"):
         hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
+    with pytest.raises(BadParameter, match=r"--validate: expected names of .* none named nmaed"):
+        hold_out(replace(given, hold_out=("named", "nmaed")), whole_cases(store), old)
 
 
 def test_frames_of_one_file_are_held_out_together_and_count_as_one_case() -> None:
