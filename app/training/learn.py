@@ -25,7 +25,7 @@ from app.training.evaluate.model_card import write_section
 from app.training.files import REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
-from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
+from app.training.pipeline import Plan, check_and_report, make_plan, run_first, run_refine
 from app.training.record import read_record, seen_by
 from app.training.versions import exclusive, keep_regions, prepare_next, put_in_place
 
@@ -272,6 +272,7 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     names = tuple(landmark.name for landmark in manifest.landmarks)
     suggested = suggest_recipe(options, checked)
     plan = make_plan(options, options.folder, names, chosen, suggested, None)
+    plan = remember_held_out(plan, start)
     if not run_first(options, plan, console):
         return False
     if manifest.refine is None:
@@ -286,4 +287,19 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     recipe, choices = suggest_refine_recipe(options, checked, manifest, mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
     plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), mean)
-    return run_refine(options, plan, console)
+    return run_refine(options, remember_held_out(plan, start), console)
+
+
+def remember_held_out(plan: Plan, start: Path) -> Plan:
+    """Record what was held out for the version before, too, where it is not at hand this time.
+
+    Else it would be trained on as soon as it is.
+
+    Args:
+        plan: Of the next version.
+        start: Folder of the network that it starts from.
+    """
+    record, before = plan.record, read_record(start) or {}
+    known = {*record.train, *record.held_out}
+    more = (name for name in before.get("held_out", ()) if name not in known)
+    return replace(plan, record=replace(record, held_out=(*record.held_out, *more)))

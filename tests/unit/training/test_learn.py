@@ -16,15 +16,19 @@ from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
+from app.training.data.split import Split
 from app.training.files import RECORD
 from app.training.learn import (
     LearnOptions,
     choose_held_out,
     hold_out,
     learn,
+    remember_held_out,
     whole_cases,
 )
-from app.training.record import read_record
+from app.training.pipeline import Plan
+from app.training.recipe import Recipe
+from app.training.record import Record, read_record
 from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive
 from tests.support.training_data import landmarkd, write_data
@@ -179,6 +183,15 @@ def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
         hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
     with pytest.raises(BadParameter, match=r"--validate: expected names of .* none named nmaed"):
         hold_out(replace(given, hold_out=("named", "nmaed")), whole_cases(store), old)
+
+
+def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> None:
+    """A version learned without --with names the old scans that no later one may be trained on."""
+    (tmp_path / RECORD).write_text(json.dumps({"held_out": ["old", "kept", "trained"]}))
+    record = Record(Recipe(1.0, 5.0), ("a",), ("trained", "new"), ("kept", "more"), mirror=False)
+    plan = Plan(tmp_path, ("a",), Split((), (), ""), record.recipe, (), None, record)
+    assert remember_held_out(plan, tmp_path).record.held_out == ("kept", "more", "old")
+    assert remember_held_out(plan, tmp_path / "none") == plan
 
 
 def test_frames_of_one_file_are_held_out_together_and_count_as_one_case() -> None:
