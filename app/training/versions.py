@@ -132,7 +132,11 @@ def _beside(folder: Path, which: str) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders in one step, which nobody sees half done."""
+    """Exchange the names of two folders in one step, which nobody sees half done.
+
+    Links stay, and lead to what was exchanged.
+    """
+    one, other = one.resolve(), other.resolve()
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
     if rename is None or rename(*names):

@@ -52,6 +52,20 @@ def test_version_before_comes_back_once(tmp_path: Path) -> None:
         put_back(folder)
 
 
+def test_link_to_a_model_leads_to_the_version_in_place(tmp_path: Path) -> None:
+    """Its target may be on another disk, where no exchange with the link itself is possible."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "disk").mkdir()
+    folder = make_model_folder(tmp_path / "disk")
+    link = tmp_path / "models" / folder.name
+    link.symlink_to(folder)
+    put_in_place(prepare_next(link), link)
+    assert link.is_symlink()
+    assert (version_of(folder), version_of(link)) == ("1.0.1", "1.0.1")
+    assert put_back(link) == ("1.0.1", "1.0.0")
+    assert (link.is_symlink(), version_of(folder)) == (True, "1.0.0")
+
+
 def test_process_killed_at_any_step_leaves_a_whole_model_in_place(tmp_path: Path) -> None:
     states = set()
     for step in range(KILLED):
