@@ -80,10 +80,11 @@ def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
     """Compute how far the landmarks of half the scans are from the fitted shape, in mm.
 
     Returns:
+        To three decimals, as it is written: regions are calibrated in units of what they grow by.
         None without a shape.
     """
     known = [one for one in _distances(outcomes).values() if one is not None]
-    return max(MIN_SCALE_MM, float(np.median(known))) if known else None
+    return max(MIN_SCALE_MM, round(float(np.median(known)), 3)) if known else None
 
 
 def growths(outcomes: Sequence[Outcome], scale_mm: float | None) -> dict[str, float]:

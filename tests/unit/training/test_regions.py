@@ -156,6 +156,12 @@ def test_intervals_follow_from_regions_that_grow() -> None:
     assert calibrate_intervals([spec], errors, regions, 3.0) == pytest.approx(constant)
 
 
+def test_regions_are_calibrated_with_the_scale_that_is_written() -> None:
+    """In a subject of some mm, a thousandth of one matters."""
+    assert typical_distance([outcome(0.001, from_shape_mm=0.0016)]) == 0.002
+    assert typical_distance([outcome(0.001, from_shape_mm=0.0)]) == 0.001
+
+
 def test_without_a_shape_no_region_grows() -> None:
     assert typical_distance([outcome(0.1), outcome(0.2, scan="b")]) is None
     assert in_units_of_growth([outcome(0.1)], 0.5)[0].error_mm == 0.1
