@@ -144,7 +144,7 @@ def warn_of_untrained(folds: Folds, checked: CheckedData, console: Console) -> N
     landmarks = untrained_landmarks(folds, checked.specimens)
     if landmarks:
         message = f"only scans of one fold have {shorten(landmarks)}: its model cannot learn them"
-        console.print(f"[yellow]{message}[/yellow]", highlight=False)
+        console.print(message, style="yellow", highlight=False)
 
 
 def fold_choice(folds: Folds) -> Choice:
@@ -188,7 +188,7 @@ def check_warm_start(options: Options, folds: Folds, console: Console, is_refine
         message = (
             f"nothing says what {start} was trained on: if on these scans, the errors mean nothing"
         )
-        console.print(f"[yellow]{message}[/yellow]", highlight=False)
+        console.print(message, style="yellow", highlight=False)
 
 
 def fold_start(options: Options, folds: Folds, number: int, is_refine: bool) -> Path | None:

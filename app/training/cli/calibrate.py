@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from app.training.cli.arguments import (
     Device,
@@ -12,6 +11,7 @@ from app.training.cli.arguments import (
     ModelFolder,
     Scans,
     load_model,
+    make_console,
     pair_scans,
     print_warning,
     require_extra,
@@ -57,7 +57,7 @@ def calibrate(
 
     if folds == bool(only):
         raise typer.BadParameter("expected either --only NAME, for each scan held out, or --folds")
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     held_out = pair_scans(scans, landmarks, only or ())
     if only:
         refuse_leaked(model, held_out)
@@ -68,5 +68,5 @@ def calibrate(
         made = finished_folds(model, scans, landmarks)
         models = load_fold_models(model, made, choose_device(device))
     runs = run_all(models, held_out, console, missing)
-    calibrate_model(model, loaded, runs, Console(), made)
+    calibrate_model(model, loaded, runs, make_console(), made)
     load_model(model, device)

@@ -14,6 +14,7 @@ from app.training.cli.arguments import (
     ModelFolder,
     Scans,
     load_model,
+    make_console,
     pair_scans,
     print_warning,
     require_extra,
@@ -50,14 +51,14 @@ def evaluate(
     if output is not None:  # Before the scans are measured, which may take hours.
         output.mkdir(parents=True, exist_ok=True)
     detector = Detector(load_model(model, device))
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     leaked = find_leaked(model, specimens)
     measured = measure(detector, specimens, console, missing)
-    print_tables(measured.outcomes, Console())
+    print_tables(measured.outcomes, make_console())
     deviations = measurements.compare_measurements(
         detector.model.manifest.measurements, measured.outcomes
     )
-    measurements.print_measurements(deviations, Console())
+    measurements.print_measurements(deviations, make_console())
     if output is not None and measured.outcomes:
         write_tables(measured.outcomes, output)
         measurements.write_measurements(deviations, output)
@@ -74,6 +75,6 @@ def evaluate(
 def _print_failures(failures: Sequence[str], console: Console) -> None:
     """Name the scans that could not be measured, and end with 1 if there are any."""
     for failure in failures:
-        console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
+        console.print(failure, style="red", highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)

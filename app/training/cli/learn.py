@@ -10,7 +10,7 @@ from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
 from app.settings import API_KEY
-from app.training.cli.arguments import FOLDER, Device, require_extra
+from app.training.cli.arguments import FOLDER, Device, make_console, require_extra
 from app.training.cli.train import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def learn(
     from app.training.options import read_names
     from app.training.versions import put_back
 
-    console = Console()
+    console = make_console()
     if back:
         now, before = put_back(model)
         console.print(f"version {before} is in place again, {now} is not", highlight=False)

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
-from rich.console import Console
 
 from app.errors import BadParameter
-from app.training.cli.arguments import FOLDER, Device, MissingIs, require_extra
+from app.training.cli.arguments import FOLDER, Device, MissingIs, make_console, require_extra
 
 if TYPE_CHECKING:
     from app.training.options import Options
@@ -309,7 +308,7 @@ def _train(options: "Options", check: bool, *, second: bool) -> None:
     from app.training.pipeline import FIRST, SECOND, train_network
 
     crossed = options.folds is not None or options.fold is not None
-    run, console = crossvalidate if crossed else train_network, Console()
+    run, console = crossvalidate if crossed else train_network, make_console()
     if not run(options, SECOND if second else FIRST, console, only_check=check):
         console.print("all is saved: the same command resumes from here")
         raise typer.Exit(INTERRUPTED)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rich.table import Table
+from rich.text import Text
 
 Severity = Literal["error", "warning", "note"]
 
@@ -47,9 +48,8 @@ def issue_table(issues: Sequence[Issue]) -> Table:
             if issue.severity == severity:
                 rows.setdefault(issue.message, []).append(issue.where)
         for message, where in rows.items():
-            table.add_row(
-                f"[{colour}]{severity}[/{colour}]", _escape(shorten(where)), _escape(message)
-            )
+            # As Text, of which no bracket is taken for markup.
+            table.add_row(Text(severity, colour), Text(shorten(where)), Text(message))
     return table
 
 
@@ -59,8 +59,3 @@ def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:
     if len(unique) <= limit + 1:
         return ", ".join(unique)
     return f"{', '.join(unique[:limit])} and {len(unique) - limit} more"
-
-
-def _escape(text: str) -> str:
-    """Keep rich from reading brackets in file names as markup."""
-    return text.replace("[", "\\[")

@@ -81,7 +81,7 @@ def report_pooled(
     print_tables(pooled.outcomes, console, folds)
     console.print(describe_spread(spread), highlight=False)
     for failure in pooled.failures:
-        console.print(f"[red]{failure}[/red]", highlight=False, soft_wrap=True)
+        console.print(failure, style="red", highlight=False, soft_wrap=True)
     write_tables(pooled.outcomes, folder, folds)
     write_csv(folder / SPREAD, spread_lines(spread))
     if pooled.outcomes:

@@ -151,7 +151,7 @@ def measure(
             failures.append(f"{files.name}: {error}")
     if unknown:
         message = f"the model does not know these landmarks of the files: {', '.join(unknown)}"
-        console.print(f"[yellow]{message}[/yellow]", highlight=False, soft_wrap=True)
+        console.print(message, style="yellow", highlight=False, soft_wrap=True)
     taken = statistics.median(seconds) if seconds else None
     return Measurement(tuple(outcomes), tuple(failures), taken)
 

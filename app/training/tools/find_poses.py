@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float64
-from rich.console import Console
 
 from app.compute import choose_device
 from app.geometry import Points, scaling, spacing_of, transform, translation
@@ -25,6 +24,7 @@ from app.inference import Detector, load_checked
 from app.io import Volume, markups_json, read_landmarks, read_volume
 from app.preprocessing import index_grid, sample_at
 from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
+from app.training.cli.arguments import make_console
 from app.training.data.specimens import landmark_names, pair_files, rows_of
 from app.training.fit.augment import random_rotation
 
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(landmark_names(specimens)) - set(names)
     if unknown:
         raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
-    console = Console()
+    console = make_console()
     options.output.mkdir(parents=True, exist_ok=True)
     for files in specimens:
         volume = read_volume(files.scan.read_bytes())

@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.training.cli.arguments import make_console
+from app.training.data.issues import Issue, issue_table
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
-from app.training.evaluate.tables import HEADINGS
+from app.training.evaluate.tables import HEADINGS, print_tables
 from app.training.tools.make_phantoms import make_phantoms
 from tests.support.outcomes import outcome
 from tests.unit.training.test_synthetic_crops import slope
@@ -160,6 +162,17 @@ def test_landmarks_that_the_model_does_not_know_are_named(report: Path) -> None:
         "does not know these landmarks of the files: wedding ring"
         in (report / "stderr").read_text()
     )
+
+
+def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither is swallowed, nor does one that looks like an end tag end the command."""
+    names = ("tip [left]", "tip [/right]")
+    some = [outcome(0.1, landmark=name, scan=f"{name} 1") for name in names]
+    print_tables(some, make_console())
+    make_console().print(issue_table([Issue("error", *names)]))
+    said = capsys.readouterr().out
+    for name in names:
+        assert said.count(name) == 3
 
 
 def test_only_the_named_scans_are_used(phantoms: Path) -> None:
