@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float64
 
 from app.compute import choose_device
+from app.errors import LandmarkdError
 from app.geometry import Points, scaling, spacing_of, transform, translation
 from app.inference import Detector, load_checked
 from app.io import Volume, markups_json, read_landmarks, read_volume
@@ -168,7 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--poses", type=int, default=POSES, help="random poses per scan")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     options = parser.parse_args(arguments)
-    specimens = pair_files(options.scans, options.landmarks)
+    try:
+        specimens = pair_files(options.scans, options.landmarks)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     detector = Detector(load_checked(options.model, choose_device(options.device)))
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
     unknown = set(landmark_names(specimens)) - set(names)
@@ -176,15 +180,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
     console = make_console()
     options.output.mkdir(parents=True, exist_ok=True)
+    failures = []
     for files in specimens:
-        volume = read_volume(files.scan.read_bytes())
-        points = rows_of(read_landmarks(files.landmarks), names)
-        pose = find_pose(detector, volume, points, options.poses)
+        try:
+            volume = read_volume(files.scan.read_bytes())
+            points = rows_of(read_landmarks(files.landmarks), names)
+            pose = find_pose(detector, volume, points, options.poses)
+        except (LandmarkdError, ValueError) as error:
+            failures.append(f"{files.name}: {error}")
+            continue
         moved = options.output / f"{files.name}.mrk.json"
         moved.write_text(markups_json(names, pose.points), encoding="utf-8")
         console.print(
             f"{files.name}: {pose.residual_mm:.3f} mm median, {100 * pose.found:.0f} % found"
         )
+    if failures:
+        raise SystemExit("\n".join(failures))
 
 
 if __name__ == "__main__":

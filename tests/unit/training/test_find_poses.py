@@ -58,3 +58,23 @@ def test_landmarks_that_the_model_does_not_know_are_refused(tmp_path: Path) -> N
     (truth / "one.mrk.json").write_text(markups_json(["elbow"], np.zeros((1, 3))))
     with pytest.raises(SystemExit, match="elbow"):
         main([str(tmp_path), str(truth), "--model", str(PHANTOM), "-o", str(tmp_path / "out")])
+
+
+def test_scans_that_the_model_does_not_find_are_named_at_the_end(tmp_path: Path) -> None:
+    """The others are moved all the same."""
+    phantom = make_phantom(4711)
+    for name, content in (("a", b"no scan"), ("b", scan_bytes(phantom))):
+        (tmp_path / f"{name}.nii.gz").write_bytes(content)
+        points = markups_json(phantom.names, phantom.points)
+        (tmp_path / f"{name}.mrk.json").write_text(points)
+    few = phantom.points.copy()
+    few[3:] = np.nan
+    (tmp_path / "c.nii.gz").write_bytes(scan_bytes(phantom))
+    (tmp_path / "c.mrk.json").write_text(markups_json(phantom.names, few))
+    folders = [str(tmp_path), str(tmp_path), "--model", str(PHANTOM), "-o", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"^a: .*\nc: expected .* finds at least four landmarks"):
+        main([*folders, "--poses", "1", "--device", "cpu"])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b.mrk.json"]
+    (tmp_path / "c.mrk.json").unlink()
+    with pytest.raises(SystemExit, match=r"expected a landmark file for c\.nii\.gz"):
+        main([*folders, "--device", "cpu"])
