@@ -32,6 +32,9 @@ BIAS: Final = 0.3
 BIAS_KNOTS: Final = 3
 """Its control points along each axis: coils are large."""
 
+MAX_OFF_VOXELS: Final = 0.5
+"""By which a landmark of an image may lie beside where the image shows it."""
+
 Vector = Float64[np.ndarray, " 3"]
 Knots = Float64[np.ndarray, "a b c n"]
 """Values of a smooth field at its control points, such as displacements in voxels (n = 3)."""
@@ -181,14 +184,18 @@ def interpolate_at(
 def invert_deformation(points: Points, knots: Knots, shape: Sequence[int]) -> Points:
     """Find where the deformed image shows a point, by fixed-point iteration.
 
-    The displacement changes by far less than a voxel per voxel, so ten steps reach float precision.
+    The displacement mostly changes by far less than a voxel per voxel, so ten steps reach float
+    precision. Where a strong deformation changes by more, and may even fold the image, they may
+    lead nowhere: such a point is NaN, as it is not known where it is shown.
     """
     target = torch.from_numpy(np.nan_to_num(points)).float()
     found = target.clone()
     for _ in range(10):
         found = target - interpolate_at(found, knots, shape)
+    off = (found + interpolate_at(found, knots, shape) - target).norm(dim=-1)
     result = found.double().numpy()
     result[~np.isfinite(points)] = np.nan
+    result[(off > MAX_OFF_VOXELS).numpy()] = np.nan
     return np.asarray(result)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from app.preprocessing.posed_grid import index_grid
@@ -11,6 +12,7 @@ from app.training.fit.augment import (
     draw_sample,
     interpolate_at,
     interpolate_grid,
+    invert_deformation,
     reflect,
 )
 from app.training.recipe import Augmentation
@@ -46,6 +48,24 @@ def test_deformation_of_all_voxels_is_that_of_each() -> None:
     torch.testing.assert_close(
         interpolate_grid(knots, SHAPE), interpolate_at(grid, knots, SHAPE), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(("elastic_voxels", "fewest", "most"), [(0.36, 1, 1), (4, 0.7, 0.95)])
+def test_no_landmark_is_put_where_a_deformed_image_does_not_show_it(
+    elastic_voxels: float, fewest: float, most: float
+) -> None:
+    """Where a deformation folds the image, it is unknown."""
+    random = np.random.default_rng(6)
+    points, kept = random.uniform(0, SHAPE, (200, 3)), []
+    for _ in range(5):
+        knots = elastic_voxels * random.standard_normal((5, 5, 5, 3))
+        found = invert_deformation(points, knots, SHAPE)
+        known = np.isfinite(found).all(axis=1)
+        shown = torch.from_numpy(found[known]).float()
+        shown = shown + interpolate_at(shown, knots, SHAPE)
+        assert np.linalg.norm(shown.numpy() - points[known], axis=1).max() < 0.6
+        kept.append(known.mean())
+    assert fewest <= np.mean(kept) <= most
 
 
 def test_same_seed_gives_the_same_sample() -> None:
