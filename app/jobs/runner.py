@@ -111,12 +111,17 @@ class JobRunner:
 
     async def run(self) -> None:
         """Run what is queued until this is cancelled; then what is running is queued again."""
-        while (claim := await self._claim(suspect=True)) is not None:
-            await self._run(claim)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._sweep())
-            for _ in range(CONCURRENCY):
-                group.create_task(self._work())
+        try:
+            while (claim := await self._claim(suspect=True)) is not None:
+                await self._run(claim)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._sweep())
+                for _ in range(CONCURRENCY):
+                    group.create_task(self._work())
+        except asyncio.CancelledError:
+            # After what the pool's one thread does now, which may be to claim a scan.
+            await self._insist(self.store.release_all)
+            raise
 
     async def close(self) -> None:
         """Give the folder back, once ``run`` has ended."""
@@ -157,28 +162,28 @@ class JobRunner:
         self._runs[claim.id] = _Run(claim.job, task)
         try:
             await asyncio.wait((task,))
-            keep = self._outcome(claim, task)
-        except asyncio.CancelledError:
+        finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await self._insist(partial(self.store.release, claim, counted=False))
-            raise
-        finally:
             del self._runs[claim.id]
-        await self._insist(keep)
+        if (keep := self._outcome(claim, task)) is not None:
+            # What waits for its turn is kept, too, if the service stops: it is not found again.
+            await asyncio.shield(self._insist(keep))
 
-    def _outcome(self, claim: Claim, task: "asyncio.Task[LandmarksAnswer]") -> Callable[[], object]:
-        """Say what to do in the store about a run that has ended."""
+    def _outcome(
+        self, claim: Claim, task: "asyncio.Task[LandmarksAnswer]"
+    ) -> Callable[[], object] | None:
+        """Say what to do in the store about a run that has ended; None: nothing."""
         stopping = not self._engine.admission.open
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or (error is not None and stopping):
-            # The job was removed, or the service is; whatever failed then is tried again.
-            return partial(self.store.release, claim, counted=False)
+            # The job was removed, or the service stops, which has all that failed then tried again.
+            return None
         if error is None:
             self._count("ok", claim)
             return partial(self.store.settle, claim, "done", task.result().model_dump_json())
         if isinstance(error, NotReady):
-            return partial(self.store.release, claim, counted=True)
+            return partial(self.store.release, claim)
         problem = self._describe(error, claim.order.request_id)
         self._count(problem.code, claim)
         return partial(self.store.settle, claim, "failed", problem.model_dump_json())

@@ -78,13 +78,18 @@ class JobStore:
             job = db.execute("SELECT * FROM job WHERE id = ?", (row["job"],)).fetchone()
         return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order_of(job))
 
-    def release(self, claim: Claim, *, counted: bool) -> None:
-        """Have a scan that is running run again, if it is still there; this attempt may count."""
+    def release(self, claim: Claim) -> None:
+        """Have a scan that is running run again, if it is still there; this attempt counts."""
         with self.folder.transaction() as db:
             db.execute(
-                "UPDATE scan SET state = 'queued', attempts = attempts - ?"
-                " WHERE id = ? AND state = 'running'",
-                (0 if counted else 1, claim.id),
+                "UPDATE scan SET state = 'queued' WHERE id = ? AND state = 'running'", (claim.id,)
+            )
+
+    def release_all(self) -> None:
+        """Have all that is running run again, as if it had not been tried: nothing runs it now."""
+        with self.folder.transaction() as db:
+            db.execute(
+                "UPDATE scan SET state = 'queued', attempts = attempts - 1 WHERE state = 'running'"
             )
 
     def settle(self, claim: Claim, state: Literal["done", "failed"], outcome: str) -> bool:

@@ -91,7 +91,7 @@ def test_scan_is_settled_once(store: JobStore) -> None:
     claim = claimed(store)
     assert store.settle(claim, "done", "first")
     assert not store.settle(claim, "done", "second")
-    store.release(claim, counted=True)
+    store.release(claim)
     assert store.outcome("anna", job, 0)[2] == "first"
     assert store.claim() is None
 
@@ -105,8 +105,10 @@ def test_scan_that_was_running_is_run_again_by_the_next_process(
     claim = claimed(again, suspect=True)
     assert (claim.job, claim.attempts) == (job, 2)
     assert bytes(again.folder.files.open(claim.job, claim.entry, ENOUGH)) == SCAN
-    again.release(claim, counted=False)
+    again.release_all()
     assert claimed(again).attempts == 2
+    again.release(claim)
+    assert claimed(again).attempts == 3
 
 
 def test_scans_that_have_not_run_are_not_suspect(store: JobStore) -> None:
@@ -144,7 +146,7 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
     with pytest.raises(UnknownJob):
         store.folder.files.open(claim.job, claim.entry, ENOUGH)
     assert not store.settle(claim, "done", "late")
-    store.release(claim, counted=True)
+    store.release(claim)
     assert store.list_jobs("anna") == []
     assert files(tmp_path) == []
     assert (store.folder.usage.queued, store.folder.usage.bytes) == (0, 0)

@@ -1,0 +1,118 @@
+"""The runner of jobs: what is kept of its work if the service is stopped in the middle of it."""
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.problems import describe_problem
+from app.engine import Engine, Metrics
+from app.errors import NotAVolume
+from app.inference import Detection
+from app.io import ReadinessAnswer
+from app.jobs import JobFolder, JobRunner
+from app.jobs.records import Claim
+from app.jobs.store import JobStore
+from app.model import Registry
+from app.settings import Settings
+from tests.unit.jobs import DAY_S, ENOUGH, order
+
+PATIENCE_S = 30.0
+
+
+class Refusing(Engine):
+    """An engine that refuses every scan, once it may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Settings(models_dir=folder, device="cpu"), Metrics())
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    def readiness(self) -> ReadinessAnswer:
+        return ReadinessAnswer(ready=True, reason="ready", models={})
+
+    async def detect(self, *_: object, **__: object) -> Detection:
+        self.asked.set()
+        await self.may_answer.wait()
+        raise NotAVolume("expected a scan, got another file")
+
+
+@pytest.fixture(autouse=True)
+def _any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registry, "get", lambda *_: None)
+
+
+async def steps() -> None:
+    """Let what is ready on the event loop go on until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def started(path: Path) -> tuple[Refusing, JobRunner, "asyncio.Task[None]"]:
+    engine = Refusing(path)
+    runner = JobRunner(JobFolder(path, ENOUGH, DAY_S), engine, Metrics(), describe_problem)
+    return engine, runner, asyncio.create_task(runner.run())
+
+
+async def stopped(runner: JobRunner, running: "asyncio.Task[None]", held: threading.Event) -> None:
+    """Stop a runner whose thread is held until it has been told to stop."""
+    running.cancel()
+    await steps()
+    held.set()
+    await asyncio.wait((running,))
+    assert running.cancelled()
+    await runner.close()
+
+
+def test_outcome_that_waits_to_be_kept_is_kept_before_a_stop(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    async def scenario() -> str:
+        engine, runner, running = started(tmp_path)
+        accept = partial(runner.store.accept, order(), b"scan", None)
+        job = await runner.accept("anna", accept)
+        await engine.asked.wait()
+        call = asyncio.create_task(runner.call("bert", partial(held.wait, PATIENCE_S)))
+        await steps()
+        engine.may_answer.set()
+        await steps()
+        assert not runner.progress()  # It has run, and what is to be kept waits for the thread.
+        await stopped(runner, running, held)
+        await call
+        return job
+
+    job = asyncio.run(scenario())
+    folder = JobFolder(tmp_path, ENOUGH, DAY_S)
+    assert JobStore(folder).find("anna", job).counts == {"failed": 1}
+    folder.close()
+
+
+def test_scan_that_is_claimed_during_a_stop_counts_as_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed, held = threading.Event(), threading.Event()
+
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path)
+        runner.store.accept(order(), b"scan", None)  # The task has not begun.
+        claim = runner.store.claim
+
+        def claim_slowly(*values: Any, **options: Any) -> Claim | None:
+            found = claim(*values, **options)
+            if found is not None:
+                claimed.set()
+                held.wait(PATIENCE_S)
+            return found
+
+        monkeypatch.setattr(runner.store, "claim", claim_slowly)
+        assert await asyncio.to_thread(claimed.wait, PATIENCE_S)
+        await stopped(runner, running, held)
+        assert not engine.asked.is_set()
+
+    asyncio.run(scenario())
+    folder = JobFolder(tmp_path, ENOUGH, DAY_S)
+    assert JobStore(folder).claim(suspect=True) is None
+    assert JobStore(folder).claim() is not None
+    folder.close()
