@@ -84,7 +84,8 @@ class Devices:
             for loop in self.loops
             if not loop.lost
         }
-        copies = {loop.index: self._result(loop, future) for loop, future in futures.items()}
+        results = {loop.index: self._result(loop, future) for loop, future in futures.items()}
+        copies = {index: copy for index, copy in results.items() if copy is not None}
         if not copies:
             raise NotReady("expected a working device, but all are lost")
         first = next(iter(copies.values()))
@@ -92,9 +93,14 @@ class Devices:
             raise ModelRefused(f"{first.manifest.name}: expected a folder that stays as it is")
         return first if len(self.loops) == 1 else replace(first, copies=copies)
 
-    def _result(self, loop: DeviceLoop, future: Future[LoadedModel]) -> LoadedModel:
+    def _result(self, loop: DeviceLoop, future: Future[LoadedModel]) -> LoadedModel | None:
+        """Wait for a device's copy; None if the device is lost meanwhile."""
         try:
             return future.result()
+        except NotReady:
+            if not loop.lost:
+                raise
+            return None
         except ModelRefused as refusal:
             if len(self.loops) == 1:
                 raise

@@ -242,6 +242,29 @@ def test_model_is_loaded_on_every_device_and_only_its_thread_touches_it(tmp_path
     assert loaded.on(1).digest == loaded.digest
 
 
+def test_model_is_loaded_on_the_others_while_a_device_is_lost(model: LoadedModel) -> None:
+    begun, lost = threading.Barrier(len(NAMES) + 1), threading.Event()
+
+    def load_on(_: torch.device, *, on_device: OnDevice) -> LoadedModel:
+        begun.wait(30)
+        assert lost.wait(30)
+        on_device(lambda: None)
+        return model
+
+    async def scenario() -> LoadedModel:
+        async with Running() as running:
+            running.unsound = {1}
+            loading = asyncio.create_task(
+                run_in_daemon_thread(lambda: running.devices.load(load_on))
+            )
+            await asyncio.to_thread(begun.wait, 30)
+            await running.end(1)
+            lost.set()
+            return await loading
+
+    assert asyncio.run(scenario()).copies == {0: model}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
