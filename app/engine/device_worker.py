@@ -236,7 +236,8 @@ class DeviceWorker:
             if not state.started:
                 state.started = True
                 job.queue_s += now - job.queued_s
-                self._metrics.observe_wait(len(state.plan), job.queue_s)
+                if not job.tiles_run:  # Of another pass it is neither the size nor the first wait.
+                    self._metrics.observe_wait(len(state.plan), job.queue_s)
         tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
         return launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)

@@ -200,7 +200,7 @@ class RunsTwice(Detector):
         if self.has_run:
             return super().finish(state)
         self.has_run = True
-        return replace(state, votes=[], unmerged=0)
+        return replace(state, votes=[], unmerged=0, started=False)
 
 
 def test_another_pass_over_a_scan_is_queued_again(
@@ -219,6 +219,24 @@ def test_another_pass_over_a_scan_is_queued_again(
     assert_same_landmarks(detection, Detector(model).detect(scan(1)))
     assert [step.tile for step in steps] == sorted(step.tile for step in steps)
     assert steps[-1].tiles == 2 * tiles
+
+
+def test_scan_of_several_passes_counts_once_among_those_that_waited(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.device_loop.Detector", RunsTwice)
+    metrics = Metrics()
+
+    async def scenario() -> None:
+        loop = DeviceLoop(BatchSizes(3), metrics)
+        loop.start()
+        await ask(loop, model, scan(1))
+        await loop.stop()
+
+    asyncio.run(scenario())
+    lines = metrics.render().decode().splitlines()
+    counts = [line for line in lines if line.startswith("landmarkd_wait_seconds_count")]
+    assert [float(line.split()[-1]) for line in counts] == [1.0]
 
 
 def test_late_request_fails_at_once_though_the_device_is_busy(
