@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -102,8 +103,9 @@ class LocalDetector:
         """
         start = time.perf_counter()
         volume = read_volume(content, self._limits, Selection(frame=frame, series=series))
-        decode_s = time.perf_counter() - start
-        detection = Detector(self._model).detect(volume, decode_s=decode_s)
+        decode_ms = 1e3 * (time.perf_counter() - start)
+        found = Detector(self._model).detect(volume)
+        detection = replace(found, timing=replace(found.timing, decode=decode_ms))
         total_ms = 1e3 * (time.perf_counter() - start)
         return build_answer(
             detection,

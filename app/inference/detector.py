@@ -255,20 +255,13 @@ class Detector:
         passes = state.refine_passes + 1
         return _next_pass(state, model, grid, start, coarse=coarse, pose=pose, refine_passes=passes)
 
-    def detect(
-        self,
-        volume: Volume,
-        *,
-        decode_s: float = 0.0,
-        on_device: OnDevice = call_here,
-    ) -> Detection:
+    def detect(self, volume: Volume, *, on_device: OnDevice = call_here) -> Detection:
         """Find the landmarks of one scan by itself, tile by tile.
 
         The service does this for self-checks only: tiles of its scans share batches.
 
         Args:
             volume: The scan.
-            decode_s: How long decoding took, for the answer.
             on_device: Calls every stage on the thread that owns the device.
 
         Returns:
@@ -289,7 +282,7 @@ class Detector:
             for tile in range(len(state.plan)):
                 on_device(partial(run, state, tile))
             outcome = on_device(partial(self.finish, state))
-        return conclude(state, outcome, tiles, decode_s=decode_s)
+        return conclude(state, outcome, tiles)
 
 
 def _withhold_regions(
@@ -328,16 +321,10 @@ def _next_pass(
 
 
 def conclude(
-    state: ScanState,
-    landmarks: tuple[Landmark, ...],
-    tiles: int,
-    *,
-    decode_s: float = 0.0,
-    queue_s: float = 0.0,
+    state: ScanState, landmarks: tuple[Landmark, ...], tiles: int, *, queue_s: float = 0.0
 ) -> Detection:
     """Put together what is known about a scan once its landmarks are located."""
     times = StageTimes(
-        decode=1e3 * decode_s,
         prepare=1e3 * state.prepare_s,
         queue=1e3 * queue_s,
         network=1e3 * state.network_s,
