@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float64
+from rich.console import Console
 
 from app.compute import choose_device
 from app.errors import LandmarkdError
@@ -25,7 +26,6 @@ from app.inference import Detector, load_checked
 from app.io import Volume, markups_json, read_landmarks, read_volume
 from app.preprocessing import index_grid, sample_at
 from app.shapes import MIN_LANDMARKS, Similarity, fit_similarity
-from app.training.cli.arguments import make_console
 from app.training.data.specimens import landmark_names, pair_files, rows_of
 from app.training.fit.augment import random_rotation
 
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(landmark_names(specimens)) - set(names)
     if unknown:
         raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
-    console = make_console()
+    console = Console(markup=False, emoji=False)  # Names may hold brackets.
     options.output.mkdir(parents=True, exist_ok=True)
     failures = []
     for files in specimens:

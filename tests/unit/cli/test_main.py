@@ -349,7 +349,7 @@ def test_demo_calls_an_address_of_ipv6_in_brackets(monkeypatch: pytest.MonkeyPat
     listener = SimpleNamespace(getsockname=lambda: ("::1", 8000, 0, 0))
     called: list[str] = []
     monkeypatch.setattr(main, "_listen", lambda _: listener)
-    monkeypatch.setattr(main.gc, "disable", lambda: None)
+    monkeypatch.setattr("gc.disable", lambda: None)
     monkeypatch.setattr("app.cli.demo.start_demo", lambda url, _: called.append(url))
     monkeypatch.setattr("app.server.serve", lambda *_: 0)
     assert run("serve", "--demo", "--host", "::1").exit_code == 0
