@@ -104,11 +104,13 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
     found: tuple[dict[str, Path], dict[str, Path]] = ({}, {})
     duplicates, others = [], []
     for path in sorted({path for folder in (scans, landmarks) for path in folder.iterdir()}):
+        if path.name.startswith("."):
+            continue  # macOS puts a hidden ._x beside x on some disks.
         if path.parent == scans and path.name.endswith(SCAN_SUFFIXES):
             by_name, name = found[0], scan_stem(path.name)
         elif path.parent == landmarks and is_landmark_file(path):
             by_name, name = found[1], landmark_stem(path)
-        elif path.is_file() and not path.name.startswith("."):
+        elif path.is_file():
             others.append(path)
             continue
         else:

@@ -13,7 +13,7 @@ from app.io.volume import read_volume
 from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing import Pose, index_grid, make_posed_grid
 from app.preprocessing.grid import make_grid
-from app.training.data.specimens import SpecimenFiles, load_specimen, pair_files
+from app.training.data.specimens import SpecimenFiles, list_files, load_specimen, pair_files
 from tests.support.dicom_files import PLACE, as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.unit.io.test_cases import kept
@@ -28,6 +28,13 @@ def test_two_files_of_one_name_are_no_pair(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("name,x,y,z\na,1,2,3\n")
     with pytest.raises(ValueError, match="expected one file of a name, got several named one"):
         pair_files(tmp_path, tmp_path)
+
+
+def test_hidden_files_are_neither_scans_nor_landmarks(tmp_path: Path) -> None:
+    for name in ("a.nii.gz", "a.mrk.json", "._a.nii.gz", "._a.mrk.json", ".DS_Store"):
+        (tmp_path / name).touch()
+    files = list_files(tmp_path, tmp_path)
+    assert (list(files.scans), list(files.landmarks), files.others) == (["a"], ["a"], ())
 
 
 @pytest.mark.parametrize(
