@@ -206,9 +206,6 @@ def load_specimen(
         # As in make_grid, which does so last: see values_at.
         values = smooth_for(volume.voxels, spacing_mm, volume.affine, torch.device("cpu"))
         values = values.sub_(window[0]).div_(width_of(window))
-    absent = (
-        row
-        for row, name in enumerate(names)
-        if truth.get(name) is None and (name in truth or missing == "absent")
-    )
+    judged = names if missing == "absent" else truth
+    absent = (row for row, name in enumerate(names) if name in judged and truth.get(name) is None)
     return Specimen(files.name, values, volume.affine, points, frozenset(absent))
