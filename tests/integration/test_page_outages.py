@@ -169,8 +169,7 @@ def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
         service.kill()
         with silent(service.port, Stuck) as proxy:
             drop(page, ("a.nii", command_scan()))
-            for _ in range(2):  # One by the wait, one before the second attempt.
-                proxy.looks.get(timeout=20)
+            proxy.looks.get(timeout=20)
             page.click("#cancel")
             page.wait_for_selector('#problem-title:text("Cancelled")', timeout=20_000)
             assert proxy.scans.qsize() == 1

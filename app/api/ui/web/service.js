@@ -84,7 +84,17 @@ function foundOut(code) {
 }
 
 /** Whether a file is still as it was when it was opened; browsers do not read it otherwise. */
-const isReadable = (file) => file.slice(0, 1).arrayBuffer().then(() => true, () => false);
+async function isReadable(file) {
+  try {
+    // Not a part of it, which of a file that is gone is empty.
+    const reader = file.stream().getReader();
+    await reader.read();
+    await reader.cancel();
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 function problemOf(text, status, retryAfter) {
   try {
