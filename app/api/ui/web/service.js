@@ -103,7 +103,7 @@ function problemOf(text, status, retryAfter) {
   } catch {
     // Such as the HTML of a proxy.
   }
-  const words = { title: "Unexpected answer", detail: `Got HTTP status ${status}.` };
+  const words = { title: "Unexpected answer", detail: `Got HTTP status ${status}, not from the service itself: perhaps from a proxy in front of it.` };
   return new Problem({ code: "unexpected", status, ...words }, retryAfter);
 }
 
