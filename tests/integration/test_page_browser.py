@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -202,21 +201,6 @@ def test_page_ends_with_its_content_on_a_phone(
             touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
         assert row(page, "ball")[1] == "placed"
         assert mark_of(page, "ball", 0)["x"] == pytest.approx(mark["x"] + 18, abs=0.5)
-
-
-def test_folder_is_searched_for_scans(
-    browser: Browser, page_service: ServiceProcess, tmp_path: Path
-) -> None:
-    for name in ("a.nii.gz", "notes.txt", "more/b.nii.gz"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"neither is a scan")
-    with opened(browser, page_service.url) as page:
-        page.set_input_files("#folder", tmp_path)
-        page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]')
-        names = page.locator("#scans span:first-child").all_text_contents()
-        folder = tmp_path.name
-        assert sorted(names) == [f"{folder}/a.nii.gz", f"{folder}/more/b.nii.gz"]
 
 
 def test_frame_is_remembered(browser: Browser, page_service: ServiceProcess) -> None:

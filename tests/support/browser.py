@@ -81,6 +81,28 @@ def drop(page: Page, *files: tuple[str, bytes]) -> None:
     page.dispatch_event("#screen", "drop", {"dataTransfer": carried})
 
 
+def drop_folder(page: Page, *files: tuple[str, bytes]) -> None:
+    """Drop a folder of files on the page, beside a folder in it that cannot be read."""
+    page.evaluate(
+        """(files) => {
+            const failing = { readEntries: (_, fail) => fail() };
+            const unreadable = { isDirectory: true, name: "locked", createReader: () => failing };
+            const entries = files.map(([name, text]) => {
+                const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+                const file = (found) => found(new File([bytes], name));
+                return { isFile: true, name, fullPath: `/study/${name}`, file };
+            });
+            const rest = [unreadable, ...entries];
+            const reader = { readEntries: (found) => found(rest.splice(0, 2)) };
+            const folder = { isDirectory: true, name: "study", createReader: () => reader };
+            const dataTransfer = { items: [{ webkitGetAsEntry: () => folder }], files: [] };
+            const event = Object.assign(new Event("drop", { bubbles: true }), { dataTransfer });
+            document.getElementById("screen").dispatchEvent(event);
+        }""",
+        [[name, base64.b64encode(content).decode()] for name, content in files],
+    )
+
+
 def drawn(page: Page) -> np.ndarray:
     """Read the grey values of the viewer, without focus and pointer."""
     page.mouse.move(0, 0)

@@ -1,5 +1,7 @@
 // Files and folders of scans: chosen, or dropped on the page.
 
+import { zip } from "./zip.js";
+
 const paths = new WeakMap(); // of files that were dropped with their folder
 
 const element = (id) => document.getElementById(id);
@@ -22,17 +24,30 @@ export function listenForFiles(open) {
   });
   element("choose").onclick = element("welcome").onclick = () => element("file").click();
   element("choose-folder").onclick = () => element("folder").click();
-  const choose = (isWanted) => ({ target }) => {
-    open([...target.files].filter(({ name }) => isWanted(name)));
+  const chosen = (target) => {
+    const files = [...target.files];
     target.value = ""; // so that the same file can be chosen again
+    return files;
   };
-  element("file").onchange = choose(() => true);
-  element("folder").onchange = choose(isScan);
+  element("file").onchange = ({ target }) => open(chosen(target));
+  element("folder").onchange = async ({ target }) => open(await scansAmong(chosen(target)));
 }
 
-/** Whether the picker would offer a file of this name. */
-const isScan = (name) =>
-  element("file").accept.split(",").some((suffix) => suffix.startsWith(".") && name.toLowerCase().endsWith(suffix));
+/** Whether a file is a scan by its name. Those of DICOM often have none, and many are one scan. */
+const isScan = ({ name }) =>
+  element("file").accept.split(",").some((suffix) => /^\.(?!dcm)/.test(suffix) && name.toLowerCase().endsWith(suffix));
+
+const isDicom = (file) => file.slice(128, 132).text().then((text) => text === "DICM", () => false);
+
+/** The scans among the files below a folder; if none is one by its name, an archive of all DICOM files. */
+async function scansAmong(files) {
+  const shown = files.filter(({ name }) => !name.startsWith("."));
+  const scans = shown.filter(isScan);
+  if (scans.length) return scans;
+  const dicom = [];
+  for (const file of shown) if (await isDicom(file)) dicom.push(file);
+  return dicom.length ? [await zip(dicom, `${nameOf(dicom[0]).split("/")[0]}.zip`)] : [];
+}
 
 /** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
 export async function suffixOf(file) {
@@ -51,22 +66,21 @@ async function filesOf(transfer) {
   const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
   const files = [...transfer.files];
   if (!items.some((item) => item?.isDirectory)) return files;
-  const found = await Promise.all(items.map((item) => item && filesIn(item, () => true)));
-  return found.flat().filter(Boolean);
+  const found = items.map(async (item) => (item?.isDirectory ? scansAmong(await filesIn(item)) : item ? filesIn(item) : []));
+  return (await Promise.all(found)).flat();
 }
 
-/** Files below a folder, by name. */
-async function filesIn(item, isWanted = isScan) {
+/** All files below a folder, by name; what cannot be read is left out. */
+async function filesIn(item) {
   if (item.isFile) {
-    if (!isWanted(item.name)) return [];
-    const file = await new Promise((resolve, reject) => item.file(resolve, reject));
-    paths.set(file, item.fullPath.slice(1));
-    return [file];
+    const file = await new Promise((resolve) => item.file(resolve, () => resolve(null)));
+    if (file) paths.set(file, item.fullPath.slice(1));
+    return file ? [file] : [];
   }
   const reader = item.createReader();
   const children = [];
   // It returns some at a time, and none at the end.
-  for (let some; (some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject))).length; ) {
+  for (let some; (some = await new Promise((resolve) => reader.readEntries(resolve, () => resolve([])))).length; ) {
     children.push(...some);
   }
   children.sort((one, other) => one.name.localeCompare(other.name));

@@ -21,6 +21,11 @@ const PROBLEM_TITLES = {
 export const MISFIT = "does not fit this model";
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
+export const NO_SCAN = new Problem({
+  code: "no-scan",
+  title: "No scan found",
+  detail: "Expected NIfTI (.nii, .nii.gz), NRRD (.nrrd), MetaImage (.mha) or DICOM files.",
+});
 // Besides those that are passing.
 const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "unexpected", "cancelled"];
 

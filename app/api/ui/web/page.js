@@ -6,7 +6,7 @@ import { Edits, nearestToAll } from "./edits.js";
 import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
-import { CANCELLED, showProblem, showProgress } from "./notices.js";
+import { CANCELLED, NO_SCAN, showProblem, showProgress } from "./notices.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
@@ -28,7 +28,7 @@ const results = new Results({
 
 /** Open scans: look at the first one, and request the landmarks of all, one after the other. */
 function open(files, model = element("model").value) {
-  if (!files.length) return;
+  if (!files.length) return showProblem(NO_SCAN);
   look(queue.add(files, model));
   work();
 }

@@ -1,0 +1,60 @@
+"""Folders that are opened on the page: scans below them, and series of DICOM files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.testing import assert_allclose
+
+from app.io.volume import read_volume
+from tests.support.browser import NEAR_MM, SCAN, Browser, drop_folder, opened
+from tests.support.dicom_files import as_dicom
+from tests.support.services import ServiceProcess
+
+
+def test_folder_is_searched_for_scans(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
+) -> None:
+    for name in ("a.nii.gz", "notes.txt", "more/b.nii.gz"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"neither is a scan")
+    with opened(browser, page_service.url) as page:
+        page.set_input_files("#folder", tmp_path)
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]')
+        names = page.locator("#scans span:first-child").all_text_contents()
+        folder = tmp_path.name
+        assert sorted(names) == [f"{folder}/a.nii.gz", f"{folder}/more/b.nii.gz"]
+
+
+def test_folder_of_dicom_files_is_one_scan(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    volume = read_volume(SCAN)
+    images = as_dicom(np.rint(volume.voxels).astype(np.int16), volume.affine)
+    study = tmp_path / "study"
+    (study / "series").mkdir(parents=True)
+    (study / "notes.txt").write_text("nothing of it is sent")
+    for number, image in enumerate(images):
+        (study / "series" / f"IM{number}").write_bytes(image)
+    with opened(browser, page_service.url) as page:
+        page.set_input_files("#folder", study)
+        page.wait_for_selector("#results", state="visible")
+        assert page.evaluate("landmarkd.queue.current.name") == "study.zip"
+        marks = page.evaluate("landmarkd.queue.current.edits.landmarks")
+    for mark, expected in zip(marks, answer, strict=True):
+        assert mark["name"] == expected["name"]
+        if expected["ras_mm"]:
+            assert_allclose(mark["ras_mm"], expected["ras_mm"], atol=NEAR_MM)
+
+
+def test_dropped_folder_is_searched(browser: Browser, page_service: ServiceProcess) -> None:
+    with opened(browser, page_service.url) as page:
+        drop_folder(page, ("notes.txt", b"no scan"), (".hidden.nii", b"no scan"))
+        page.wait_for_selector('#problem-title:text("No scan found")')
+        assert page.is_visible("#welcome")
+        drop_folder(page, ("a.nii.gz", SCAN), ("notes.txt", b"no scan"), ("b.dcm", as_dicom()[0]))
+        page.wait_for_selector("#rows tr")
+        assert page.is_hidden("#problem")
+        assert page.evaluate("landmarkd.queue.entries.length") == 1
+        assert page.evaluate("landmarkd.queue.current.name") == "study/a.nii.gz"
