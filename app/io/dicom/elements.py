@@ -234,8 +234,8 @@ class _Walker:
             else:
                 self._at += length
             # Elements ascend: a file that has had no rows by then holds a document, or raw data.
-            has_rows = tag <= Tag.Rows or Tag.Rows in dataset.values
-            if depth == 0 and self._at > HEAD_BYTES and not has_rows:
+            is_long = depth == 0 and self._at > HEAD_BYTES
+            if is_long and tag > Tag.Rows and Tag.Rows not in dataset.values:
                 break
         return dataset
 
