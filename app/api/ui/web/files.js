@@ -66,7 +66,10 @@ async function filesOf(transfer) {
   const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
   const files = [...transfer.files];
   if (!items.some((item) => item?.isDirectory)) return files;
-  const found = items.map(async (item) => (item?.isDirectory ? scansAmong(await filesIn(item)) : item ? filesIn(item) : []));
+  const found = items.filter(Boolean).map(async (item) => {
+    const below = await filesIn(item);
+    return item.isDirectory ? scansAmong(below) : below;
+  });
   return (await Promise.all(found)).flat();
 }
 
