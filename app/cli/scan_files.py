@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from app.io import SCAN_SUFFIXES, is_dicom, scan_stem
+from app.io import SCAN_SUFFIXES, is_dicom, list_shown, scan_stem
 
 HEAD_BYTES: Final = 256
 ZIP_MAGIC: Final = b"PK"
@@ -22,9 +22,7 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        # macOS puts a hidden ._x beside x on some disks.
-        shown = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-        scans = [file for file in shown if file.name.endswith(SCAN_SUFFIXES)]
+        scans = [file for file in list_shown(path) if file.name.endswith(SCAN_SUFFIXES)]
         if not scans and any(_dicom_files(path)):
             scans = [path]
         yield from scans
@@ -36,8 +34,8 @@ def list_unread(paths: Iterable[Path], scans: Collection[Path]) -> list[Path]:
         entry
         for folder in paths
         if folder.is_dir() and folder not in scans
-        for entry in sorted(folder.iterdir())
-        if entry not in scans and not entry.name.startswith(".")
+        for entry in list_shown(folder)
+        if entry not in scans
     ]
 
 

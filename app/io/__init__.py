@@ -81,6 +81,7 @@ from app.io.volume import (
     Volume,
     VolumeLimits,
     check_header,
+    list_shown,
     read_volume,
     scan_stem,
 )
@@ -94,8 +95,8 @@ __all__ = [
     "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Selection", "TimingAnswer",
     "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing",
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
-    "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "load_report_writer",
-    "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
+    "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "list_shown",
+    "load_report_writer", "markups_json", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
     "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
     "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

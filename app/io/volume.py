@@ -7,6 +7,7 @@ so files over a limit, and those that hold no 3D scan, are refused before their 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -158,6 +159,11 @@ def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list
     if constant:
         warnings.append("all voxels have the same value")
     return Volume(voxels, header.affine, digest, tuple(warnings))
+
+
+def list_shown(folder: Path) -> list[Path]:
+    """List what a folder shows, sorted. Hidden is what macOS puts beside x as ._x on some disks."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def scan_stem(name: str) -> str:

@@ -11,7 +11,14 @@ from jaxtyping import Float64
 from pydantic import ValidationError
 
 from app.errors import BadParameter
-from app.io import LandmarksAnswer, RasPoint, is_landmark_file, landmark_stem, read_landmarks
+from app.io import (
+    LandmarksAnswer,
+    RasPoint,
+    is_landmark_file,
+    landmark_stem,
+    list_shown,
+    read_landmarks,
+)
 
 ANSWER_SUFFIX: Final = ".json"
 MISSING: Final = (np.nan, np.nan, np.nan)
@@ -67,9 +74,7 @@ def read_cohort(path: Path) -> Cohort:
 def _read_folder(folder: Path) -> Iterator[Specimen]:
     if not folder.is_dir():
         raise BadParameter(f"expected a folder of landmark files, or a table, got {folder}")
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue  # macOS puts a hidden ._x beside x on some disks.
+    for path in list_shown(folder):
         try:
             if is_landmark_file(path):
                 yield landmark_stem(path), read_landmarks(path, undefined=True)

@@ -17,6 +17,7 @@ from app.io import (
     RasPoint,
     is_landmark_file,
     landmark_stem,
+    list_shown,
     read_landmarks,
     read_truth,
     read_volume,
@@ -103,9 +104,7 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
     """List the scans of one folder and the landmark files of another, or of the same."""
     found: tuple[dict[str, Path], dict[str, Path]] = ({}, {})
     duplicates, others = [], []
-    for path in sorted({path for folder in (scans, landmarks) for path in folder.iterdir()}):
-        if path.name.startswith("."):
-            continue  # macOS puts a hidden ._x beside x on some disks.
+    for path in sorted({*list_shown(scans), *list_shown(landmarks)}):
         if path.parent == scans and path.name.endswith(SCAN_SUFFIXES):
             by_name, name = found[0], scan_stem(path.name)
         elif path.parent == landmarks and is_landmark_file(path):
