@@ -127,10 +127,12 @@ class SilentServer(ThreadingTCPServer):
 
 
 @contextmanager
-def silent(port: int, handler: type[SilentEnd]) -> Iterator[SilentServer]:
-    """Take scans in the place of a service, until the block ends."""
-    with SilentServer(port, handler) as server:
+def silent(page: Page, service: Faulty, handler: type[SilentEnd]) -> Iterator[SilentServer]:
+    """Take scans in the place of a service, which is killed, and open one, until the block ends."""
+    service.kill()
+    with SilentServer(service.port, handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
+        drop(page, ("a.nii", command_scan()))
         yield server
         server.shutdown()
 
@@ -138,23 +140,22 @@ def silent(port: int, handler: type[SilentEnd]) -> Iterator[SilentServer]:
 def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
     browser: Browser, models: Path
 ) -> None:
-    with serving(models) as service, opened(browser, service.url) as page:
-        service.kill()
-        with silent(service.port, SilentEnd):
-            drop(page, ("a.nii", command_scan()))
-            page.wait_for_selector('#stage-name:text("Trying again at")')
-            page.wait_for_selector("#work", state="hidden", timeout=20_000)
-            assert text_of(page, "#problem-title") == "No answer"
-            assert "while the service worked on this scan" in text_of(page, "#problem-detail")
+    with (
+        serving(models) as service,
+        opened(browser, service.url) as page,
+        silent(page, service, SilentEnd),
+    ):
+        page.wait_for_selector('#stage-name:text("Trying again at")')
+        page.wait_for_selector("#work", state="hidden", timeout=20_000)
+        assert text_of(page, "#problem-title") == "No answer"
+        assert "while the service worked on this scan" in text_of(page, "#problem-detail")
 
 
 def test_scan_is_sent_again_as_long_as_a_proxy_takes_it_for_a_service_that_is_away(
     browser: Browser, models: Path
 ) -> None:
     with serving(models) as service, opened(browser, service.url) as page:
-        service.kill()
-        with silent(service.port, Away) as proxy:
-            drop(page, ("a.nii", command_scan()))
+        with silent(page, service, Away) as proxy:
             for _ in range(3):
                 proxy.scans.get(timeout=20)
         with serving(models, service.port):
@@ -165,14 +166,15 @@ def test_scan_is_sent_again_as_long_as_a_proxy_takes_it_for_a_service_that_is_aw
 def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
     browser: Browser, models: Path
 ) -> None:
-    with serving(models) as service, opened(browser, service.url) as page:
-        service.kill()
-        with silent(service.port, Stuck) as proxy:
-            drop(page, ("a.nii", command_scan()))
-            proxy.looks.get(timeout=20)
-            page.click("#cancel")
-            page.wait_for_selector('#problem-title:text("Cancelled")', timeout=20_000)
-            assert proxy.scans.qsize() == 1
+    with (
+        serving(models) as service,
+        opened(browser, service.url) as page,
+        silent(page, service, Stuck) as proxy,
+    ):
+        proxy.looks.get(timeout=20)
+        page.click("#cancel")
+        page.wait_for_selector('#problem-title:text("Cancelled")', timeout=20_000)
+        assert proxy.scans.qsize() == 1
 
 
 def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from app.settings import Settings
+from tests.benchmarks.servers import free_port
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
 from tests.support.services import RAW, ended, until
@@ -40,12 +41,6 @@ def documented(port: int, service: int) -> str:
     assert "127.0.0.1:8000;" in server
     server = server.replace("127.0.0.1:8000", f"127.0.0.1:{service}")
     return server.replace("443 ssl", f"127.0.0.1:{port}")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
