@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -81,26 +81,38 @@ class SharedCores:
         return self._used_s + (now - self._since_s) / max(1, self._passes)
 
 
-def split_range(size: int, min_part: int) -> list[int]:
-    """Split a range into as many equal parts as torch may use threads, none of them too small.
+def run_split(function: Callable[[int, int], Result], size: int, min_part: int) -> list[Result]:
+    """Call a function for parts of a range, in as many threads as torch may use, this one included.
+
+    A thread that has done its part takes one that no other has begun, and none of these is waited
+    for: on busy cores they may be late.
 
     Args:
+        function: Given where a part begins and ends.
         size: Length of the range.
         min_part: A shorter part is not worth a thread of its own.
 
     Returns:
-        Where each part begins, and where the last one ends.
+        What the function returns for each part, in their order.
     """
     parts = max(1, min(torch.get_num_threads(), size // min_part))
-    return [size * part // parts for part in range(parts + 1)]
-
-
-def run_parts(function: Callable[[int], Result], parts: int) -> list[Result]:
-    """Call a function with each part's number, the first in this thread, the others in a pool."""
     if parts == 1:
-        return [function(0)]
-    others = [_pool(parts - 1).submit(function, part) for part in range(1, parts)]
-    return [function(0), *(other.result() for other in others)]
+        return [function(0, size)]
+    results: list[Result | None] = [None] * parts
+    left = iter(range(parts))
+
+    def work() -> None:
+        for part in left:
+            results[part] = function(size * part // parts, size * (part + 1) // parts)
+
+    others = [_pool(parts - 1).submit(work) for _ in range(parts - 1)]
+    try:
+        work()
+    finally:
+        begun = [other for other in others if not other.cancel()]
+    for other in begun:
+        other.result()
+    return cast("list[Result]", results)
 
 
 @cache

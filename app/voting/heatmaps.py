@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.compute import run_parts, split_range
+from app.compute import run_split
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
@@ -57,14 +57,13 @@ def aggregate(
     )
     starts = by_plane[0]
     heatmaps = np.zeros((len(landmarks) * depth, height * width), dtype=np.float32)
-    shares = split_range(len(votes), VOTES_PER_THREAD)
-    bounds = np.searchsorted(starts, np.minimum(shares, starts[-1]))
-    bounds[-1] = len(heatmaps)
 
-    def sum_part(part: int) -> None:
-        sum_planes(*by_plane, 1 / FIXED_ONE, bounds[part], bounds[part + 1], heatmaps)
+    def sum_part(first: int, last: int) -> None:
+        begin, end = np.searchsorted(starts, np.minimum((first, last), starts[-1]))
+        end = len(heatmaps) if last == len(votes) else end
+        sum_planes(*by_plane, 1 / FIXED_ONE, begin, end, heatmaps)
 
-    run_parts(sum_part, len(shares) - 1)
+    run_split(sum_part, len(votes), VOTES_PER_THREAD)
     sums = torch.from_numpy(heatmaps).view(len(landmarks), depth, height, width)
     return smooth(sums, [smooth_mm / spacing for spacing in readout.spacing_mm])
 

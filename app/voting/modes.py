@@ -13,13 +13,14 @@ linear least squares, exact for any Gaussian, whole or cut.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from app.compute import run_parts, split_range
+from app.compute import run_split
 from app.geometry import scaling, translation
 from app.voting.cpu import gaussians as cpu_gaussians
 from app.voting.cpu import modes as cpu_modes
@@ -129,12 +130,10 @@ def _sum_votes(
     everything: bool = False,
 ) -> Float64[np.ndarray, "landmarks modes terms"]:
     """Sum over parts of the votes in parallel; sums are exact, so the split changes no bit."""
-    bounds = split_range(len(votes.weight), VOTES_PER_THREAD)
     columns = (votes.starts, votes.position, votes.source, votes.weight)
     given = (*columns, centres, unit, reach, everything)
-    parts = run_parts(
-        lambda part: cpu_modes.sum_votes(*given, bounds[part], bounds[part + 1]), len(bounds) - 1
-    )
+    sum_part = partial(cpu_modes.sum_votes, *given)
+    parts = run_split(sum_part, len(votes.weight), VOTES_PER_THREAD)
     return np.asarray(sum(parts[1:], parts[0]))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from beartype.roar import BeartypeCallHintViolation
 
-from app.compute.threads import run_parts, split_range
+from app.compute.threads import run_split
 from app.geometry import PointSet, axis_codes, transform
 from app.io.volume import VolumeLimits
 from app.shapes.similarity import Similarity
@@ -61,7 +61,12 @@ def test_arrays_of_other_shapes_and_types_are_refused(call: Callable[[], Any]) -
 
 @pytest.mark.parametrize(
     ("function", "given"),
-    [(split_range, (10, "2")), (run_parts, (3, 1)), (VolumeLimits, ("large",)), (named, ([1],))],
+    [
+        (run_split, (max, 10, "2")),
+        (run_split, (3, 1, 1)),
+        (VolumeLimits, ("large",)),
+        (named, ([1],)),
+    ],
 )
 def test_other_types_are_refused_where_there_are_no_arrays(
     function: Callable[..., object], given: tuple[object, ...]

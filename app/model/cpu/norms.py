@@ -6,6 +6,7 @@ depend on both (``group_norm_kernel.cpp`` of ATen). It is also faster, most of a
 where PyTorch reads groups of fewer than 8 channels number by number, and all with one thread.
 """
 
+from functools import partial
 from typing import Final, no_type_check
 
 import numpy as np
@@ -14,7 +15,7 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 from torch import Tensor
 
-from app.compute import BFLOAT16, as_numbers, numba_jit, run_parts, split_range, value
+from app.compute import BFLOAT16, as_numbers, numba_jit, run_split, value
 
 TYPES: Final = (torch.float32, torch.bfloat16)
 
@@ -92,10 +93,7 @@ def _moments(rows: np.ndarray, groups: int, channels: int) -> tuple[np.ndarray, 
     height = -(-NUMBERS_PER_PART // rows.shape[1])
     parts = -(-len(rows) // height)
     sums = np.zeros((parts, 2, rows.shape[1]))
-    bounds = split_range(parts, PARTS_PER_THREAD)
-    run_parts(
-        lambda part: _sum_up(rows, height, sums, bounds[part], bounds[part + 1]), len(bounds) - 1
-    )
+    run_split(partial(_sum_up, rows, height, sums), parts, PARTS_PER_THREAD)
     each = sums.sum(axis=0).reshape(2, -1, groups, channels // groups)
     mean, square = each.sum(axis=(1, 3)) / (rows.size // groups)
     variance = np.maximum(square - mean**2, 0.0)
@@ -108,11 +106,8 @@ def _scale_tile(tile: np.ndarray, factor: np.ndarray, shift: np.ndarray, out: np
     terms = np.stack([factor, shift]).astype(np.float32)
     factors, shifts = np.tile(terms, rows.shape[1] // len(factor))
     per_thread = PARTS_PER_THREAD * NUMBERS_PER_PART
-    bounds = split_range(len(rows), -(-per_thread // rows.shape[1]))
-    run_parts(
-        lambda part: _scale(rows, factors, shifts, normed, bounds[part], bounds[part + 1]),
-        len(bounds) - 1,
-    )
+    scale = partial(_scale, rows, factors, shifts, normed)
+    run_split(scale, len(rows), -(-per_thread // rows.shape[1]))
 
 
 @numba_jit

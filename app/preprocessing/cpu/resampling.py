@@ -5,7 +5,7 @@ from typing import Final, no_type_check
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from app.compute import numba_jit, run_parts, split_range
+from app.compute import numba_jit, run_split
 from app.preprocessing.cpu.slabs import float_slabs
 
 PLANES_PER_THREAD: Final = 8
@@ -28,17 +28,15 @@ def resample_planes(
     shape = (len(slow[0]), len(middle[0]), voxels.shape[2])
     filtered = np.zeros(shape, np.float32)
     matrices = [(first, weights.astype(np.float32)) for first, weights in (slow, middle)]
-    bounds = split_range(len(filtered), PLANES_PER_THREAD)
 
-    def fill(part: int) -> None:
-        begin, end = bounds[part], bounds[part + 1]
+    def fill(begin: int, end: int) -> None:
         rows = np.empty(filtered.shape[1:], np.float32)
         start = max(int(slow[0][begin:end].min()), 0)
         stop = min(int(slow[0][begin:end].max()) + slow[1].shape[1], len(voxels))
         for plane, slab in float_slabs(voxels, start, stop):
             _filter_slab(slab, plane, *matrices, rows, filtered, begin, end)
 
-    run_parts(fill, len(bounds) - 1)
+    run_split(fill, len(filtered), PLANES_PER_THREAD)
     return filtered
 
 

@@ -1,12 +1,13 @@
 """Values of a volume between its voxels: four times as fast as torch."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, no_type_check
 
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from app.compute import numba_jit, run_parts, split_range
+from app.compute import numba_jit, run_split
 
 PLANES_PER_THREAD: Final = 8
 """Planes of a grid that are worth a thread of their own."""
@@ -30,13 +31,8 @@ def sample_planes(
         sampled: Is filled.
     """
     unit = np.float32(1 / UINT16_ONE if voxels.dtype == np.uint16 else 1)
-    bounds = split_range(len(sampled), PLANES_PER_THREAD)
-    run_parts(
-        lambda part: _sample(
-            voxels, tuple(axes), unit, index, sampled, bounds[part], bounds[part + 1]
-        ),
-        len(bounds) - 1,
-    )
+    sample = partial(_sample, voxels, tuple(axes), unit, index, sampled)
+    run_split(sample, len(sampled), PLANES_PER_THREAD)
 
 
 @numba_jit

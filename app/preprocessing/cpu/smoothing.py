@@ -11,7 +11,7 @@ from typing import Final, no_type_check
 import numpy as np
 from jaxtyping import Float32, Float64, Shaped
 
-from app.compute import numba_jit, run_parts, split_range
+from app.compute import numba_jit, run_split
 from app.preprocessing.cpu.slabs import float_slabs
 
 PLANES_PER_THREAD: Final = 32
@@ -64,10 +64,8 @@ def smooth_planes(
     limits = np.array(
         [levels.lower, levels.scale, levels.least, levels.most, levels.rounding], np.float32
     )
-    bounds = split_range(a, PLANES_PER_THREAD)
 
-    def fill(part: int) -> None:
-        begin, end = bounds[part], bounds[part + 1]
+    def fill(begin: int, end: int) -> None:
         line = np.zeros(c + 2 * left, np.float32)
         rows = np.zeros((b + 2 * above, c), np.float32)
         planes = np.zeros((2 * before + 1, b, c), np.float32)
@@ -78,7 +76,7 @@ def smooth_planes(
                 slab, start, count, limits, *filters, line, rows, planes, smooth, begin, end
             )
 
-    run_parts(fill, len(bounds) - 1)
+    run_split(fill, a, PLANES_PER_THREAD)
 
 
 @numba_jit

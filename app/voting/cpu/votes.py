@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from app.compute import numba_jit, run_parts, split_range, value
+from app.compute import numba_jit, run_split, value
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cpu.activations import NONE, read_voxels
@@ -73,19 +73,19 @@ def _filter_blocks(
     plan = make_plan(field, threshold, placement)
     capacity = _capacity(plan)
     scores_per_row = plan.sizes[0] * plan.rows.width
-    bounds = split_range(plan.rows.length, max(1, SCORES_PER_THREAD // scores_per_row))
 
-    def fill_part(part: int) -> list[Block]:
-        row, blocks = bounds[part], []
-        while row < bounds[part + 1]:
+    def fill_part(row: int, end: int) -> list[Block]:
+        blocks = []
+        while row < end:
             landmarks, columns = np.empty(capacity, np.int64), np.empty((8, capacity), np.float32)
-            row, count, invalid = _fill_votes(plan, row, bounds[part + 1], landmarks, columns)
+            row, count, invalid = _fill_votes(plan, row, end, landmarks, columns)
             if invalid:
                 raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
             blocks.append(convert(landmarks[:count], columns[:, :count]))
         return blocks
 
-    return [block for blocks in run_parts(fill_part, len(bounds) - 1) for block in blocks]
+    parts = run_split(fill_part, plan.rows.length, max(1, SCORES_PER_THREAD // scores_per_row))
+    return [block for blocks in parts for block in blocks]
 
 
 def _capacity(plan: Plan) -> int:

@@ -6,25 +6,50 @@ import time
 import pytest
 import torch
 
-from app.compute.threads import SharedCores, run_parts, split_range
+from app.compute.threads import SharedCores, _pool, run_split
 
 
 def test_range_is_split_into_equal_parts_that_are_not_too_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Parts cover everything once; a short range is one part; torch decides how many threads."""
+    """Parts cover everything once, in order; a short range is one; torch says how many threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert split_range(100, 10) == [0, 25, 50, 75, 100]
-    assert split_range(25, 10) == [0, 12, 25]
-    assert split_range(5, 10) == [0, 5]
-    assert split_range(0, 10) == [0, 0]
+
+    def parts(size: int) -> list[tuple[int, int]]:
+        return run_split(lambda first, last: (first, last), size, 10)
+
+    assert parts(100) == [(0, 25), (25, 50), (50, 75), (75, 100)]
+    assert parts(25) == [(0, 12), (12, 25)]
+    assert parts(5) == [(0, 5)]
+    assert parts(0) == [(0, 0)]
 
 
-def test_parts_come_back_in_their_order_and_an_error_is_not_lost() -> None:
-    """The first is done here, the others in threads."""
-    assert run_parts(lambda part: part * part, 5) == [0, 1, 4, 9, 16]
+@pytest.mark.parametrize("where", ["here", "another"])
+def test_error_in_any_part_is_not_lost(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    both = threading.Barrier(2)
+
+    def fail(first: int, last: int) -> None:
+        del first, last
+        both.wait(30)  # So that each part has a thread of its own.
+        if (threading.current_thread() is threading.main_thread()) == (where == "here"):
+            raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        run_parts(lambda part: 1 // (part - 1), 2)
+        run_split(fail, 2, 1)
+
+
+def test_part_that_no_other_thread_has_begun_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a thread that is late."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    late = threading.Event()
+    blocked = _pool(1).submit(late.wait, 30)
+    try:
+        here = run_split(lambda _first, _last: threading.get_ident(), 2, 1)
+        assert here == [threading.get_ident()] * 2
+    finally:
+        late.set()
+        assert blocked.result()
 
 
 def test_passes_share_the_cores_and_the_clock_that_run_side_by_side() -> None:
