@@ -212,7 +212,7 @@ class Engine:
         timeout_s: float,
         client: str = "",
         heatmaps: int = 0,
-    ) -> None:
+    ) -> Forecast | None:
         """Refuse a file by its header, before the rest of it is received; DICOM is refused later.
 
         Args:
@@ -223,6 +223,9 @@ class Engine:
             client: As for ``detect``.
             heatmaps: How many heatmaps of the scan's size the answer holds.
 
+        Returns:
+            What the scan will take; None of DICOM.
+
         Raises:
             RequestError: As ``read_volume``, where the header tells enough.
             TooLarge: It would need more memory than all scans may take together.
@@ -230,9 +233,10 @@ class Engine:
         """
         if is_dicom(head):
             check_start(head)
-            return
+            return None
         needs = self._forecast(head, model, selection, heatmaps)
         self._check_in_time(needs, timeout_s, client)
+        return needs
 
     def _check_in_time(self, needs: Forecast, timeout_s: float, client: str) -> None:
         latency_s = self.devices.estimate_latency_s(needs.lane, needs.tiles, client)
@@ -248,6 +252,7 @@ class Engine:
         model: LoadedModel,
         *,
         selection: Selection = ONLY,
+        needs: Forecast | None = None,
         timeout_s: float,
         client: str = "",
         on_progress: Callable[[Progress], None] = lambda _: None,
@@ -260,6 +265,7 @@ class Engine:
             content: The file.
             model: Of ``registry``; it is used even if it is swapped meanwhile.
             selection: Which scan of a file that holds several.
+            needs: As ``precheck`` returned.
             timeout_s: Seconds after which nobody waits for the answer.
             client: Who waits: clients share memory, decoding and devices evenly.
             on_progress: Called with the progress of the scan.
@@ -272,8 +278,9 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        look = partial(self._forecast, content, model, selection, heatmaps)
-        needs = await self._look(look, client, deadline) if is_dicom(content) else look()
+        if needs is None:
+            look = partial(self._forecast, content, model, selection, heatmaps)
+            needs = await self._look(look, client, deadline) if is_dicom(content) else look()
         if admitted is not None:
             admitted.memory = await admitted.hold(self.memory, needs.memory, deadline)
         async with (

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -17,8 +16,8 @@ from app.api.upload.plan import plan_upload
 from app.api.upload.receive import Upload, read_upload
 from app.engine import AdmittedRequest, Engine, Progress
 from app.errors import NotReady
-from app.inference import Detection, timing_of
-from app.io import Selection, TimingAnswer
+from app.inference import Detection, Forecast, timing_of
+from app.io import Content, Selection, TimingAnswer
 from app.model import LoadedModel
 
 T = TypeVar("T")
@@ -52,6 +51,7 @@ class ReceivedScan:
         model: The model to use.
         wanted: Name by which it was asked for, perhaps with a version.
         selection: Which scan of the file.
+        needs: What it will take; None of DICOM.
         admitted: Its request.
         deadline: Of the answer, on the event loop's clock.
         start_s: When its reception began, by ``time.perf_counter()``.
@@ -63,6 +63,7 @@ class ReceivedScan:
     model: LoadedModel
     wanted: str
     selection: Selection
+    needs: Forecast | None
     admitted: AdmittedRequest
     deadline: float
     start_s: float
@@ -80,6 +81,7 @@ class ReceivedScan:
             self.upload.content,
             self.model,
             selection=self.selection,
+            needs=self.needs,
             timeout_s=self._left_s(),
             client=self.admitted.client,
             on_progress=on_progress,
@@ -144,19 +146,21 @@ async def receive_scan(
     plan = plan_upload(request.headers, engine.max_body_bytes)
     model = choose_model(engine, query)
     record.model = model.manifest.name
-    check_head = partial(
-        engine.precheck,
-        model=model,
-        selection=query.selection,
-        timeout_s=timeout_s,
-        client=admitted.client,
-        heatmaps=count_heatmaps(model),
-    )
+    heatmaps = count_heatmaps(model)
+    needs: Forecast | None = None
+
+    def check_head(head: Content) -> None:
+        nonlocal needs
+        needs = engine.precheck(
+            head, model, selection=query.selection, timeout_s=timeout_s, client=admitted.client,
+            heatmaps=heatmaps,
+        )  # fmt: skip
+
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
     shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
     return ReceivedScan(
-        upload, model, name_wanted(query, shared, model), query.selection, admitted,
+        upload, model, name_wanted(query, shared, model), query.selection, needs, admitted,
         deadline=asyncio.get_running_loop().time() + timeout_s,
         start_s=start_s, record=record, engine=engine,
     )  # fmt: skip
