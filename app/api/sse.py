@@ -22,6 +22,9 @@ from app.errors import ClientLeft
 
 EVENT_STREAM: Final = "text/event-stream"
 
+SILENCE_S: Final = 15.0
+"""After which a comment is sent: a proxy closes a connection that is silent for 60 s, say."""
+
 Work = Callable[[Callable[[Progress], None]], Coroutine[Any, Any, bytes]]
 """Takes a callback for progress; returns the data of the ``answer`` event."""
 
@@ -60,12 +63,20 @@ class EventStream(Response):
         working = asyncio.create_task(self._work(on_progress))
         working.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while (event := await events.get()) is not None:
+            while (event := await _next(events)) is not None:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": _last_event(working, record)})
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+
+
+async def _next(events: "asyncio.Queue[bytes | None]") -> bytes | None:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await events.get()
+    except TimeoutError:
+        return b":\n\n"
 
 
 def _last_event(working: "asyncio.Task[bytes]", record: RequestRecord) -> bytes:

@@ -248,13 +248,15 @@ def test_broken_file_is_explained(browser: Browser, page_service: ServiceProcess
         page.wait_for_selector("#welcome:not([hidden])")
 
 
-def test_line_separators_in_words_end_no_event(
-    browser: Browser, page_service: ServiceProcess
+@pytest.mark.parametrize("text", ['"description":"\u2028', ":\n\nevent: "])
+def test_line_separators_in_words_and_comments_end_no_event(
+    browser: Browser, page_service: ServiceProcess, text: str
 ) -> None:
     headers = RAW | BEARER | {"Accept": "text/event-stream"}
     url = f"{page_service.url}/v1/landmarks?model=phantom"
     events = httpx.post(url, content=SCAN, headers=headers, timeout=60).text
-    body = events.replace('"description":"', '"description":"\u2028')
+    body = events.replace(text.strip(":\n\u2028"), text)
+    assert body != events
     answer: dict[str, Any] = {"body": body, "content_type": "text/event-stream"}
     with opened(browser, page_service.url) as page:
         page.route("**/v1/landmarks?*", lambda route: route.fulfill(**answer))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from starlette.types import Message
 
+from app.api import sse
 from app.api.request_log import RECORD_KEY, RequestRecord
 from app.api.sse import EVENT_STREAM, EventStream, wants_events
 from app.engine.host_pool import HostPool
@@ -111,6 +112,35 @@ def test_stream_whose_work_is_dropped_by_a_stop_ends_with_a_problem() -> None:
     asyncio.run(scenario())
     assert sent[-1].startswith(b"event: problem\n")
     assert record.code == "draining"
+
+
+def test_silence_is_ended_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "SILENCE_S", 1e-3)
+    sent = list[bytes]()
+
+    async def scenario() -> None:
+        said = asyncio.Event()
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            return {}
+
+        async def send(message: Message) -> None:
+            sent.append(message.get("body", b""))
+            if sent[-1].startswith(b":"):
+                said.set()
+
+        async def work(_: object) -> bytes:
+            await said.wait()
+            return b"{}"
+
+        record = RequestRecord("silent", "POST")
+        stream = EventStream(work)({RECORD_KEY: record, "type": "http"}, receive, send)
+        await asyncio.wait_for(stream, PATIENCE_S)
+
+    asyncio.run(scenario())
+    _start, comment, *_more, answer = sent
+    assert (comment, answer) == (b":\n\n", b"event: answer\ndata: {}\n\n")
 
 
 def test_work_is_cancelled_when_the_client_closes_its_stream(service: Faulty) -> None:

@@ -182,7 +182,7 @@ export function findLandmarks(file, query, { signal, onProgress }) {
       if (!isStream() || end < read) return;
       const events = upload.responseText.slice(read, end).split("\n\n");
       read = end + 2;
-      for (const event of events) {
+      for (const event of events.filter((block) => !block.startsWith(":"))) { // a comment ends a silence
         // A description may hold U+2028, which JSON leaves as it is, and a dot alone does not match.
         const [, name, data] = /^event: (.*)\ndata: (.*)$/s.exec(event);
         if (name === "progress") onProgress(JSON.parse(data));
