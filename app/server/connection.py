@@ -5,9 +5,9 @@ for a while, so that its client can read the response. A client may close its ha
 and still get its response.
 
 Private parts of uvicorn that are used here and in ``app.server.http_protocol``, for which
-``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``cycle``, ``flow``,
-``headers``, ``loop``, ``parser``, ``pipeline``, ``scope`` and ``transport``, the callbacks of the
-parser, ``on_response_complete``, ``shutdown``, ``_start_asgi_task`` and
+``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``connections``,
+``cycle``, ``flow``, ``headers``, ``loop``, ``parser``, ``pipeline``, ``scope`` and ``transport``,
+the callbacks of the parser, ``on_response_complete``, ``shutdown``, ``_start_asgi_task`` and
 ``_unset_keepalive_if_required``; and all attributes of ``RequestResponseCycle``.
 """
 

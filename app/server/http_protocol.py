@@ -4,6 +4,7 @@
   grammar is answered by the application like any other request, after those before it.
 - ``Host`` is required, ``Upgrade`` is ignored, and no transfer coding but ``chunked`` is known.
 - Few requests may wait for the answers of those before them, and few chunks of a body may be tiny.
+- Few connections are kept after a response.
 - A body that is still arriving may be refused.
 
 ``app.server.connection`` has the limits in time, and the private parts of uvicorn that are used.
@@ -29,6 +30,9 @@ MAX_FIELDS: Final = 100
 
 MAX_PIPELINED: Final = 8
 """Requests that wait for the answers of those before them."""
+
+MAX_KEPT: Final = 256
+"""Connections that are kept for other requests, as each takes a file descriptor of maybe 1024."""
 
 MIN_CHUNK_BYTES: Final = 64
 """Of a body's chunks, on average: each takes microseconds of the event loop, however small.
@@ -204,6 +208,7 @@ class HttpProtocol(TimedConnection):
         refusal = self._refusal or self._check_host() or self._check_coding()
         if refusal is not None:
             self.scope["extensions"] = {REFUSAL_EXTENSION: cast("dict[object, object]", refusal)}
+        if refusal is not None or len(self.connections) > MAX_KEPT:
             self.cycle.keep_alive = False
 
     def _check_host(self) -> RequestError | None:

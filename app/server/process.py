@@ -27,7 +27,9 @@ from app.settings import Settings, is_public_without_keys, unknown_variables, ur
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S: Final = 5
+KEEP_ALIVE_S: Final = 75
+"""Longer than proxies keep idle connections, mostly 60 s: a request that one sends just as the
+service closes gets 502."""
 
 SHUTDOWN_S: Final = 5
 """For responses that are still being sent when the engine has drained."""

@@ -226,6 +226,9 @@ def test_sigterm_refuses_bodies_that_still_arrive_and_exits_0_at_once(models: Pa
     form = chunked.replace(b"Host", b"Content-Type: multipart/form-data; boundary=b\r\nHost")
     begun = (head(len(scan), "direct") + scan[:700_000], chunked + b"1\r\na\r\n", form)
     start = time.monotonic()
+    idle = connect(service)
+    idle.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert idle.recv(65_536).startswith(b"HTTP/1.1 200")
     try:
         with ExitStack() as stack:
             connections = [stack.enter_context(connect(service)) for _ in begun]
@@ -245,6 +248,7 @@ def test_sigterm_refuses_bodies_that_still_arrive_and_exits_0_at_once(models: Pa
         assert service.wait() == 0
         assert time.monotonic() - start < 15
     finally:
+        idle.close()
         service.kill()
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from app.server import http_protocol
 from app.server.connection import RESET
 from tests.support.body_services import (
     BODY,
@@ -102,6 +103,27 @@ def test_head_has_to_arrive_in_time(run_client: RunClient) -> None:
         start = time.monotonic()
         assert await connection.reader.read() == b""
         assert time.monotonic() - start < 3 * ShortProtocol.head_timeout_s
+
+    run_client(client)
+
+
+def test_connection_is_kept_only_while_there_are_few(
+    run_client: RunClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_KEPT", 2)
+
+    async def client(connection: Connection) -> None:
+        second = await connection.open_another()
+        await second.send(LIVENESS)
+        assert await second.status() == 200
+        third = await connection.open_another()
+        await third.send(LIVENESS)
+        assert b"connection: close\r\n" in await third.reader.readuntil(b"\r\n\r\n")
+        third.writer.close()
+        await connection.service.lost.wait()
+        await second.send(LIVENESS)
+        assert await second.status() == 200
+        second.writer.close()
 
     run_client(client)
 
