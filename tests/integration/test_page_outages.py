@@ -177,6 +177,18 @@ def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
         assert proxy.scans.qsize() == 1
 
 
+def test_list_goes_on_though_it_is_not_said_whether_the_service_is_ready(
+    browser: Browser, models: Path
+) -> None:
+    with (
+        serving(models) as service,
+        opened(browser, service.url) as page,
+        silent(page, service, Stuck) as proxy,
+    ):
+        for _ in range(2):
+            proxy.scans.get(timeout=20)
+
+
 def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
     browser: Browser, models: Path
 ) -> None:

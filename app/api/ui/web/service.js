@@ -3,6 +3,7 @@
 // Between attempts, in s, as the Python client waits.
 const WAITS_S = [1, 2, 4, 8, 16, 32, 60];
 export const POLL_MS = 1000; // between looks whether a service is ready
+const READINESS_MS = 5000; // for a service, or a proxy before it, to say whether it is ready
 const PASSING = [429, 502, 503]; // statuses of a service that is busy or restarting, or of a proxy before it
 
 let key = "";
@@ -120,10 +121,11 @@ async function request(path, options = {}) {
   return response;
 }
 
-export async function getReadiness(signal = null) {
+export async function getReadiness(signal) {
+  const signals = [AbortSignal.timeout(READINESS_MS), signal].filter(Boolean);
   // 503 has the same body as 200.
   try {
-    return await (await fetch("readyz", { headers: headers(), signal })).json();
+    return await (await fetch("readyz", { headers: headers(), signal: AbortSignal.any(signals) })).json();
   } catch {
     return { ready: false, reason: "no answer" };
   }
