@@ -1,5 +1,6 @@
 """Folders that are opened on the page: scans below them, and series of DICOM files."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,15 @@ from app.io.volume import read_volume
 from tests.support.browser import NEAR_MM, SCAN, Browser, drop_folder, opened
 from tests.support.dicom_files import as_dicom
 from tests.support.services import ServiceProcess
+
+REMOVE_FIRST = """{
+    const read = Blob.prototype.arrayBuffer;
+    Blob.prototype.arrayBuffer = async function () {
+        if (this.name === "IM1") await remove();
+        return read.call(this);
+    };
+}"""
+"""Removes a file when the page is about to read it."""
 
 
 def test_folder_is_searched_for_scans(
@@ -46,6 +56,20 @@ def test_folder_of_dicom_files_is_one_scan(
         assert mark["name"] == expected["name"]
         if expected["ras_mm"]:
             assert_allclose(mark["ras_mm"], expected["ras_mm"], atol=NEAR_MM)
+
+
+def test_dicom_file_that_is_removed_while_its_folder_is_packed_is_not_readable(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
+) -> None:
+    images = [tmp_path / "study" / f"IM{number}" for number in range(2)]
+    images[0].parent.mkdir()
+    for path, image in zip(images, as_dicom()[:2], strict=True):
+        path.write_bytes(image)
+    with opened(browser, page_service.url, before=REMOVE_FIRST) as page:
+        page.expose_function("remove", partial(images[1].unlink))
+        page.set_input_files("#folder", images[0].parent)
+        page.wait_for_selector('#problem-title:text("File not readable")', timeout=20_000)
+        assert page.evaluate("landmarkd.queue.current.name") == "study.zip"
 
 
 def test_dropped_folder_is_searched(browser: Browser, page_service: ServiceProcess) -> None:
