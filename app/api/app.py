@@ -83,6 +83,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
         docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
         openapi_url=None,  # The same, with a key where one is needed.
         redoc_url=None,
+        servers=[{"url": "."}],  # Where it is described, under whatever path a proxy serves it.
         redirect_slashes=False,  # To http:, whatever a proxy in front speaks.
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )

@@ -56,10 +56,13 @@ class RequestTracking:
         record = RequestRecord(_request_id(scope), method if method in METHODS else "other")
         # HEAD: as RFC 9110, 9.3.2 has it; the server leaves the body out.
         inner = {**scope, RECORD_KEY: record, "method": "GET" if method == "HEAD" else method}
+        # What a proxy has taken off the path. Whoever forges it gets other links, no more.
+        prefix = f"/{Headers(scope=scope).get('X-Forwarded-Prefix', '').strip('/')}".rstrip("/")
+        inner |= {name: prefix + scope.get(name, "") for name in ("root_path", "path")}
         headers = {ID_HEADER: record.request_id, "X-Content-Type-Options": "nosniff"}
         if scope["path"].startswith(UPLOADS_PATH):
             headers["Tus-Resumable"] = TUS_VERSION
-        response = _TrackedResponse(send, record, headers)
+        response = _TrackedResponse(send, record, headers, prefix)
         try:
             await self._answer(inner, receive, response.send)
         except Exception as error:
@@ -95,12 +98,15 @@ class RequestTracking:
 
 
 class _TrackedResponse:
-    """Adds headers to a response, and its status to the record."""
+    """Adds headers to a response, a prefix to its link, and its status to the record."""
 
-    def __init__(self, send: Send, record: RequestRecord, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, send: Send, record: RequestRecord, headers: Mapping[str, str], prefix: str
+    ) -> None:
         self._send = send
         self._record = record
         self._headers = headers
+        self._prefix = prefix
         self.started = False
 
     async def send(self, message: Message) -> None:
@@ -109,7 +115,10 @@ class _TrackedResponse:
             self._record.status = message["status"]
             if message["status"] < 400:
                 self._record.code = "ok"
-            MutableHeaders(scope=message).update(self._headers)
+            headers = MutableHeaders(scope=message)
+            headers.update(self._headers)
+            if "location" in headers:
+                headers["location"] = self._prefix + headers["location"]
         body = message.get("body", b"")
         last = max(len(body) - 1, 0) // SEND_BYTES * SEND_BYTES
         for start in range(0, last, SEND_BYTES):

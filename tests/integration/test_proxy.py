@@ -11,6 +11,7 @@ from typing import Final
 import httpx
 import pytest
 
+from app.cli.client import Client
 from app.settings import Settings
 from tests.benchmarks.servers import free_port
 from tests.support.faulty_network import command_scan, faulty_models
@@ -33,12 +34,15 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 
 
 def documented(port: int, service: int) -> str:
-    """Return the server of the documentation without TLS, on other ports."""
-    found = re.search(r"```nginx\n(.*?)```", DEPLOYMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    server = re.sub(r"^ *ssl_.*\n", "", found[1], flags=re.MULTILINE)
+    """Return the server of the documentation without TLS, on other ports, and under its path."""
+    text = DEPLOYMENT.read_text(encoding="utf-8")
+    blocks: list[str] = re.findall(r"```nginx\n(.*?)```", text, re.DOTALL)
+    server = re.sub(r"^ *ssl_.*\n", "", blocks[0], flags=re.MULTILINE)
     assert "listen 443 ssl;" in server
     assert "127.0.0.1:8000;" in server
+    first = "    location / {\n        proxy_pass http://127.0.0.1:8000;\n"
+    head, rest = server.split(first)
+    server = head + first + rest.removesuffix("}\n") + blocks[1] + rest
     server = server.replace("127.0.0.1:8000", f"127.0.0.1:{service}")
     return server.replace("443 ssl", f"127.0.0.1:{port}")
 
@@ -50,8 +54,9 @@ def accepts(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
-    models = faulty_models(tmp_path_factory.mktemp("proxied"))
-    with ended(Faulty(models, ALLOWED_HOSTS=NAME)) as process:
+    folder = tmp_path_factory.mktemp("proxied")
+    jobs = str(folder / "jobs")
+    with ended(Faulty(faulty_models(folder), ALLOWED_HOSTS=NAME, JOBS=jobs)) as process:
         yield process
 
 
@@ -93,6 +98,24 @@ def test_events_are_passed_on_while_a_scan_waits(client: httpx.Client, service: 
         client.stream("POST", "/v1/landmarks", content=command_scan(), headers=accept) as answer,
     ):
         assert next(answer.iter_lines()) == "event: progress"
+
+
+def test_links_are_those_of_the_path_under_which_the_proxy_serves(client: httpx.Client) -> None:
+    link = client.post("/landmarks/v1/jobs", content=command_scan()).headers["location"]
+    assert link.startswith("/landmarks/v1/jobs/")
+    until(lambda: client.get(link).json()["state"] == "finished")
+    (scan,) = client.get(link).json()["scans"]
+    assert len(client.get(scan["result"]).json()["landmarks"]) == 3
+    with Client(str(client.base_url.join("/landmarks"))) as user:
+        assert user.wait(user.submit(command_scan()).id).done == 1
+
+
+def test_calls_are_described_under_the_path_of_the_proxy(client: httpx.Client) -> None:
+    assert 'src="page/swagger-ui.js"' in client.get("/landmarks/docs").text
+    described = client.get("/landmarks/openapi.json")
+    assert f"http://{NAME}/landmarks/v1/landmarks?" in described.json()["info"]["description"]
+    (server,) = described.json()["servers"]
+    assert str(described.url.join(server["url"]).path) == "/landmarks/"
 
 
 @pytest.mark.parametrize("size", [100_000, 5_000_000, 60_000_000])

@@ -104,9 +104,10 @@ async def get_jobs(jobs: JobsDep, admitted: AdmittedDep) -> Response:
     response_model=JobAnswer,
     responses=problems(401, 404, 429, 501, 503),
 )
-async def get_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> Response:
+async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedDep) -> Response:
     """Tell what has become of each scan of a job, or how far it is."""
-    find = partial(jobs.store.find, admitted.client, job, f"/v1/jobs/{job}/scans/", jobs.progress())
+    path = f"{request.scope['root_path']}/v1/jobs/{job}/scans/"
+    find = partial(jobs.store.find, admitted.client, job, path, jobs.progress())
     found = await jobs.call(admitted.client, find)
     return Response(_describe(jobs, found), media_type="application/json")
 

@@ -88,6 +88,16 @@ def test_result_is_the_answer_that_a_client_had_waited_for(client: TestClient) -
     assert answer.landmarks[0].candidates is not None
 
 
+@pytest.mark.parametrize("prefix", ["/lab", "lab/", "//lab", "/v1"])
+def test_links_have_the_path_that_a_proxy_took_off(client: TestClient, prefix: str) -> None:
+    behind = {"X-Forwarded-Prefix": prefix}
+    response = client.post(URL, content=toy_scan(), headers=RAW | behind)
+    path = f"{URL}/{response.json()['id']}"
+    assert response.headers["location"] == f"/{prefix.strip('/')}{path}"
+    job = finished(client, path, **behind)
+    assert job.scans[0].result == f"/{prefix.strip('/')}{path}/scans/0"
+
+
 def test_scans_of_an_archive_end_each_for_itself(client: TestClient) -> None:
     content = zipped([toy_scan(), b"no scan", zipped(as_dicom()), toy_scan((12, 14, 16))])
     path = accepted(client.post(URL, content=content, headers=RAW))
