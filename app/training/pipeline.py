@@ -27,7 +27,13 @@ from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import SpecimenSummary
 from app.training.files import CHECKPOINT, REFINE
-from app.training.fit.canonical_pose import has_pose, pose_specimen, rotate_like, upright
+from app.training.fit.canonical_pose import (
+    fit_pose,
+    has_pose,
+    pose_specimen,
+    rotate_like,
+    upright,
+)
 from app.training.fit.loop import TrainingData, TrainingRun, train
 from app.training.fit.network import build_network
 from app.training.fit.suggest import (
@@ -178,15 +184,17 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
     if mean is None:
         raise ValueError("expected a plan with a mean shape, got none")
     coarse_mm = min(first.input.spacing_mm)
+    # Kept cases and mirror images may have fewer landmarks than the plan's scans.
+    known = [one for one in plan.split.train if has_pose(one.rows(plan.names), mean)]
+    # In mm of the subject, as in service: a grid is coarser in one that is larger than the mean.
+    spacings = [fit_pose(one.rows(plan.names), mean).scale * recipe.spacing_mm for one in known]
+    files = with_progress([one.files for one in known], "Preparing", console)
     specimens: Sequence[Specimen] = [
-        load_specimen(
-            files, plan.names, recipe.spacing_mm, recipe.intensity, recipe.missing, coarse_mm
-        )
-        for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
+        load_specimen(one, plan.names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
+        for one, mm in zip(files, spacings, strict=True)
     ]
     if options.mirror:
         specimens = mirrored(specimens, mean)
-    # Kept cases and mirror images may have fewer landmarks than the plan's scans.
     posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
     return run_training(options, plan, posed, console)
 

@@ -176,7 +176,7 @@ def load_specimen(
     Args:
         files: The specimen.
         names: Landmarks in the order of the network's channels.
-        spacing_mm: Of the model's grid.
+        spacing_mm: Of the model's grid, in mm of the subject.
         intensity: The model's rule.
         missing: How a landmark without a position counts of which nobody says that it is absent.
         window_spacing_mm: Of the first network's grid, if this is for a second one.

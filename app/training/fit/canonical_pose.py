@@ -14,7 +14,7 @@ import numpy as np
 from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
 from app.model import load_shape, read_manifest
-from app.shapes import MIN_COMMON, MIN_LANDMARKS, fit_similarity
+from app.shapes import MIN_COMMON, MIN_LANDMARKS, Similarity, fit_similarity
 from app.training.data.specimens import Specimen
 
 
@@ -61,6 +61,12 @@ def has_pose(points: Points, mean: Points) -> bool:
     return int(known.sum()) >= MIN_COMMON
 
 
+def fit_pose(points: Points, mean: Points) -> Similarity:
+    """Fit the mean shape to the landmarks that a specimen has of it."""
+    known = np.isfinite(points).all(axis=1) & np.isfinite(mean).all(axis=1)
+    return fit_similarity(mean[known], points[known], np.ones(int(known.sum())))
+
+
 def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
     """Bring a specimen into the frame of the mean shape, by its own landmarks.
 
@@ -68,9 +74,7 @@ def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:
     specimen lacks count where the shape has them.
     """
     in_shape = np.isfinite(mean).all(axis=1)
-    known = np.isfinite(specimen.points).all(axis=1) & in_shape
-    fit = fit_similarity(mean[known], specimen.points[known], np.ones(int(known.sum())))
-    to_frame = np.linalg.inv(fit.affine)
+    to_frame = np.linalg.inv(fit_pose(specimen.points, mean).affine)
     points = transform(to_frame, specimen.points)
     whole = np.where(np.isfinite(points), points, mean)[in_shape]
     return replace(

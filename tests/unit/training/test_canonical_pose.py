@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from safetensors.numpy import load_file
 from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
+from app.io import read_volume
+from app.model import read_manifest
+from app.preprocessing import Pose, index_grid, make_grid, make_posed_grid
 from app.training import pipeline
 from app.training.data.specimens import Specimen
 from app.training.fit.augment import draw_centre
@@ -24,6 +28,8 @@ from tests.support.training_data import (
     points_of,
     write_specimens,
 )
+
+CPU = torch.device("cpu")
 
 
 def test_a_mean_shape_is_rotated_upright_not_mirrored() -> None:
@@ -94,3 +100,32 @@ def test_only_a_network_of_one_pose_rotates_a_mean_shape(folder: Path) -> None:
     assert rotate_like(other, [f"another {name}" for name in BLOBS], folder / "refine") is other
     with pytest.raises(BadParameter, match="--start: expected a model, got: "):
         rotate_like(other, BLOBS, folder / "nothing")
+
+
+def test_a_second_network_is_trained_on_the_values_of_service_for_subjects_of_any_size(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Specimen] = []
+
+    def keep(*given: Any) -> bool:
+        trained.extend(given[2])
+        return True
+
+    monkeypatch.setattr(pipeline, "run_training", keep)
+    shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
+    words = (data / "scans", data / "landmarks", "--spacing", "1.5", *SMALL, "--validate", "none")
+    landmarkd("refine", tmp_path / "mine", *words)
+    spec = read_manifest(folder).input
+    fine = read_manifest(folder / "refine").input.model_copy(update={"spacing_mm": (1.5,) * 3})
+    scales = []
+    for one in trained:
+        volume = read_volume((data / "scans" / f"{one.name}.nii.gz").read_bytes())
+        window = make_grid(volume, spec, CPU).window
+        assert window is not None
+        to_world = volume.affine @ np.linalg.inv(one.to_world)
+        scales.append(float(np.cbrt(np.linalg.det(to_world[:3, :3]))))
+        grid = make_posed_grid(volume, Pose(to_world, scales[-1]), fine, window, CPU)
+        values = one.values_at(index_grid(grid.voxels.shape, grid.to_volume))
+        # The service keeps values in 16 bits here.
+        torch.testing.assert_close(values, grid.voxels, rtol=0, atol=2.0**-15)
+    assert np.ptp(scales) > 0.2
