@@ -18,7 +18,7 @@ from app.cli.scan_files import read_scan
 from app.cli.terminal import describe_fault
 from app.durable import write_file
 from app.errors import BadParameter, LandmarkdError, NotAVolume
-from app.io import AnswerFormat, LandmarksAnswer, write_long
+from app.io import AnswerFormat, LandmarksAnswer, name_in_utf8, write_long
 
 Model: TypeAlias = tuple[str, str]
 """Name and version."""
@@ -101,10 +101,7 @@ class LongTable(Sink):
         """
         self._target = target
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
-        self._names = {
-            path: name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-            for path, name in names.items()
-        }
+        self._names = {path: name_in_utf8(name) for path, name in names.items()}
         rows = []
         if resume and target.exists():
             rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]

@@ -82,6 +82,7 @@ from app.io.volume import (
     VolumeLimits,
     check_header,
     list_shown,
+    name_in_utf8,
     read_volume,
     scan_stem,
 )
@@ -96,7 +97,7 @@ __all__ = [
     "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing",
     "check_start", "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence",
     "is_dicom", "is_inside", "is_landmark_file", "landmark_stem", "list_shown",
-    "load_report_writer", "markups_json", "negotiate_format", "pack_scan", "read_case",
-    "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer",
-    "write_case", "write_gzip", "write_long", "write_nifti",
+    "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format", "pack_scan",
+    "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem",
+    "write_answer", "write_case", "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -166,6 +166,11 @@ def list_shown(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def name_in_utf8(name: str) -> str:
+    r"""Return the name of a file as UTF-8 has it: a byte of another encoding becomes ``\xe9``."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def scan_stem(name: str) -> str:
     """Return the name of a scan's file without its suffixes."""
     for suffix in sorted((*SCAN_SUFFIXES, ".gz", ".dcm"), key=len, reverse=True):

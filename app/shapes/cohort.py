@@ -17,6 +17,7 @@ from app.io import (
     is_landmark_file,
     landmark_stem,
     list_shown,
+    name_in_utf8,
     read_landmarks,
 )
 
@@ -77,11 +78,11 @@ def _read_folder(folder: Path) -> Iterator[Specimen]:
     for path in list_shown(folder):
         try:
             if is_landmark_file(path):
-                yield landmark_stem(path), read_landmarks(path, undefined=True)
+                yield name_in_utf8(landmark_stem(path)), read_landmarks(path, undefined=True)
             elif path.name.endswith(ANSWER_SUFFIX):
                 answer = LandmarksAnswer.model_validate_json(path.read_bytes())
                 points = {one.name: np.array(one.ras_mm or MISSING) for one in answer.landmarks}
-                yield path.name.removesuffix(ANSWER_SUFFIX), points
+                yield name_in_utf8(path.name.removesuffix(ANSWER_SUFFIX)), points
         except ValidationError:
             raise BadParameter(f"{path.name}: expected an answer of landmarkd, got none") from None
         except (ValueError, OSError) as error:

@@ -7,6 +7,8 @@ from typing import Final, Literal
 from rich.table import Table
 from rich.text import Text
 
+from app.io import name_in_utf8
+
 Severity = Literal["error", "warning", "note"]
 
 COLOURS: Final[dict[Severity, str]] = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -54,8 +56,8 @@ def issue_table(issues: Sequence[Issue]) -> Table:
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:
-    """Join distinct names with commas; beyond the limit, only count them."""
-    unique = list(dict.fromkeys(names))
+    """Join distinct names, as UTF-8 has them, with commas; beyond the limit, only count them."""
+    unique = list(dict.fromkeys(map(name_in_utf8, names)))
     if len(unique) <= limit + 1:
         return ", ".join(unique)
     return f"{', '.join(unique[:limit])} and {len(unique) - limit} more"

@@ -18,6 +18,7 @@ from app.io import (
     is_landmark_file,
     landmark_stem,
     list_shown,
+    name_in_utf8,
     read_landmarks,
     read_truth,
     read_volume,
@@ -114,6 +115,7 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
             continue
         else:
             continue
+        name = name_in_utf8(name)  # Records, tables and reports cannot hold others.
         if name in by_name:
             duplicates.append(name)
         by_name[name] = path

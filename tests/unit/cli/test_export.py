@@ -1,5 +1,7 @@
 """``landmarkd export``."""
 
+import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,16 @@ def test_the_suffix_of_the_output_chooses_the_format(
 
 def test_without_an_output_a_named_format_goes_to_standard_output(answers: Path) -> None:
     assert run(answers, "--format", "morphologika").startswith("[individuals]\n4\n")
+
+
+@pytest.mark.parametrize("form", ["tps", "morphologika", "nts", "csv"])
+def test_a_file_whose_name_is_no_utf_8_is_exported(
+    answers: Path, tmp_path: Path, form: str
+) -> None:
+    (answers / "s0.mrk.json").rename(answers / os.fsdecode(b"Caf\xe9.mrk.json"))
+    run(answers, "--format", form, "-o", tmp_path / "all", "--report", tmp_path / "shapes")
+    for path in (tmp_path / "all", tmp_path / "shapes" / "scores.csv"):
+        assert re.search(r"Caf(\\|_)xe9", path.read_text(encoding="utf-8"))
 
 
 def test_a_report_needs_no_format(answers: Path, tmp_path: Path) -> None:

@@ -201,3 +201,4 @@ def test_one_message_about_many_files_is_one_row() -> None:
     table = issue_table([*same, Issue("error", "x", "is wrong [here]")])
     assert table.row_count == 2
     assert shorten([issue.where for issue in same]) == "s0, s1, s2 and 6 more"
+    assert shorten(["Caf\udce9", "b"]) == r"Caf\xe9, b"

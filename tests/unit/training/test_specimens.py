@@ -1,5 +1,6 @@
 """Specimens are prepared for training as scans are for the network in service."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_hidden_files_are_neither_scans_nor_landmarks(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     files = list_files(tmp_path, tmp_path)
     assert (list(files.scans), list(files.landmarks), files.others) == (["a"], ["a"], ())
+
+
+def test_files_whose_names_are_no_utf_8_have_names_that_records_can_hold(tmp_path: Path) -> None:
+    for name in (b"Caf\xe9.nii.gz", b"Caf\xe9.mrk.json"):
+        (tmp_path / os.fsdecode(name)).touch()
+    (files,) = pair_files(tmp_path, tmp_path, [r"Caf\xe9"])
+    assert files.name == r"Caf\xe9"
+    assert files.scan.exists()
 
 
 @pytest.mark.parametrize(
