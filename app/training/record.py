@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.errors import StartupError
+from app.errors import BadParameter, StartupError
 from app.training.files import CHECKPOINT, RECORD
 from app.training.options import Missing
 from app.training.recipe import Recipe
@@ -89,6 +89,26 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
             f"To resume, repeat the command that started it; to start again, choose another folder "
             f"or delete {delete}"
         )
+
+
+def check_alike(model: Path, fold: Path) -> None:
+    """Check that one of a model's folds was trained as the model was, as far as both say.
+
+    Raises:
+        BadParameter: It was trained otherwise, so that its errors say little about the model.
+    """
+    mine, other = read_record(model), read_record(fold)
+    if mine and other and (differences := find_differences(_choices(mine), _choices(other))):
+        raise BadParameter(
+            f"--folds: expected folds that were trained as {model} was, got {fold} "
+            f"({'; '.join(differences)}): train all anew, or use --only"
+        )
+
+
+def _choices(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what was chosen from a record, but for what is drawn or follows from the scans."""
+    chosen = {**record["recipe"], "landmarks": record["landmarks"], "mirror": record["mirror"]}
+    return {name: value for name, value in chosen.items() if name not in ("seed", "tile_shape")}
 
 
 def refuse_finished(folder: Path) -> None:

@@ -39,6 +39,7 @@ from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
 from app.training.files import FOLDS, OUTCOMES
+from app.training.record import check_alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
     """Read the folds of a model, and check that they are finished and of these data.
 
     Raises:
-        BadParameter: The model has no folds, or they lack a network.
+        BadParameter: The model has no folds, or they lack a network or were trained otherwise.
         ModelRefused: The folder is no model.
         StartupError: The data have changed since the folds were made.
     """
@@ -93,6 +94,8 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
         if not (path / OUTCOMES).exists():
             command = "train" if refine is None else "refine"
             raise BadParameter(f"expected {path} to be done; landmarkd {command} --folds does it")
+        for network in ("", inner):
+            check_alike(folder / network, folds.folder(folder, number) / network)
     return folds
 
 

@@ -1,5 +1,6 @@
 """Trainings of folds: what they are trained on, how they resume, and what is refused."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -16,8 +17,9 @@ from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
-from app.training.files import CHECKPOINT, OUTCOMES
+from app.training.files import CHECKPOINT, OUTCOMES, RECORD
 from app.training.fit import loop
+from app.training.record import check_alike
 from tests.support.training_data import (
     SMALL,
     TILES,
@@ -189,6 +191,26 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(traine
     (folds.folder(data / "mine", 2) / OUTCOMES).unlink()
     with pytest.raises(BadParameter, match="expected all folds of the first network to be done"):
         refine(data)
+
+
+def test_folds_that_were_trained_otherwise_do_not_calibrate_a_model(trained: Path) -> None:
+    """But for the seed, and for shapes that follow from the scans."""
+    path = trained / "mine" / "folds" / "fold-2" / RECORD
+    record = json.loads(path.read_text())
+    record["recipe"] |= {"seed": 7, "tile_shape": [16, 16, 32]}
+    path.write_text(json.dumps(record))
+    check_alike(trained / "mine", path.parent)
+    record["recipe"]["steps"] = 2
+    record["recipe"]["augmentation"]["scale"] = 0.2
+    record["mirror"] = True
+    path.write_text(json.dumps(record))
+    message = (
+        r"--folds: .* as \S*/mine was, got \S*fold-2 \(steps: expected 1, got 2; "
+        r"augmentation.scale: expected 0.1, got 0.2; mirror: expected False, got True\): train"
+    )
+    where = ("--scans", trained / "scans", "--landmarks", trained / "landmarks")
+    with pytest.raises(BadParameter, match=message):
+        landmarkd("calibrate", trained / "mine", *where, "--folds")
 
 
 @pytest.mark.no_cover
