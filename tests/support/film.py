@@ -54,7 +54,7 @@ BLUR: Final = 2.0
 """Standard deviation in voxels."""
 
 FIRST_SEED: Final = 2000
-MORE_CASES: Final = 15
+MORE_CASES: Final = 29
 UNSEEN: Final = 12
 STEPS: Final = 120
 RATE: Final = 1e-3
@@ -200,7 +200,7 @@ def shoot(film: Film, model: Path, store: Path, url: str) -> dict[str, str]:
     film.take()
     figures = {"missing": missing, "two": " and ".join([*off][:2])}
     figures["left"] = f"{max([*off.values()][2:]):.1f} mm"
-    figures["said"] = _verdict(said)
+    figures["said"] = _verdict(said.replace(str(model), "models/phantom"))
     after = summary(film, [following]), summary(film, unseen)
     for when, (one, many) in (("before", before), ("after", after)):
         figures |= {f"one_{key}_{when}": value for key, value in one.items()}
@@ -211,7 +211,8 @@ def shoot(film: Film, model: Path, store: Path, url: str) -> dict[str, str]:
 def _verdict(said: str) -> str:
     """Return what ``landmarkd learn`` has printed about the next version."""
     found = re.search(
-        r"(On \d+ held-out cases.*? mm) (version \S+ is in place)", " ".join(said.split())
+        r"(On \d+ held-out cases.*? mm) (version \S+ is in place; .*? --back)",
+        " ".join(said.split()),
     )
     if found is None:
         raise ValueError(f"expected a better version, got {said}")
