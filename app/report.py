@@ -22,6 +22,7 @@ GREY: Final = "#808080"
 
 FIGURE_STYLE: Final[Any] = {
     "svg.hashsalt": "landmarkd",  # reproducible files
+    "text.parse_math": False,  # names may hold dollars
     "font.size": 9,
     "text.color": GREY,
     "axes.labelcolor": GREY,

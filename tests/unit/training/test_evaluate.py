@@ -197,3 +197,7 @@ def test_plots_accept_scans_without_errors_and_points_at_the_border() -> None:
         assert plot(missed).startswith("<?xml")
     volume = slope((5, 9, 7))
     assert "<image" in plot_in_scan(outcome(30.0), volume)
+
+
+def test_a_landmark_named_with_dollars_is_no_formula() -> None:
+    assert plot_errors([outcome(0.3, landmark="$x^$")]).startswith("<?xml")
