@@ -35,6 +35,7 @@ from app.training.calibrate.regions import (
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
 from app.training.data.folds import Folds, check_same_data, content_digests, read_folds
+from app.training.data.split import subject_of
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
@@ -240,21 +241,23 @@ def describe_coverage(
         scans: The scans that the errors are of.
     """
     coverage = min(region.coverage for region in regions.values())
-    shared = any(region.of != "landmark" for region in regions.values())
+    subjects = {subject_of(scan) if folds is None else folds.subjects[scan] for scan in scans}
+    specimens, whose = len(subjects), "scan" if len(subjects) == len(scans) else "subject"
+    alike = whose == "subject" or any(region.of != "landmark" for region in regions.values())
     if folds is None:
-        if not shared:
+        if not alike:
             return f"a further error stays within with {100 * coverage:.1f} %"
         return (
             f"about {100 * coverage:.1f} % of further errors are expected within, over scans; "
-            f"errors of one scan are alike, and these are of {len(scans)}"
+            f"errors of one {whose} are alike, and these are of {specimens}"
         )
-    specimens, count = len({folds.subjects[scan] for scan in scans}), len(folds.members)
+    count = len(folds.members)
     expected = (
         f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
         f"errors of {count} models on {specimens} specimens that they were not trained on "
         "(cross-conformal)"
     )
-    if shared:
+    if alike:
         return expected  # What is proven is so of one error of each specimen.
     proven = proven_coverage(specimens, count)
     return (

@@ -19,11 +19,12 @@ from app.model.manifest import read_manifest
 from app.training.calibrate.calibration import (
     Calibration,
     calibrate_model,
+    describe_coverage,
     load_fold_models,
     write_calibration,
 )
 from app.training.calibrate.calibration_runs import CalibrationRun, CalibrationRuns, run_scan
-from app.training.calibrate.regions import calibrate_regions
+from app.training.calibrate.regions import Region, calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
 from app.training.data.folds import Folds
 from app.training.data.specimens import pair_files
@@ -83,6 +84,18 @@ def test_landmarks_with_nineteen_scans_have_regions_of_their_own(tmp_path: Path)
     text = calibrate(make_model_folder(tmp_path), make_runs(19))
     assert "3 landmarks have a region of their own, 0.190 to 0.190 mm, of at least 19" in text
     assert "3 of 3 landmarks by their own masses" in text
+
+
+def test_several_scans_of_a_subject_prove_nothing_of_another() -> None:
+    frames = [f"spine_{subject}-frame{number}" for subject in "ab" for number in range(10)]
+    regions = {"1": Region(0.1, 20, 0.95, "landmark")}
+    words = "about 95.0 % of further errors are expected within, over scans; errors of one subject"
+    assert describe_coverage(regions, None, frames) == f"{words} are alike, and these are of 2"
+    subjects = {name: name.partition("-")[0] for name in frames}
+    folds = Folds(1, (tuple(frames[:10]), tuple(frames[10:])), subjects, {})
+    text = describe_coverage(regions, folds, frames)
+    assert "on 2 specimens" in text
+    assert "proven" not in text
 
 
 def test_too_few_masses_leave_the_thresholds_as_they_are(tmp_path: Path) -> None:
