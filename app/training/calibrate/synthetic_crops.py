@@ -12,12 +12,11 @@ NOISE_RANGE: Final = (0.0, 255.0)
 
 
 def halves(volume: Volume) -> tuple[Volume, ...]:
-    """Cut a scan in half along each of its axes; positions in mm are kept."""
-    parts = []
-    for axis in range(3):
-        middle = volume.voxels.shape[axis] // 2
-        parts += [crop(volume, axis, 0, middle)] if middle else []
-        parts.append(crop(volume, axis, middle, volume.voxels.shape[axis]))
+    """Cut a scan in half along each axis that has two voxels; positions in mm are kept."""
+    parts: list[Volume] = []
+    for axis, size in enumerate(volume.voxels.shape):
+        if middle := size // 2:
+            parts += [crop(volume, axis, 0, middle), crop(volume, axis, middle, size)]
     return tuple(parts)
 
 

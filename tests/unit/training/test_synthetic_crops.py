@@ -46,6 +46,12 @@ def test_a_flat_scan_has_no_empty_half(shape: tuple[int, int, int]) -> None:
     assert all(part.voxels.size for part in halves(slope(shape)))
 
 
+def test_a_flat_scan_is_no_half_of_itself() -> None:
+    assert [part.voxels.shape for part in halves(slope((1, 4, 6)))] == [
+        (1, 2, 6), (1, 2, 6), (1, 4, 3), (1, 4, 3),
+    ]  # fmt: skip
+
+
 def test_blank_scans_lie_where_the_scan_lies_and_show_nothing() -> None:
     whole = slope(SHAPE)
     empty, noise = blanks(whole)
