@@ -156,8 +156,8 @@ def calibrate_model(
     )
     print_thresholds(model, calibration.thresholds, console)
     print_presence(runs, console)
-    if len({run.scan for run in runs.before}) == 1:
-        console.print("One scan: its thresholds were measured on itself.", style="yellow")
+    if len({subject_of(run.scan) for run in runs.before}) == 1:
+        console.print("One subject: its thresholds were measured on itself.", style="yellow")
     console.print(calibration.summary())
     if model.manifest.measurements:
         console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")

@@ -14,6 +14,7 @@ from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds
 from app.training.data.check_frames import read_in_frame
 from app.training.data.specimens import SpecimenFiles
+from app.training.data.split import subject_of
 from app.training.evaluate.outcomes import Outcome, compare
 from app.training.options import Missing
 
@@ -113,11 +114,12 @@ def run_scan_calibrated(
     runs: Sequence[CalibrationRun],
     missing: Missing = "unknown",
 ) -> list[CalibrationRun]:
-    """Run a model over a scan with the thresholds that follow from the other scans.
+    """Run a model over a scan with the thresholds that follow from scans of other subjects.
 
-    If it is the only scan, its own runs decide.
+    If there are none, those of its own decide.
     """
-    others = [run for run in runs if run.scan != files.name] or runs
+    subject = subject_of(files.name)
+    others = [run for run in runs if subject_of(run.scan) != subject] or runs
     chosen = choose_thresholds(model, others)
     values = [None if one is None else one.values for one in chosen]
     return run_scan(with_thresholds(model, values), files, missing)

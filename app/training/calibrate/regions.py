@@ -31,6 +31,7 @@ import numpy as np
 
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
+from app.training.data.split import subject_of
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
@@ -204,14 +205,15 @@ def proven_coverage(specimens: int, folds: int) -> float:
 
 
 def leave_one_out(outcomes: Sequence[Outcome], specs: Sequence[LandmarkSpec]) -> dict[str, float]:
-    """Measure which share of each scan's errors lies within the regions of the other scans.
+    """Measure which share of each scan's errors lies within the regions of other subjects' scans.
 
     Returns:
         The share by scan; without scans whose others have too few errors.
     """
     shares: dict[str, float] = {}
     for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
-        others = [outcome for outcome in outcomes if outcome.scan != scan]
+        subject = subject_of(scan)
+        others = [outcome for outcome in outcomes if subject_of(outcome.scan) != subject]
         regions = calibrate_regions(others, specs)
         if regions is not None:
             shares |= shares_within(mine, regions)

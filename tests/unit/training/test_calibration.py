@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.errors import BadParameter
 from app.inference.load import load_checked
-from app.model import editing
+from app.model import LoadedModel, editing
 from app.model.manifest import read_manifest
+from app.training.calibrate import calibration_runs
 from app.training.calibrate.calibration import (
     Calibration,
     calibrate_model,
@@ -23,11 +24,16 @@ from app.training.calibrate.calibration import (
     load_fold_models,
     write_calibration,
 )
-from app.training.calibrate.calibration_runs import CalibrationRun, CalibrationRuns, run_scan
+from app.training.calibrate.calibration_runs import (
+    CalibrationRun,
+    CalibrationRuns,
+    run_scan,
+    run_scan_calibrated,
+)
 from app.training.calibrate.regions import Region, calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
 from app.training.data.folds import Folds
-from app.training.data.specimens import pair_files
+from app.training.data.specimens import SpecimenFiles, pair_files
 from app.training.options import Missing
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
@@ -96,6 +102,27 @@ def test_several_scans_of_a_subject_prove_nothing_of_another() -> None:
     text = describe_coverage(regions, folds, frames)
     assert "on 2 specimens" in text
     assert "proven" not in text
+
+
+def test_thresholds_for_a_scan_are_chosen_on_those_of_other_subjects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def skip(*_: object) -> list[CalibrationRun]:
+        return []
+
+    used: list[set[str]] = []
+
+    def choose(_: LoadedModel, runs: Sequence[CalibrationRun]) -> list[Thresholds | None]:
+        used.append({run.scan for run in runs})
+        return [None]
+
+    monkeypatch.setattr(calibration_runs, "run_scan", skip)
+    monkeypatch.setattr(calibration_runs, "choose_thresholds", choose)
+    model = load_checked(make_model_folder(tmp_path), torch.device("cpu"))
+    runs = [CalibrationRun(name, "whole", (), ()) for name in ("a_left", "a_right", "b")]
+    for some in (runs, runs[:2]):
+        run_scan_calibrated(model, SpecimenFiles("a_left", tmp_path, tmp_path), some)
+    assert used == [{"b"}, {"a_left", "a_right"}]
 
 
 def test_too_few_masses_leave_the_thresholds_as_they_are(tmp_path: Path) -> None:
