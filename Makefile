@@ -8,7 +8,8 @@
 #              DOCKER_BUILD= choose the program and options of its build, such as --network=host
 # make format  put the code into shape
 # make clean   remove what the others made
-# PYTHON=, HOST= and PORT= choose the interpreter and the address.
+# PYTHON=, HOST= and PORT= choose the interpreter and the address; TORCH_INDEX= names another index
+# of packages for torch, such as PyTorch's of CPU builds.
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
@@ -73,7 +74,7 @@ format: .venv/dev.stamp
 # torch goes first, by its exact version: a range may fetch another build, gigabytes larger.
 .venv/app.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing landmarkd into .venv (a few minutes the first time)"
-	$(PIP) torch setuptools
+	$(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch setuptools
 	$(PIP) --no-build-isolation --editable '.[page]'
 	@touch $@
 
