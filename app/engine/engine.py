@@ -130,9 +130,8 @@ class Engine:
             "requests_in_flight", "Requests accepted, unanswered.", lambda: self.admission.requests
         )
         watch("queue_age_seconds", "Of the oldest scan in work.", lambda: self.devices.oldest_s)
-        sizes = {
-            one.device.name: partial(getattr, one.sizes, "largest") for one in self.devices.loops
-        }
+        loops = self.devices.loops
+        sizes = {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in loops}
         watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
     def readiness(self) -> ReadinessAnswer:
