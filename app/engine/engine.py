@@ -23,7 +23,7 @@ from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
-from app.inference import Detection, Forecast, StageTimes, forecast, load_checked, self_check
+from app.inference import Detection, Forecast, forecast, load_checked, self_check
 from app.io import (
     ONLY,
     SEARCH_BYTES,
@@ -296,13 +296,10 @@ class Engine:
             request = DetectRequest(model, volume, deadline, frame=selection.frame or 0,
                 on_progress=note_progress, client=client, keeps_votes=heatmaps > 0)  # fmt: skip
             detection = await self.devices.choose(request.key).run(request)
-        self._observe(times := replace(detection.timing, decode=decode_ms))
-        return replace(detection, timing=times)
-
-    def _observe(self, times: StageTimes) -> None:
+        times = replace(detection.timing, decode=decode_ms)
         self._metrics.observe_stages(times)
-        busy_ms = times.prepare + times.network + times.vote + times.locate
-        self.admission.observe_cost(busy_ms / 1e3)
+        self.admission.observe_cost(times.busy_ms / 1e3)
+        return replace(detection, timing=times)
 
     async def compute(
         self,

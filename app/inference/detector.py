@@ -77,6 +77,11 @@ class StageTimes:
     vote: float = 0.0
     locate: float = 0.0
 
+    @property
+    def busy_ms(self) -> float:
+        """Time that it was worked on, once it was decoded."""
+        return self.prepare + self.network + self.vote + self.locate
+
 
 @dataclass(frozen=True, slots=True)
 class Detection:
