@@ -7,7 +7,7 @@ that no scan is found by two. All methods block; they may be called from any thr
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,14 +59,19 @@ class JobFolder:
                     "in scans but no jobs.sqlite: put that back, or name another folder in "
                     "LANDMARKD_JOBS, or delete scans if nobody needs them any more"
                 )
-            self.files = ScanFiles(path)
-            database.touch(mode=0o600)
-            self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
-            self._db.row_factory = sqlite3.Row
-            for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
-                self._db.execute(f"PRAGMA {pragma}")
-            self._db.executescript(SCHEMA + HELD)
-            self._recover()
+            with ExitStack() as opened:
+                self.files = opened.enter_context(closing(ScanFiles(path)))
+                database.touch(mode=0o600)
+                connection = sqlite3.connect(
+                    database, isolation_level=None, check_same_thread=False
+                )
+                self._db = opened.enter_context(closing(connection))
+                self._db.row_factory = sqlite3.Row
+                for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
+                    self._db.execute(f"PRAGMA {pragma}")
+                self._db.executescript(SCHEMA + HELD)
+                self._recover()
+                opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise StartupError(f"expected a folder for jobs, but {path}: {error}") from error
 

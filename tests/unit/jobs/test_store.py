@@ -265,6 +265,8 @@ def test_folder_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"something else" * 100)
     with pytest.raises(StartupError, match="expected a folder for jobs"):
         JobFolder(tmp_path, ENOUGH, DAY_S)
+    (tmp_path / name).unlink()
+    JobFolder(tmp_path, ENOUGH, DAY_S).close()  # Nothing of the first attempt holds it.
 
 
 def test_scans_of_a_folder_of_something_else_stay(tmp_path: Path) -> None:
