@@ -46,16 +46,19 @@ def find_folder(settings: Settings, model: str | None) -> Path:
 
     Args:
         settings: The service's.
-        model: Its name, or ``NAME@VERSION``; None for the default model, or for the only one.
+        model: Its name, or ``NAME@VERSION``, or the path of its folder, as ``train`` has it; None
+            for the default model, or for the only one.
 
     Raises:
         BadParameter: No name, and several models.
         UnknownModel: There is no such model.
         ModelRefused: The version of one of several folders of that name cannot be read.
     """
+    wanted = model or settings.default_model
+    if wanted is not None and not {"/", "\\"}.isdisjoint(wanted):
+        return Path(wanted)
     folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
     known = ", ".join(folders) or "none"
-    wanted = model or settings.default_model
     if wanted is None:
         names = {split_name(name)[0] for name in folders}
         if len(names) != 1:

@@ -58,7 +58,7 @@ Device = Annotated[
 Frame = Annotated[int | None, typer.Option(min=0, help="Frame of a file of several, from 0.")]
 ModelName = Annotated[
     str | None,
-    typer.Option("-m", "--model", help="Model to use (default: LANDMARKD_DEFAULT_MODEL)."),
+    typer.Option("-m", "--model", help="Model, or its folder (default: LANDMARKD_DEFAULT_MODEL)."),
 ]
 
 

@@ -18,9 +18,9 @@ import torch
 from app.compute import HOST, HeapTrimmer, choose_devices, total_memory
 from app.engine.admission import CLIENT_SHARE, Admission, AdmittedRequest
 from app.engine.devices import Devices
-from app.engine.fair_budget import FairBudget
+from app.engine.fair_budget import FairBudget, Reservation
 from app.engine.host_pool import HostPool, run_in_daemon_thread
-from app.engine.jobs import DetectRequest, Progress
+from app.engine.jobs import DetectRequest, Progress, ignore
 from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, forecast, load_checked, self_check
@@ -254,7 +254,7 @@ class Engine:
         needs: Forecast | None = None,
         timeout_s: float,
         client: str = "",
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[Progress], None] = ignore,
         heatmaps: int = 0,
         admitted: AdmittedRequest | None = None,
     ) -> Detection:
@@ -277,9 +277,8 @@ class Engine:
         if self._state == "loading":
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
-        if needs is None:
-            look = partial(self._forecast, content, model, selection, heatmaps)
-            needs = await self._look(look, client, deadline) if is_dicom(content) else look()
+        look = partial(self._forecast, content, model, selection, heatmaps)
+        needs = needs or await self._look(look, content, client, deadline)
         if admitted is not None:
             admitted.memory = await admitted.hold(self.memory, needs.memory, deadline)
         async with (
@@ -287,12 +286,7 @@ class Engine:
             self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
         ):
             volume, decode_ms = await self._decode(content, selection, deadline)
-
-            def note_progress(progress: Progress) -> None:
-                if progress.tiles:  # It is prepared.
-                    self._decode_slots.release(slot)
-                on_progress(progress)
-
+            note_progress = partial(self._note_progress, slot, on_progress)
             request = DetectRequest(model, volume, deadline, frame=selection.frame or 0,
                 on_progress=note_progress, client=client, keeps_votes=heatmaps > 0)  # fmt: skip
             detection = await self.devices.choose(request.key).run(request)
@@ -341,9 +335,15 @@ class Engine:
         return result
 
     async def _look(
-        self, look: Callable[[Callable[[], None]], Forecast], client: str, deadline: float
+        self,
+        look: Callable[[Callable[[], None]], Forecast],
+        content: Content,
+        client: str,
+        deadline: float,
     ) -> Forecast:
-        """Look for a scan among many files, which takes too long for the event loop."""
+        """Forecast a scan; one that may be among many files takes too long for the event loop."""
+        if not is_dicom(content):
+            return look(ignore)
         async with (
             self.memory.hold(SEARCH_BYTES, client, deadline),
             self._decode_slots.hold(LARGE_SLOTS, client, deadline),
@@ -351,6 +351,13 @@ class Engine:
             needs = await self._decode_pool.run(look, deadline)
         self._check_in_time(needs, deadline - asyncio.get_running_loop().time(), client)
         return needs
+
+    def _note_progress(
+        self, slot: Reservation, on_progress: Callable[[Progress], None], progress: Progress
+    ) -> None:
+        if progress.tiles:  # It is prepared.
+            self._decode_slots.release(slot)
+        on_progress(progress)
 
     async def _decode(
         self, content: Content, selection: Selection, deadline: float
@@ -368,7 +375,7 @@ class Engine:
         model: LoadedModel,
         selection: Selection,
         heatmaps: int,
-        check_cancelled: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = ignore,
     ) -> Forecast:
         """Say what a scan will take; refuse one that takes more memory than there may be."""
         needs = forecast(head, self.limits, model, selection, heatmaps, check_cancelled)
@@ -382,13 +389,8 @@ class Engine:
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""
-        settings = self._settings
-        load = partial(
-            load_checked,
-            folder,
-            precision=settings.precision,
-            allow_torchscript=settings.allow_torchscript,
-        )
+        precision, allow = self._settings.precision, self._settings.allow_torchscript
+        load = partial(load_checked, folder, precision=precision, allow_torchscript=allow)
         return self.devices.load(load)
 
     def _self_check(self, device_index: int) -> None:

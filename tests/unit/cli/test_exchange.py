@@ -54,6 +54,20 @@ def test_packed_model_is_installed_beside_another_version(
     assert isinstance(run("detect", scan, "--models-dir", models).exception, BadParameter)
 
 
+@pytest.mark.parametrize("path", ["trained/toy", "./toy"])
+def test_model_is_named_by_the_path_of_its_folder(
+    tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "trained").mkdir()
+    make_model_folder(tmp_path / "trained")
+    monkeypatch.chdir(tmp_path if path.startswith("trained") else tmp_path / "trained")
+    result = run("detect", scan.resolve(), "-m", path, "--models-dir", tmp_path / "none")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"]["name"] == "toy"
+    wrong = run("detect", scan.resolve(), "-m", f"{path}-2")
+    assert isinstance(wrong.exception, ModelRefused)
+
+
 def test_folder_that_does_not_serve_is_not_packed(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "weights.safetensors").write_bytes(b"")
