@@ -51,7 +51,7 @@ COPY --from=dependencies /opt/venv /opt/venv
 # Triton, which CUDA builds of torch bring, compiles what launches its kernels by a C compiler.
 # KubeRay probes containers of Ray by wget; older versions start Ray by a login shell, whose PATH is
 # its own.
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin landmarkd \
+RUN useradd --uid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin landmarkd \
  && if [ -d /opt/venv/lib/python3*/site-packages/triton ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
       && rm -rf /var/lib/apt/lists/*; \

@@ -34,6 +34,7 @@ from tests.support.monai_bundles import build as build_monai
 from tests.support.monai_bundles import write_bundle
 from tests.support.nifti_files import nifti
 from tests.support.nnunet_results import write_results
+from tests.support.required import needs_reports
 from tests.support.services import RAW, ServiceProcess
 from tests.support.training_data import landmarkd
 
@@ -130,7 +131,10 @@ def correct(service: ServiceProcess, folder: Path) -> None:
     (folder / "corrected.json").write_text(json.dumps(answer))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=needs_reports) if "dcm" in one else one for one in COMMANDS],
+)
 def test_command_works(command: str, service: ServiceProcess, folder: Path) -> None:
     if "corrected.json" in command:
         correct(service, folder)

@@ -20,6 +20,7 @@ from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
 from tests.support.dicom_files import PATIENT, SERIES, as_dicom, zipped
+from tests.support.required import needs_reports
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import SKULLS, stored_in_all_orders
@@ -192,6 +193,7 @@ def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skul
             assert np.linalg.norm(point - expected[name]) <= SAME_MM, name
 
 
+@needs_reports
 def test_a_skull_as_a_series_is_answered_by_a_report_on_its_images(
     service: TestClient, skulls: Path
 ) -> None:

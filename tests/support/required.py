@@ -1,9 +1,14 @@
 """What tests need that is not installed with the project."""
 
 import os
-from typing import NoReturn
+import sys
+from typing import Final, NoReturn
 
 import pytest
+
+needs_reports: Final = pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="what writes DICOM reports has no wheels for Python 3.14"
+)
 
 
 def skip_unless_ci(reason: str) -> NoReturn:

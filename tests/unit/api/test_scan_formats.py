@@ -15,6 +15,7 @@ from app.engine.engine import Engine
 from app.engine.fair_budget import FairBudget, Reservation
 from app.engine.metrics import Metrics
 from tests.support.dicom_files import PATIENT, as_dicom, as_enhanced, zipped
+from tests.support.required import needs_reports
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.support.services import SHAPE, running, shared_of, toy_models, toy_settings
 from tests.support.structured_reports import read_report
@@ -73,6 +74,7 @@ def test_a_series_is_chosen_by_its_number(client: TestClient) -> None:
     assert refused.json()["detail"] == "expected series from 0 to 0, got 1"
 
 
+@needs_reports
 @pytest.mark.parametrize("media_type", ["application/zip", "application/dicom"])
 @pytest.mark.parametrize(
     "asked", [{"params": {"format": "dcm"}}, {"headers": {"Accept": "application/dicom"}}]
@@ -98,6 +100,7 @@ def test_a_series_is_answered_by_a_report_in_its_frame_of_reference(
     assert shared_of(client).engine.memory.used == 0
 
 
+@needs_reports
 def test_a_report_holds_no_memory_while_its_scan_waits_for_its_own(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_report_holds_no_memory_while_its_scan_waits_for_its_own(
     assert not any(held)
 
 
+@needs_reports
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -136,6 +140,7 @@ def test_a_report_that_cannot_refer_to_images_is_refused_before_the_network_runs
     assert runs() == before
 
 
+@needs_reports
 def test_events_and_jobs_are_no_reports(client: TestClient) -> None:
     headers = {"Accept": "text/event-stream"}
     response = client.post(URL, content=SERIES, params={"format": "dcm"}, headers=headers)

@@ -16,6 +16,7 @@ from app.shapes import read_cohort
 from tests.support.answers import make_answer
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_model_folder
+from tests.support.required import needs_reports
 from tests.support.services import MODEL, ServiceProcess, toy_scan
 
 LANDMARKS = 3
@@ -224,6 +225,7 @@ def test_a_scan_that_fails_is_counted_and_stops_no_other(
     assert len(read(table)) == 3 * LANDMARKS
 
 
+@needs_reports
 def test_images_that_no_report_can_be_made_of_stop_no_other_report(
     models: Path, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from app.model import LoadedModel
 from app.settings import PREFIX
 from tests.support.dicom_files import PATIENT, PLACE, as_dicom, zipped
 from tests.support.model_folders import make_model_folder, make_program_folder
+from tests.support.required import needs_reports
 from tests.support.scan_files import as_metaimage, as_nrrd
 from tests.support.services import MODEL, ServiceProcess, toy_scan
 from tests.support.structured_reports import read_report
@@ -105,6 +106,7 @@ def test_detect_takes_a_folder_of_dicom_files_for_one_scan(models: Path, tmp_pat
     assert json.loads(result.stdout)["volume"]["shape"] == [20, 18, 1]
 
 
+@needs_reports
 def test_detect_writes_a_report_that_says_whose_the_images_are(
     models: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_detect_writes_a_report_that_says_whose_the_images_are(
     assert "expected -o FILE.dcm for dcm" in result.stderr
 
 
+@needs_reports
 def test_detect_writes_no_report_on_what_is_not_dicom(models: Path, scans: Path) -> None:
     target = scans.parent / "one.dcm"
     result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)

@@ -33,8 +33,11 @@ from tests.support.dicom_files import (
     zipped,
 )
 from tests.support.nifti_files import SHAPE, counting
+from tests.support.required import needs_reports
 from tests.support.scan_files import as_nifti
 from tests.support.structured_reports import frames_of_reference, read_report, references
+
+pytestmark = needs_reports
 
 TOLERANCE_MM = 1e-3
 LIMIT = VolumeLimits().inflated_bytes
