@@ -26,6 +26,7 @@ from tests.support.device_loops import (
     assert_same_landmarks,
     running,
     scan,
+    until,
     wait_for,
     with_network,
 )
@@ -108,15 +109,8 @@ def test_batch_that_runs_out_of_memory_beside_another_is_run_again_alone(
         async with running(batch_size=4, device=ASYNCHRONOUS) as loop:
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await wait_for(network.begun[0])
-            prepared = asyncio.Semaphore(0)
-            others = [
-                asyncio.create_task(
-                    loop.run(DetectRequest(stepped, scan(n, SMALL), FAR, 0, note(prepared.release)))
-                )
-                for n in (2, 3)
-            ]
-            for _ in others:
-                await prepared.acquire()
+            others = [asyncio.create_task(ask(loop, stepped, scan(n, SMALL))) for n in (2, 3)]
+            await until(lambda: loop.queue.depth == 2 and not loop.queue.unprepared)
             for event in network.release:
                 event.set()
             await asyncio.gather(first, *others)
