@@ -137,14 +137,23 @@ def silent(page: Page, service: Faulty, handler: type[SilentEnd]) -> Iterator[Si
         server.shutdown()
 
 
-def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
-    browser: Browser, models: Path
-) -> None:
+@contextmanager
+def silenced(
+    browser: Browser, models: Path, handler: type[SilentEnd]
+) -> Iterator[tuple[Page, SilentServer]]:
+    """Open the page of a service, and a scan on it once another has taken its place."""
     with (
         serving(models) as service,
         opened(browser, service.url) as page,
-        silent(page, service, SilentEnd),
+        silent(page, service, handler) as server,
     ):
+        yield page, server
+
+
+def test_scan_is_given_up_where_the_service_ends_twice_before_its_first_event(
+    browser: Browser, models: Path
+) -> None:
+    with silenced(browser, models, SilentEnd) as (page, _):
         page.wait_for_selector('#stage-name:text("Trying again at")')
         page.wait_for_selector("#work", state="hidden", timeout=20_000)
         assert text_of(page, "#problem-title") == "No answer"
@@ -166,11 +175,7 @@ def test_scan_is_sent_again_as_long_as_a_proxy_takes_it_for_a_service_that_is_aw
 def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
     browser: Browser, models: Path
 ) -> None:
-    with (
-        serving(models) as service,
-        opened(browser, service.url) as page,
-        silent(page, service, Stuck) as proxy,
-    ):
+    with silenced(browser, models, Stuck) as (page, proxy):
         proxy.looks.get(timeout=20)
         page.click("#cancel")
         page.wait_for_selector('#problem-title:text("Cancelled")', timeout=20_000)
@@ -180,11 +185,7 @@ def test_scan_is_cancelled_while_it_is_asked_whether_the_service_is_ready(
 def test_list_goes_on_though_it_is_not_said_whether_the_service_is_ready(
     browser: Browser, models: Path
 ) -> None:
-    with (
-        serving(models) as service,
-        opened(browser, service.url) as page,
-        silent(page, service, Stuck) as proxy,
-    ):
+    with silenced(browser, models, Stuck) as (_, proxy):
         for _ in range(2):
             proxy.scans.get(timeout=20)
 
