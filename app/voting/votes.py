@@ -3,7 +3,8 @@
     vote = centre of the voxel + offset * offset_scale      if probability >= threshold
 
 Offsets are read only where the probability passes. Votes come ordered by voxel (i, then j, then k),
-then by landmark, whatever the memory layout; nothing downstream depends on the order.
+then by landmark, whatever the memory layout; but as they were found where ``launch_filter`` does it
+on CUDA. Nothing downstream depends on the order.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +94,8 @@ def filter_votes(field: Field, threshold: float, placement: Placement = WHOLE_GR
     Raises:
         NetworkFailed: A score is not a number, or the softmax of some is none.
     """
-    return launch_filter(field, threshold, placement)()
+    votes = launch_filter(field, threshold, placement)()
+    return votes if field.scores.device.type == "cpu" else sort_votes(votes)
 
 
 def launch_filter(
@@ -102,7 +104,8 @@ def launch_filter(
     """Do as ``filter_votes``, but on CUDA only enqueue the work.
 
     Returns:
-        A function that waits for the votes and returns them; on CUDA it is the one that raises.
+        A function that waits for the votes and returns them: those of CUDA in any order, and there
+        it is the one that raises.
     """
     if field.peak is not None:
         values = replace(field, peak=None)
@@ -127,6 +130,14 @@ def _divide(collect: Callable[[], Votes], peak: float) -> Votes:
     # The importance of a value stays as it was; that of an infinite one is not to be told.
     weight.mul_((bound / probability).clamp_(max=1.0)).nan_to_num_(nan=bound).div_(peak)
     probability.clamp_(max=bound).div_(peak)
+    return votes
+
+
+def sort_votes(votes: Votes) -> Votes:
+    """Sort votes by voxel (i, then j, then k), then by landmark."""
+    votes = votes.select(votes.landmark.argsort(stable=True))
+    for axis in (2, 1, 0):
+        votes = votes.select(votes.columns[axis].argsort(stable=True))
     return votes
 
 

@@ -18,7 +18,14 @@ from app.voting.heatmaps import aggregate
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, Readout
 from app.voting.reference import Placement, filter_columns
-from app.voting.votes import WHOLE_GRID, Votes, concat_votes, filter_rows, filter_votes
+from app.voting.votes import (
+    WHOLE_GRID,
+    Votes,
+    concat_votes,
+    filter_rows,
+    filter_votes,
+    launch_filter,
+)
 
 __all__ = [
     "Landmark",
@@ -60,7 +67,7 @@ def make_heatmap_reading(
 def find(field: Field, threshold: float, reading: Reading) -> tuple[Landmark, ...]:
     """Field -> Landmarks: what every scan goes through once per tile, in one go."""
     placement = Placement(stride=reading.readout.stride)
-    return find_from_votes(filter_votes(field, threshold, placement), reading)
+    return find_from_votes(launch_filter(field, threshold, placement)(), reading)
 
 
 def find_from_votes(votes: Votes, reading: Reading) -> tuple[Landmark, ...]:
@@ -80,8 +87,13 @@ def filter_votes_by_torch(field: Field, threshold: float) -> Votes:
     return Votes(*filter_columns(field, threshold, WHOLE_GRID))
 
 
+def collect(field: Field, threshold: float) -> Votes:
+    """Field -> Votes in any order, as the service has them."""
+    return launch_filter(field, threshold)()
+
+
 def scan(field: Field, threshold: float) -> Callable[[], object]:
-    """Prepare the kernel that filters votes on CUDA, by itself: no waiting, no putting in order."""
+    """Prepare the kernel that filters votes on CUDA, by itself, without waiting for it."""
     from app.voting.cuda import votes as votes_triton  # noqa: PLC0415 - Triton is not there for every platform
 
     walk = votes_triton.plan_memory_order(field)

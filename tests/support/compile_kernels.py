@@ -1,4 +1,4 @@
-"""Compiles the kernels of voting for CUDA, without a device.
+"""Compiles the kernel of voting for CUDA, without a device.
 
 Run as a process of its own, without ``TRITON_INTERPRET``:
 ``python -m tests.support.compile_kernels 80`` for compute capability 8.0. Prints the PTX.
@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from app.voting.cuda import votes as cuda_votes
+from app.voting.cuda.votes_kernels import append_votes
 from app.voting.reference import Placement
 from tests.support.synthetic import random_field
 
@@ -52,10 +53,9 @@ class Compiled:
 
 
 def main(capability: int) -> None:
-    """Compile all kernels for a compute capability, 80 for 8.0."""
+    """Compile the kernel for a compute capability, 80 for 8.0."""
     driver.set_active(Device(capability))
-    for name in ("append_votes", "order_votes"):
-        setattr(cuda_votes, name, Compiled(getattr(cuda_votes, name)))
+    vars(cuda_votes)["append_votes"] = Compiled(append_votes)
     field = random_field(SHAPE, 3)
     channels_last = field.scores.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
     profiles = (torch.ones(4), torch.ones(6), torch.ones(8))
@@ -65,8 +65,7 @@ def main(capability: int) -> None:
         for stride in (2, 1):  # Triton makes a constant of a 1.
             placement = Placement((4, 8, 2), stride, importance)
             geometry = cuda_votes.plan_geometry(shown, order.axes, placement)
-            buffers = cuda_votes.append(shown, 0.5, order, geometry, 1000)
-    cuda_votes.sort_chunks(buffers, 10, 3)
+            cuda_votes.append(shown, 0.5, order, geometry, 1000)
 
 
 if __name__ == "__main__":

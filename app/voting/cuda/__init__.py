@@ -1,8 +1,8 @@
 """The filter of votes on CUDA, in Triton; ``app.voting.votes`` calls it.
 
-The kernels also run in Triton's interpreter on any machine, which is how they are tested without a
-device. They have no annotations: their types are those of their first call.
+The kernel also runs in Triton's interpreter on any machine, which is how it is tested without a
+device. It has no annotations: its types are those of its first call.
 
 votes          field -> votes
-votes_kernels  its kernels
+votes_kernels  its kernel
 """

@@ -3,11 +3,10 @@
 ``app.voting.reference`` defines in torch what is computed. Here a program takes a block of voxels
 that lie side by side in memory and compares their scores with a limit. Where any may pass, which is
 almost nowhere, it goes through the block again in chunks: it computes probabilities in float64,
-reads the offsets of what passes, and appends votes to a buffer behind one atomic counter. Chunks
-are appended in any order; each records how many votes it had, so that a second kernel can sort
-them. The counter also tells if the buffer was too small: then all is done again with a larger one.
+reads the offsets of what passes, and appends votes to a buffer behind one atomic counter, in any
+order. The counter also tells if the buffer was too small: then all is done again with a larger one.
 
-The kernels are in ``app.voting.cuda.votes_kernels``.
+The kernel is in ``app.voting.cuda.votes_kernels``.
 """
 
 import math
@@ -17,19 +16,18 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from app.compute import HostCopy
 from app.errors import NetworkFailed
 from app.model import Field
-from app.voting.cuda.votes_kernels import append_votes, order_votes
+from app.voting.cuda.votes_kernels import append_votes
 from app.voting.reference import Columns, Placement, score_limit
 
 ACTIVATIONS: Final = {"none": 0, "sigmoid": 1, "softmax": 2}
 
 CAPACITY: Final = 1 << 16
-"""Votes that fit the first buffer, of 3 MB; every tile of a batch has one."""
+"""Votes that fit the first buffer, of 2.6 MB; every tile of a batch has one."""
 
 TILE: Final = 4096
 """Scores that a program compares together: 32 for each of its 128 threads, in 16-byte loads."""
@@ -39,9 +37,6 @@ CHUNK: Final = 512
 
 VECTOR_BYTES: Final = 16
 """Most bytes that a thread loads at once."""
-
-ORDER_BLOCK: Final = 256
-"""Votes that a program sorts."""
 
 Geometry = tuple[Any, ...]
 """What a kernel computes positions from: numbers, tuples of them, and tensors or None."""
@@ -80,27 +75,21 @@ def launch_filter(field: Field, threshold: float, placement: Placement) -> Calla
     order = plan_memory_order(field)
     geometry = plan_geometry(field, order.axes, placement)
 
-    def launch(capacity: int) -> tuple[tuple[Tensor, ...], HostCopy]:
+    def launch(capacity: int) -> tuple[Tensor, Tensor, HostCopy]:
         with torch.cuda.device_of(field.scores):
-            buffers = append(field, threshold, order, geometry, capacity)
-            return buffers, HostCopy(buffers[-1][:2])
+            columns, landmark, count = append(field, threshold, order, geometry, capacity)
+            return columns, landmark, HostCopy(count)
 
     def collect() -> Columns:
-        (buffers, numbers), capacity = first, CAPACITY
+        (columns, landmark, numbers), capacity = first, CAPACITY
         while True:
             found, invalid = numbers.wait()
             if invalid:
                 raise NetworkFailed("expected scores that are numbers, got NaN or infinite ones")
             if found <= capacity:
-                break
+                return landmark[:found].clone(), columns[:, :found].contiguous()
             capacity = _power_of_two(found)  # Any other number may have to be compiled for.
-            buffers, numbers = launch(capacity)
-        with torch.cuda.device_of(field.scores):
-            landmark, columns, key = sort_chunks(buffers, found, field.offsets.shape[1])
-        if order.axes == (0, 1, 2):
-            return landmark, columns
-        by_key = key.argsort()
-        return landmark.index_select(0, by_key), columns.index_select(1, by_key)
+            columns, landmark, numbers = launch(capacity)
 
     first = launch(CAPACITY)
     return collect
@@ -119,7 +108,6 @@ def plan_memory_order(field: Field) -> MemoryOrder:
     channel, *strides = field.scores.stride()
     axes: tuple[int, ...] = (0, 1, 2)
     if any(size > 1 and stride < strides[2] for size, stride in zip(sizes, strides, strict=True)):
-        # Votes then come in another order, and are sorted in the end.
         axes = tuple(sorted(axes, key=lambda axis: -strides[axis]))
     outer, inner, length = (sizes[axis] for axis in axes)
     outer_stride, inner_stride, voxel = (strides[axis] for axis in axes)
@@ -144,7 +132,7 @@ def plan_memory_order(field: Field) -> MemoryOrder:
 
 
 def plan_geometry(field: Field, axes: Sequence[int], placement: Placement) -> Geometry:
-    """Prepare how a voxel's index becomes a key, a source, a position and a weight.
+    """Prepare how a voxel's index becomes a source, a position and a weight.
 
     Args:
         field: Scores and offsets.
@@ -153,11 +141,10 @@ def plan_geometry(field: Field, axes: Sequence[int], placement: Placement) -> Ge
 
     Returns:
         Voxels per step of the two slower axes; the stride; for each axis in memory order: which one
-        it is, the stride of its index in a voxel's number, the offsets' stride, centre, scale and
-        importances; the offsets' strides between axes and between landmarks.
+        it is, the offsets' stride, centre, scale and importances; the offsets' strides between axes
+        and between landmarks.
     """
     _, *sizes = field.scores.shape
-    numbers = (sizes[1] * sizes[2], sizes[2], 1)
     across, between, *strides = field.offsets.stride()
     first, importance = placement.first_centre, placement.importance
     return (
@@ -165,7 +152,6 @@ def plan_geometry(field: Field, axes: Sequence[int], placement: Placement) -> Ge
         # A float: of a 1 beside tuples, Triton 3.6 makes constants at the wrong places.
         float(placement.stride),
         tuple(axes),
-        tuple(numbers[axis] for axis in axes),
         tuple(strides[axis] for axis in axes),
         tuple(_float32(first[axis]) for axis in axes),
         tuple(_float32(field.offset_scale[axis]) for axis in axes),
@@ -186,7 +172,7 @@ def _float32(number: float) -> float:
 
 def append(
     field: Field, threshold: float, order: MemoryOrder, geometry: Geometry, capacity: int
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Append votes to new buffers, without synchronising.
 
     Args:
@@ -197,29 +183,26 @@ def append(
         capacity: How many votes the buffers hold.
 
     Returns:
-        Columns, keys and chunks of the votes; and the table: how many votes there are, whether a
-        score is not a number, then how many votes each chunk has, then where they begin.
+        Columns and landmarks of the votes, in any order; and how many there are, and whether a
+        score is not a number.
     """
     channels, device = field.scores.shape[0], field.scores.device
     wide = _power_of_two(channels)
     chunk = min(order.block, max(1, CHUNK // wide))
     parts = -(-order.length // order.block)
-    programs = order.lines[0] * order.lines[1] * parts
-    chunks = programs * (order.block // chunk)
     columns = torch.empty(8, capacity, device=device)
-    keys = torch.empty(capacity, dtype=torch.int64, device=device)
-    chunk_of = torch.empty_like(keys)
-    table = torch.zeros(2 + 2 * chunks, dtype=torch.int64, device=device)
+    landmark = torch.empty(capacity, dtype=torch.int64, device=device)
+    count = torch.zeros(2, dtype=torch.int64, device=device)
     # The limit may be lowered further: only the probability decides.
     limit = np.nextafter(np.float32(score_limit(field, threshold)), np.float32(-np.inf))
     *line_strides, voxel, channel = order.strides
     # All strides but the smallest come in units of the alignment, so that loads are known aligned.
     last, alignment = order.channels_last, order.alignment
     smallest = (voxel // alignment, channel) if last else (voxel, channel // alignment)
-    append_votes[(programs,)](
+    append_votes[(order.lines[0] * order.lines[1] * parts,)](
         field.scores,
         field.offsets,
-        (columns, keys, chunk_of, table, table[2:], table[2 + chunks :], capacity),
+        (columns, landmark, count, capacity),
         (order.lines[1], parts, order.length if last else order.length // alignment),
         (*(stride // alignment for stride in line_strides), *smallest),
         (float(limit), _float32(threshold)),
@@ -232,38 +215,4 @@ def append(
         tile=(order.block, order.width, chunk, wide),
         enable_fp_fusion=False,  # So that sums and products round as torch's do.
     )
-    return columns, keys, chunk_of, table
-
-
-def sort_chunks(
-    buffers: tuple[Tensor, ...], found: int, landmarks: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort votes by chunk.
-
-    Args:
-        buffers: From ``append``.
-        found: How many votes there are.
-        landmarks: How many landmarks there are.
-
-    Returns:
-        Landmarks, columns and keys, by voxel in memory order, then by landmark.
-    """
-    columns, keys, chunk_of, table = buffers
-    counts, starts = table[2:].chunk(2)
-    # What is added to a vote's index: votes of the chunks before its own, less those appended
-    # before.
-    moves = counts.cumsum(0).sub_(counts).sub_(starts)
-    ordered = torch.empty(8, found, device=columns.device)
-    landmark = torch.empty(found, dtype=torch.int64, device=columns.device)
-    key = torch.empty_like(landmark)
-    if found:
-        order_votes[(triton.cdiv(found, ORDER_BLOCK),)](
-            (columns, keys, chunk_of, moves),
-            (ordered, landmark, key),
-            columns.shape[1],
-            found,
-            landmarks,
-            block=ORDER_BLOCK,
-            enable_fp_fusion=False,
-        )
-    return landmark, ordered, key
+    return columns, landmark, count

@@ -1,6 +1,6 @@
-"""The kernels of ``app.voting.cuda.votes``: scores and offsets -> votes.
+"""The kernel of ``app.voting.cuda.votes``: scores and offsets -> votes.
 
-They run on CUDA, and in Triton's interpreter on any machine. An index that is multiplied by a
+It runs on CUDA, and in Triton's interpreter on any machine. An index that is multiplied by a
 stride has 64 bits, as a field may have more elements than 32 bits can number.
 """
 
@@ -59,15 +59,14 @@ def append_votes(
         for piece in range(block // chunk):
             these = part * block + piece * chunk + tl.arange(0, chunk)
             voxels = (base + these * voxel, channel, these < length, line * length + these)
-            name = program * (block // chunk) + piece
             kind: tl.constexpr = (activation, first_channel, channels, tile[3])
-            _append_chunk(voxels, offsets, buffers, name, limits, geometry, kind)
+            _append_chunk(voxels, offsets, buffers, limits, geometry, kind)
 
 
 @triton.jit
 @no_type_check
-def _append_chunk(voxels, offsets, buffers, chunk, limits, geometry, kind: tl.constexpr):
-    """Append the votes of a chunk of voxels, and record how many there are."""
+def _append_chunk(voxels, offsets, buffers, limits, geometry, kind: tl.constexpr):
+    """Append the votes of a chunk of voxels."""
     activation: tl.constexpr = kind[0]
     first_channel: tl.constexpr = kind[1]
     channels: tl.constexpr = kind[2]
@@ -83,24 +82,23 @@ def _append_chunk(voxels, offsets, buffers, chunk, limits, geometry, kind: tl.co
     if tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0:
         probability = _probabilities(score, channel < channels, activation)
         invalid = keep & (probability != probability)  # noqa: PLR0124 - as only a NaN does
-        tl.store(buffers[3] + 1, 1, mask=tl.max(tl.max(invalid.to(tl.int32), 1), 0) > 0)
+        tl.store(buffers[2] + 1, 1, mask=tl.max(tl.max(invalid.to(tl.int32), 1), 0) > 0)
         keep &= probability >= limits[1]
         cast = (keep & (probability >= limits[1]), probability, number, channel - first_channel)
-        _write_votes(offsets, buffers, chunk, geometry, cast, channels - first_channel)
+        _write_votes(offsets, buffers, geometry, cast)
 
 
 @triton.jit
 @no_type_check
-def _write_votes(offsets, buffers, chunk, geometry, cast, landmarks: tl.constexpr):
+def _write_votes(offsets, buffers, geometry, cast):
     """Compute votes, and append those with a finite position."""
     keep, probability, number, landmark = cast
     landmark = landmark[None, :]
-    columns, keys, chunk_of, table, counts, starts, capacity = buffers
-    sizes, _, axes, numbers, strides, _, _, profiles, spans = geometry
+    columns, landmarks, count, capacity = buffers
+    sizes, _, axes, strides, _, _, profiles, spans = geometry
     plane, line = sizes
     across, between = spans
     index = (number // plane, number % plane // line, number % line)
-    voxel = index[0] * numbers[0] + index[1] * numbers[1] + index[2] * numbers[2]
     begin = index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2]
     begin = offsets + begin[:, None] + landmark * between
     points = (
@@ -113,9 +111,7 @@ def _write_votes(offsets, buffers, chunk, geometry, cast, landmarks: tl.constexp
     flat = tl.reshape(keep.to(tl.int32), (keep.shape[0] * keep.shape[1],))
     total = tl.sum(flat, 0).to(tl.int64)
     if total > 0:
-        first = tl.atomic_add(table, total)
-        tl.store(counts + chunk, total)
-        tl.store(starts + chunk, first)
+        first = tl.atomic_add(count, total)
         row = first + tl.reshape(tl.cumsum(flat, 0) - flat, keep.shape)
         keep &= row < capacity
         weight = probability
@@ -129,8 +125,7 @@ def _write_votes(offsets, buffers, chunk, geometry, cast, landmarks: tl.constexp
                 weight *= tl.load(profile, mask=keep, other=0.0).to(tl.float32)
         tl.store(columns + row + tl.cast(capacity, tl.int64) * 6, probability, mask=keep)
         tl.store(columns + row + tl.cast(capacity, tl.int64) * 7, weight, mask=keep)
-        tl.store(keys + row, voxel[:, None] * landmarks + landmark, mask=keep)
-        tl.store(chunk_of + row, chunk, mask=keep)
+        tl.store(landmarks + row, tl.broadcast_to(landmark, keep.shape), mask=keep)
 
 
 @triton.jit
@@ -166,25 +161,8 @@ def _probabilities(score, known, activation: tl.constexpr):
 @no_type_check
 def _point(begin, across, keep, index, geometry, axis: tl.constexpr):
     """Compute sources and positions along one axis."""
-    _, stride, axes, _, _, centres, scales, _, _ = geometry
+    _, stride, axes, _, centres, scales, _, _ = geometry
     source = index[axis].to(tl.float32) * stride + centres[axis]
     offset = tl.load(begin + tl.cast(axes[axis], tl.int64) * across, mask=keep, other=0.0)
     source = tl.broadcast_to(source[:, None], keep.shape)
     return source, source + offset.to(tl.float32) * scales[axis]
-
-
-@triton.jit(do_not_specialize=["found"])
-@no_type_check
-def order_votes(buffers, ordered, capacity, found, landmarks, block: tl.constexpr):
-    """Move votes to the final index of their chunk."""
-    columns, keys, chunk_of, moves = buffers
-    target, landmark, key_of = ordered
-    row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = row < found
-    to = row + tl.load(moves + tl.load(chunk_of + row, mask=inside, other=0), mask=inside, other=0)
-    for column in tl.static_range(8):
-        value = tl.load(columns + tl.cast(capacity, tl.int64) * column + row, mask=inside)
-        tl.store(target + tl.cast(found, tl.int64) * column + to, value, mask=inside)
-    key = tl.load(keys + row, mask=inside, other=0)
-    tl.store(landmark + to, key % landmarks, mask=inside)
-    tl.store(key_of + to, key, mask=inside)

@@ -65,7 +65,7 @@ def v6_landmarks_on_cuda(run: Run) -> Iterator[Case | Row]:
         yield Case(f"{whats[0]}, {size_text}", _find(scene), rivals)
         sides: tuple[tuple[Callable[[], object], float | None], ...] = (
             (ours.scan(scene.field, scene.threshold), FLOOR if speed else None),
-            (partial(ours.filter_votes, scene.field, scene.threshold), None),
+            (partial(ours.collect, scene.field, scene.threshold), None),
         )
         for what, (side, floor) in zip(whats[1:], sides, strict=True):
             copied = _copy_as_much(scene, Limit(floor, "cost"))

@@ -11,6 +11,7 @@ from app.model import Field
 from app.voting.overlaps import DenseMean, SparseMean
 from app.voting.reference import Placement
 from app.voting.votes import Votes, filter_votes
+from tests.support.synthetic import shuffled
 
 SHAPE = (20, 12, 10)
 TILE = 12
@@ -98,12 +99,12 @@ def test_softmax_is_that_of_the_mean_of_all_channels(stride: int) -> None:
     assert torch.allclose(by_voxel(mean.votes(), stride), expected, atol=1e-6)
 
 
-def test_tiles_may_be_merged_in_any_order_and_in_groups() -> None:
+def test_tiles_and_their_votes_may_be_merged_in_any_order_and_in_groups() -> None:
     overlap = SparseMean(THRESHOLD, logits=True, stride=1)
     parts, _ = case(overlap)
     once = overlap.finish(overlap.merge(parts))
     for order in ([2, 0, 1], [1, 2, 0]):
-        again = overlap.finish(overlap.merge([parts[index] for index in order]))
+        again = overlap.finish(overlap.merge([shuffled(parts[index], index) for index in order]))
         assert torch.equal(once.landmark, again.landmark)
         assert torch.equal(once.columns, again.columns)
     grouped = overlap.finish(overlap.merge([overlap.merge(parts[:2]), parts[2]]))

@@ -1,4 +1,4 @@
-"""Field -> Votes on CUDA: the kernels."""
+"""Field -> Votes on CUDA: the kernel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from torch import Tensor
 from app.errors import NetworkFailed
 from app.model.outputs import Field
 from app.voting.reference import Placement
-from app.voting.votes import WHOLE_GRID, Votes, filter_votes
+from app.voting.votes import WHOLE_GRID, Votes, filter_votes, sort_votes
 from tests.support import oracle
 from tests.support.synthetic import (
     ACTIVATIONS,
@@ -43,8 +43,8 @@ def on(device: torch.device, field: Field) -> Field:
 def filter_votes_by_kernel(
     field: Field, threshold: float, placement: Placement = WHOLE_GRID
 ) -> Votes:
-    """Do what ``filter_votes`` does where kernels serve."""
-    return Votes(*cuda_votes.launch_filter(field, threshold, placement)())
+    """Do what ``filter_votes`` does where the kernel serves."""
+    return sort_votes(Votes(*cuda_votes.launch_filter(field, threshold, placement)()))
 
 
 def assert_same(votes: Votes, expected: Votes) -> None:
@@ -299,7 +299,7 @@ def test_elements_past_two_to_the_31_are_found(tmp_path: Path, device: torch.dev
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="expected a CUDA device, got none")
-def test_cuda_fields_go_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_fields_go_through_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     field = on(torch.device("cuda"), random_field(SHAPE, 3))
     expected = filter_votes_by_torch(field, 0.3)
     assert_same(filter_votes(field, 0.3), expected)
