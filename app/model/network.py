@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import combinations
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,9 @@ from app.errors import InsufficientMemory, LandmarkdError, NetworkFailed
 from app.model.cpu import CpuKernels, find_head
 from app.model.manifest import Manifest
 from app.model.outputs import Field, VotesOutput, make_output
+
+WEIGHT_AXES: Final = 5
+"""Of the weights of a convolution in 3D, the only tensors that can be in the layout of images."""
 
 
 def go_on() -> None:
@@ -41,9 +45,11 @@ class Network:
         self._output = make_output(manifest)
         axes = manifest.mirror_axes
         self._mirrors = [some for n in range(len(axes) + 1) for some in combinations(axes, n)]
-        # Free in float32, and the layout in which bfloat16 is fast, on CPUs as on CUDA.
-        layout = torch.channels_last_3d
-        module = module.eval().to(device, dtype, memory_format=layout)  # type: ignore[call-overload]
+        module = module.eval().to(device, dtype)
+        for values in (*module.parameters(), *module.buffers()):
+            if values.dim() == WEIGHT_AXES:
+                # Free in float32, and the layout in which bfloat16 is fast, on CPUs as on CUDA.
+                values.data = values.to(memory_format=torch.channels_last_3d)
         self._members = list(module) if isinstance(module, nn.ModuleList) else [module]
         self.passes = len(self._mirrors) * len(self._members)
         self._head = None

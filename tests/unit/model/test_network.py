@@ -38,6 +38,19 @@ def field_of(answer: Tensor, manifest: Manifest) -> list[Any]:
     return list(Network(manifest, Answer(answer), CPU).predict(torch.rand(len(answer), 1, *TILE)))
 
 
+class Shifted(nn.Module):
+    """Adds to each channel what it has learned, as a tensor of four axes."""
+
+    def __init__(self, network: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.network = network
+        self.shift = nn.Parameter(torch.full((channels, 1, 1, 1), 0.25))
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        shifted: Tensor = self.network(tiles) + self.shift
+        return shifted
+
+
 def test_axis_major_output_is_viewed_as_scores_and_offsets() -> None:
     answer = torch.rand(2, 12, *EDGES)
     fields = field_of(answer, manifest_of())
@@ -100,6 +113,15 @@ def test_other_output_is_refused(answer: object, message: str) -> None:
 def test_list_of_one_tensor_is_taken() -> None:
     network = Network(manifest_of(), Answer([torch.rand(1, 12, *EDGES)]), CPU)
     assert len(network.predict(torch.rand(1, 1, *TILE))) == 1
+
+
+def test_weights_of_any_number_of_axes_are_taken() -> None:
+    table = manifest_table()
+    manifest, tiles = Manifest.model_validate(table), torch.rand(1, 1, *TILE)
+    plain = Network(manifest, build_network(table), CPU).predict(tiles)[0]
+    network = Shifted(build_network(table), sum(manifest.channels))
+    shifted = Network(manifest, network, CPU).predict(tiles)[0]
+    torch.testing.assert_close(shifted.scores, plain.scores + 0.25)
 
 
 def test_bfloat16_answers_nearly_the_same() -> None:
