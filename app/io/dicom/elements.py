@@ -59,6 +59,9 @@ class Tag(IntEnum):
 
 VALUES: Final = frozenset(Tag)
 
+DIRECTORY: Final = 0x00041220
+"""The files that a DICOMDIR lists, which has no pixels."""
+
 SHARED: Final = 0x52009229
 PER_FRAME: Final = 0x52009230
 PLANE_POSITION: Final = 0x00209113
@@ -112,12 +115,14 @@ class Head:
         syntax: The UID of its transfer syntax.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
+        problem: Why there are neither pixels nor the elements before them, but those of its series.
     """
 
     dataset: Dataset
     syntax: str
     offset: int
     length: int | None
+    problem: BrokenVolume | None = None
 
     @property
     def order(self) -> str:
@@ -136,7 +141,8 @@ def read_head(stream: FileStream, size: int) -> Head | None:
         The elements; None if the file is not DICOM, or has no pixels.
 
     Raises:
-        BrokenVolume: The file is truncated or corrupt, or its pixels come too late.
+        BrokenVolume: The file is truncated or corrupt, or its pixels come too late; and nobody
+            knows of which series it is.
         NotAVolume: All of it is deflated.
     """
     start = PREAMBLE_BYTES + len(DICOM_MAGIC)
@@ -144,18 +150,25 @@ def read_head(stream: FileStream, size: int) -> Head | None:
         return None
     wanted = FIRST_BYTES
     while True:
-        data = stream.peek(min(wanted, size))
+        walker = _Walker(stream.peek(min(wanted, size)), size, stream.check_cancelled)
         try:
-            return _Walker(data, size, stream.check_cancelled).read_file()
+            return walker.read_file()
         except _TooShort as error:
-            if error.needed > size:
-                raise BrokenVolume("expected a whole DICOM file, got a truncated one") from None
             wanted = max(2 * wanted, error.needed)
-        if wanted > HEAD_BYTES:
-            raise BrokenVolume(
-                f"expected the pixels of a DICOM file within its first {HEAD_BYTES:,} bytes, "
-                "got more before them"
-            )
+            if error.needed > size:
+                problem = BrokenVolume("expected a whole DICOM file, got a truncated one")
+            elif wanted > HEAD_BYTES:
+                problem = BrokenVolume(
+                    f"expected the pixels of a DICOM file within its first {HEAD_BYTES:,} bytes, "
+                    "got more before them"
+                )
+            else:
+                continue
+        except BrokenVolume as error:
+            problem = error
+        if Tag.SeriesInstanceUID not in walker.dataset.values:
+            raise problem
+        return Head(walker.dataset, "", 0, 0, problem)
 
 
 class _TooShort(Exception):  # noqa: N818 - it asks for more, and is no error
@@ -172,9 +185,13 @@ class _Walker:
         data: The first bytes.
         size: Bytes of the whole file.
         check_cancelled: Called for each element; raises once nobody waits for the file any more.
+
+    Attributes:
+        dataset: The file's elements, as far as they have been read.
     """
 
     def __init__(self, data: bytes, size: int, check_cancelled: Callable[[], None]) -> None:
+        self.dataset = Dataset()
         self._data = data
         self._check_cancelled = check_cancelled
         self._size = size
@@ -195,13 +212,13 @@ class _Walker:
             )
         self._order = ">" if syntax == BIG_ENDIAN else "<"
         self._explicit = syntax != IMPLICIT
-        dataset = self._read_dataset(self._size, keep=True, depth=0)
+        self._read_dataset(self.dataset, self._size, keep=True, depth=0)
         if self._at > self._size:
             raise _TooShort(self._at)
         if self._pixels is None:
             return None
         offset, length = self._pixels
-        return Head(dataset, syntax, offset, None if length == UNDEFINED else length)
+        return Head(self.dataset, syntax, offset, None if length == UNDEFINED else length)
 
     def _read_meta(self) -> Dataset:
         """Read the elements of group 2, which are little-endian with explicit representations."""
@@ -214,14 +231,13 @@ class _Walker:
                 self._at += length
         return meta
 
-    def _read_dataset(self, end: int | None, *, keep: bool, depth: int) -> Dataset:
+    def _read_dataset(self, dataset: Dataset, end: int | None, *, keep: bool, depth: int) -> None:
         """Read elements up to a position, or to the end of an item if that is None."""
-        dataset = Dataset()
         while end is None or self._at < end:
             tag, form, length = self._read_tag()
             if tag == ITEM_END and end is None:
                 break
-            if depth == 0 and tag in (PIXELS, *OTHER_PIXELS):
+            if depth == 0 and tag in (PIXELS, *OTHER_PIXELS, DIRECTORY):
                 self._pixels = (self._at, length) if tag == PIXELS else None
                 break
             kept = keep and tag in SEQUENCES
@@ -237,7 +253,6 @@ class _Walker:
             is_long = depth == 0 and self._at > HEAD_BYTES
             if is_long and tag > Tag.Rows and Tag.Rows not in dataset.values:
                 break
-        return dataset
 
     def _read_items(
         self, tag: int, form: bytes, length: int, *, keep: bool, depth: int
@@ -259,7 +274,8 @@ class _Walker:
                 self._at += size
                 continue
             item_end = None if size == UNDEFINED else self._at + size
-            item = self._read_dataset(item_end, keep=keep, depth=depth)
+            item = Dataset()
+            self._read_dataset(item, item_end, keep=keep, depth=depth)
             if keep:
                 items.append(item)
             if len(items) > MAX_ITEMS:

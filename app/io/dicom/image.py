@@ -144,7 +144,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         Its images; None if it is not DICOM, or has no pixels.
 
     Raises:
-        BrokenVolume: It is truncated or corrupt up to its pixels.
+        BrokenVolume: It is truncated or corrupt before it says of which series it is.
         NotAVolume: All of it is deflated.
     """
     head = read_head(file.open(check_cancelled), file.size)
@@ -162,6 +162,8 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
     modality = values.get(Tag.Modality, b"").decode("latin-1").strip(" \0")
     modality = modality if modality in MODALITIES else "other"
     try:
+        if head.problem:
+            raise head.problem
         pixels = _pixel_type(head)
         frames = _frames(head)
         planes = tuple(_plane(head, index, frame, pixels) for frame in range(frames))

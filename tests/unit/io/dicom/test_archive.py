@@ -7,13 +7,18 @@ import tracemalloc
 import zipfile
 import zlib
 
+import pydicom
 import pytest
+from numpy.testing import assert_array_equal
+from pydicom import Dataset
+from pydicom.uid import ExplicitVRLittleEndian, MediaStorageDirectoryStorage
 
 from app.errors import BrokenVolume, NotAVolume, RequestError, TooLarge
 from app.io.dicom import check_start
 from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, list_files
 from app.io.volume import VolumeLimits, check_header, read_volume
-from tests.support.dicom_files import as_dicom, changed, zipped
+from tests.support.dicom_files import as_dicom, as_enhanced, changed, write, zipped
+from tests.support.nifti_files import counting
 
 LIMIT = 1 << 30
 
@@ -172,6 +177,53 @@ def test_documents_and_raw_data_of_any_length_are_no_images(size: int) -> None:
         check_header(files[0])
     with pytest.raises(BrokenVolume, match="within its first"):
         check_header(changed(as_dicom()[0], EncapsulatedDocument=bytes(9 << 20)))
+
+
+def of_unknown_length(keyword: str) -> Dataset:
+    """Make a sequence of 9 MiB whose end is marked, rather than told by its length."""
+    item = Dataset()
+    item.TextValue = "0" * (9 << 20)
+    item.is_undefined_length_sequence_item = True
+    dataset = Dataset()
+    setattr(dataset, keyword, [item])
+    dataset[keyword].is_undefined_length = True
+    return dataset
+
+
+def cut_off(file: bytes) -> bytes:
+    """End a file within an element behind the series that it is of."""
+    return file[: file.index(b"\x28\0\x10\0US") + 4]
+
+
+def test_structures_and_segmentations_of_any_size_refuse_their_series_alone() -> None:
+    structures = pydicom.dcmread(io.BytesIO(as_dicom(SeriesInstanceUID="1.2.9")[0]))
+    del structures.Rows, structures.PixelData
+    structures.update(of_unknown_length("ROIContourSequence"))
+    frames = [Dataset()] * 8193
+    others = [
+        write(structures, ExplicitVRLittleEndian),
+        as_enhanced(SeriesInstanceUID="1.2.8", PerFrameFunctionalGroupsSequence=frames),
+        cut_off(as_dicom(SeriesInstanceUID="1.2.7")[0]),
+    ]
+    for other in others:
+        with pytest.raises(BrokenVolume, match=r"^expected .*, got "):
+            read_volume(other)
+    volume = read_volume(zipped([*others, *as_dicom()]))
+    assert_array_equal(volume.voxels, counting())
+    assert volume.warnings[0].startswith("3 other files")
+
+
+def test_truncated_file_of_the_series_itself_is_not_ignored() -> None:
+    files = as_dicom()
+    with pytest.raises(BrokenVolume, match=r"a truncated one, in 1 of 4 files of the series"):
+        read_volume(zipped([cut_off(files[0]), *files[1:]]))
+
+
+def test_dicomdir_of_any_size_is_no_image() -> None:
+    directory = of_unknown_length("DirectoryRecordSequence")
+    directory.SOPClassUID = MediaStorageDirectoryStorage
+    files = [write(directory, ExplicitVRLittleEndian), *as_dicom()]
+    assert read_volume(zipped(files)).warnings[0].startswith("1 other files")
 
 
 def test_archive_larger_than_allowed_is_refused_by_its_directory() -> None:
