@@ -31,8 +31,12 @@ JPEG_SIZES: Final = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0x
 
 JPEG2000_START: Final = b"\xff\x4f\xff\x51"
 
-PASSED_OVER: Final = "pyjpegls"
+PASSED_OVER: Final = ("pyjpegls",)
 """A plugin that highdicom brings: a kilobyte of damaged JPEG-LS may take it seconds."""
+
+JPEG_EXTENDED: Final = "1.2.840.10008.1.2.4.51"
+OF_8_BITS: Final = ("gdcm", "pillow")
+"""Plugins that decode no more of it, whatever pydicom says is available."""
 
 SLACK_BYTES: Final = 64 << 10
 """Of a compressed image over twice what it takes plain: tables, and comments."""
@@ -128,9 +132,12 @@ def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
         decoder = get_decoder(pixels.syntax)
     except NotImplementedError:
         raise BadVoxels("expected a transfer syntax of images, got an unknown one") from None
-    plugins = [name for name in decoder.available_plugins if name != PASSED_OVER]
+    is_deep = pixels.syntax == JPEG_EXTENDED and pixels.bits > 8
+    unfit = (*PASSED_OVER, *OF_8_BITS) if is_deep else PASSED_OVER
+    plugins = [name for name in decoder.available_plugins if name not in unfit]
     if not plugins:
-        needs = "; or ".join(decoder.missing_dependencies)
+        missing = decoder.missing_dependencies
+        needs = "; or ".join(each for each in missing if not each.startswith(unfit))
         raise BadVoxels(
             f"expected a transfer syntax that can be decoded here, got {decoder.UID.name}: {needs}"
         )

@@ -18,6 +18,7 @@ from app.io.volume import read_volume
 from tests.support.dicom_files import (
     as_dicom,
     as_enhanced,
+    changed,
     compressed,
     jpeg2000,
     packed_bits,
@@ -69,6 +70,13 @@ def test_compressed_images_have_the_voxels_of_plain_ones(
 def test_missing_decoder_is_named_with_what_it_needs() -> None:
     file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
     with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*requires pylibjpeg"):
+        read_volume(file)
+
+
+def test_decoder_of_twelve_bits_is_missing_where_those_of_eight_are_installed() -> None:
+    place = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, 0]}
+    file = changed((REAL / "JPGExtended.dcm").read_bytes(), **place, PixelSpacing=[1, 1])
+    with pytest.raises(BadVoxels, match=r"got JPEG Extended .*\): pylibjpeg - requires pylibjpeg"):
         read_volume(file)
 
 
