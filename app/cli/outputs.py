@@ -1,6 +1,7 @@
 """What was given as -o and --format -> where answers go, and in which format."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,14 @@ def choose_writer(form: Format, series: int | None) -> Callable[[Path, Landmarks
     find = partial(
         find_evidence, max_bytes=read_settings().max_inflated_bytes, series=series, identified=True
     )
-    return lambda path, answer: write(answer, find(read_scan(path)))
+
+    def write_report(path: Path, answer: LandmarksAnswer) -> bytes:
+        with warnings.catch_warnings():
+            # Those of pydicom and highdicom quote what is amiss, such as the name of a patient.
+            warnings.simplefilter("ignore")
+            return write(answer, find(read_scan(path)))
+
+    return write_report
 
 
 def choose_sink(

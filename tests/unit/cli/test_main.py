@@ -129,6 +129,20 @@ def test_detect_writes_a_report_that_says_whose_the_images_are(
 
 
 @needs_reports
+def test_detect_writes_a_report_and_no_name_elsewhere(
+    models: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    voxels = np.random.default_rng(7).normal(100.0, 20.0, (20, 18, 24)).astype(np.int16)
+    scan, target = tmp_path / "scan.zip", tmp_path / "found.dcm"
+    scan.write_bytes(zipped(as_dicom(voxels, PatientName="DOE JOHN")))  # Without the ^ that parts.
+    result = run("detect", scan, "-o", target, "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert read_report(target.read_bytes())[0].PatientName == "DOE JOHN"
+    assert [str(each.message) for each in recwarn if "DOE" in str(each.message)] == []
+    assert "DOE" not in result.output
+
+
+@needs_reports
 def test_detect_writes_no_report_on_what_is_not_dicom(models: Path, scans: Path) -> None:
     target = scans.parent / "one.dcm"
     result = run("detect", scans / "one.nii", "-o", target, "--models-dir", models)
