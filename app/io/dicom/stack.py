@@ -119,12 +119,13 @@ def _step(
     steps = np.diff(heights)
     usual = float(np.median(steps))
     same = steps <= max(SAME_PLACE * usual, MIN_SPACING_MM)
+    count = len(positions)
     if same.any():
         raise BadGeometry(
-            f"expected one image at each place, got {int(same.sum()) + 1} or more at the same, the "
-            f"first at {heights[int(same.argmax())]:.6g} mm along the normal; is it a 4D series?"
+            f"expected one image at each place, got 2 or more at some ({count} images at "
+            f"{count - same.sum()} places), the first at {heights[int(same.argmax())]:.6g} mm "
+            "along the normal; is it a 4D series, or is a file there twice?"
         )
-    count = len(positions)
     step = np.asarray((positions[-1] - positions[0]) / (count - 1))
     offsets = positions - positions[0] - np.arange(count)[:, None] * step
     along = offsets @ normal

@@ -146,6 +146,8 @@ def test_two_images_at_one_place_are_refused() -> None:
     files = as_dicom()
     with pytest.raises(BadGeometry, match=r"expected one image at each place, got 2 or more"):
         check_header(zipped([*files, changed(files[1], InstanceNumber=77)]))
+    with pytest.raises(BadGeometry, match=r"at some \(8 images at 4 places\), the first at"):
+        check_header(zipped([*files, *files]))
 
 
 def two_series() -> bytes:
