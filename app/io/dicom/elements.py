@@ -34,6 +34,7 @@ class Tag(IntEnum):
     """Tags of the values that are kept, by their keywords in PS3.6."""
 
     TransferSyntaxUID = 0x00020010
+    ImageType = 0x00080008
     SOPClassUID = 0x00080016
     SOPInstanceUID = 0x00080018
     Modality = 0x00080060

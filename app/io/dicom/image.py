@@ -211,6 +211,11 @@ def _frames(head: Head) -> int:
         raise BrokenVolume(f"expected functional groups for {frames} frames, got {places}")
     if frames > 1 and not places:
         raise BadGeometry(f"expected a place for each of {frames} frames, got none")
+    if not places and b"MOSAIC" in head.dataset.values.get(Tag.ImageType, b""):
+        raise BadGeometry(
+            "expected one slice in an image, got a mosaic of many, as Siemens writes them; convert "
+            "it to NIfTI, for example with dcm2niix"
+        )
     return frames
 
 
