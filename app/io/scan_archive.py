@@ -37,7 +37,8 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
     """
     if not is_dicom(content):
         return None
-    files, entries = list_files(content, max_bytes, MAX_ENTRIES), count_entries(content)
+    entries = count_entries(content)
+    files = [file for file in list_files(content, max_bytes, MAX_ENTRIES) if file.size]
     if any(_is_image(file) for file in files[: MAX_SCANS + 1]):
         return None
     if len(files) > MAX_SCANS or entries > MAX_ENTRIES:
@@ -63,7 +64,8 @@ def extract_scan(
         TooLarge: It is larger than allowed.
         BrokenVolume: The archive is corrupt there.
     """
-    file = list_files(content, len(content) * MAX_INFLATION)[number]
+    files = list_files(content, len(content) * MAX_INFLATION)
+    file = [file for file in files if file.size][number]
     if file.size > max_bytes:
         raise TooLarge(f"expected a scan of at most {max_bytes} bytes, got {file.size}")
     stream = file.open(lambda: None)

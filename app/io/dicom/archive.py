@@ -86,7 +86,7 @@ def count_entries(content: Content) -> int:
 
 
 def list_files(content: Content, max_bytes: int, most: int | None = None) -> list[StoredFile]:
-    """List the files of an archive that are not empty, in the order of its directory.
+    """List the files of an archive, without its folders, in the order of its directory.
 
     Args:
         content: All of it; or a DICOM file, which is the only one then.
@@ -109,6 +109,7 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
             raise _broken("a whole directory")
         fields = DIRECTORY.unpack_from(view, at)
         _, _, _, flags, method, _, _, crc, stored, size, *lengths, _, _, _, offset = fields
+        name = bytes(view[at + DIRECTORY.size :][: lengths[0]])
         at += DIRECTORY.size + sum(lengths)
         _check_method(flags, method)
         if ZIP64 in (stored, size, offset):
@@ -123,7 +124,7 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
         spans.append((offset, begin + stored))
         if size > (MAX_INFLATION * stored if method == DEFLATED else stored):
             raise _broken("entries no larger than what they are stored in")
-        if size:
+        if not name.endswith(b"/"):
             data = view[begin : begin + stored]
             files.append(StoredFile(data, size, crc, deflated=method == DEFLATED))
     _check_spans(spans, start)

@@ -41,6 +41,7 @@ class Tag(IntEnum):
     SliceThickness = 0x00180050
     StudyInstanceUID = 0x0020000D
     SeriesInstanceUID = 0x0020000E
+    SeriesNumber = 0x00200011
     ImagePositionPatient = 0x00200032
     ImageOrientationPatient = 0x00200037
     FrameOfReferenceUID = 0x00200052

@@ -4,8 +4,9 @@ Attributes are those of PS3.3: C.7.6.2 (planes), C.7.6.3 (pixels), C.7.6.16 (mul
 groups, which say for each frame, or for all, what other files say once).
 """
 
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,9 @@ MODALITIES: Final = frozenset(
     ("CT", "MR", "PT", "NM", "US", "XA", "CR", "DX", "MG", "SC", "OT", "RTDOSE", "SEG", "OPT")
 )
 """Named in errors; anything else may be a text of any kind."""
+
+SERIES_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,6}")
+"""Likewise; more digits may be a date or an identity."""
 
 GROUPS: Final = {
     Tag.ImagePositionPatient: PLANE_POSITION,
@@ -114,7 +118,8 @@ class Image:
 
     Attributes:
         uids: What identifies it.
-        modality: Such as CT; ``other`` if it is none of those known.
+        kind: The modality, such as CT, or ``other`` if it is none of those known; and the number of
+            the series, which tells it from others like it, if there is one.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
         frames: Images in the file.
@@ -124,7 +129,7 @@ class Image:
     """
 
     uids: Uids
-    modality: str
+    kind: str
     offset: int
     length: int | None
     frames: int = 0
@@ -159,8 +164,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         Tag.FrameOfReferenceUID,
     )
     uids = Uids(*(values.get(tag, b"").decode("latin-1").rstrip(" \0") for tag in tags))
-    modality = values.get(Tag.Modality, b"").decode("latin-1").strip(" \0")
-    modality = modality if modality in MODALITIES else "other"
+    kind = _kind(values)
     try:
         if head.problem:
             raise head.problem
@@ -173,8 +177,16 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
                 f"got {head.length:,}"
             )
     except RequestError as error:  # Of this file alone: the scan may be another series.
-        return Image(uids, modality, head.offset, head.length, problem=error.with_traceback(None))
-    return Image(uids, modality, head.offset, head.length, frames, planes)
+        return Image(uids, kind, head.offset, head.length, problem=error.with_traceback(None))
+    return Image(uids, kind, head.offset, head.length, frames, planes)
+
+
+def _kind(values: Mapping[int, bytes]) -> str:
+    """Describe a series by what is neither text of somebody's nor a UID."""
+    modality = values.get(Tag.Modality, b"").decode("latin-1").strip(" \0")
+    number = values.get(Tag.SeriesNumber, b"").strip(b" \0")
+    numbered = f", SeriesNumber {int(number)}" if SERIES_NUMBER.fullmatch(number) else ""
+    return (modality if modality in MODALITIES else "other") + numbered
 
 
 def _pixel_type(head: Head) -> PixelType:

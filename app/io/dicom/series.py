@@ -33,7 +33,7 @@ class _Group:
     """Images that may be one scan."""
 
     series: str
-    modality: str
+    kind: str
     planes: list[Plane] = field(default_factory=list)
 
     def takes(self, series: str, plane: Plane) -> bool:
@@ -52,7 +52,7 @@ class _Group:
         first = self.planes[0]
         count = len(self.planes)
         return (
-            f"{count} {'image' if count == 1 else 'images'}, {self.modality}, "
+            f"{count} {'image' if count == 1 else 'images'}, {self.kind}, "
             f"{first.pixels.columns} x {first.pixels.rows} of "
             f"{first.spacing[1]:.4g} x {first.spacing[0]:.4g} mm"
         )
@@ -147,9 +147,7 @@ def find_series(
     images = _read_images(files, _limit_steps(check_cancelled))
     group = _choose(_group(images), images, series)
     planes, affine, warnings = stack_planes(group.planes)
-    others = len(files) - len({plane.file for plane in planes})
-    if others and series is None:
-        warnings.append(f"{others:,} other files of the archive were ignored")
+    warnings += _list_other_files(files, planes, chosen=series is not None)
     slope, intercept = (1.0, 0.0) if _is_scaled_by_plane(planes) else planes[0].scale
     shape = (planes[0].pixels.columns, planes[0].pixels.rows, len(planes))
     header = Header(
@@ -163,6 +161,20 @@ def find_series(
         warnings=tuple(warnings),
     )
     return Series(header, planes, files, {plane.file: images[plane.file] for plane in planes})
+
+
+def _list_other_files(
+    files: Sequence[StoredFile], planes: Sequence[Plane], *, chosen: bool
+) -> list[str]:
+    """Warn of files that are no part of the scan: of other series, too, if none was chosen."""
+    warnings = []
+    empty = sum(not file.size for file in files)
+    others = len(files) - empty - len({plane.file for plane in planes})
+    if others and not chosen:
+        warnings.append(f"{others:,} other files of the archive were ignored")
+    if empty:
+        warnings.append(f"empty files in the archive: {empty:,}; was all of the scan copied?")
+    return warnings
 
 
 def _limit_steps(check_cancelled: Callable[[], None]) -> Callable[[], None]:
@@ -205,7 +217,7 @@ def _group(images: dict[int, Image]) -> list[_Group]:
         for plane in image.planes:
             group = next((one for one in groups if one.takes(image.uids.series, plane)), None)
             if group is None:
-                group = _Group(image.uids.series, image.modality)
+                group = _Group(image.uids.series, image.kind)
                 groups.append(group)
             group.planes.append(plane)
         if len(groups) > MAX_SERIES:

@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian, MediaStorageDirectoryStorage
 
-from app.errors import BrokenVolume, NotAVolume, RequestError, TooLarge
+from app.errors import BadGeometry, BrokenVolume, NotAVolume, RequestError, TooLarge
 from app.io.dicom import check_start
 from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, list_files
 from app.io.volume import VolumeLimits, check_header, read_volume
@@ -37,7 +37,7 @@ def put(content: bytes, magic: bytes, at: int, form: str, value: int) -> bytes:
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_files_are_read_in_the_order_of_the_directory(method: int) -> None:
     files = [b"one" * 100, b"", b"two" * 70_000]
-    assert read_all(zipped(files, method)) == [files[0], files[2]]
+    assert read_all(zipped(files, method)) == files
 
 
 @pytest.mark.parametrize("size", [0xFFFF, 0xFFFF - ENTRY.size - 1])
@@ -224,6 +224,20 @@ def test_dicomdir_of_any_size_is_no_image() -> None:
     directory.SOPClassUID = MediaStorageDirectoryStorage
     files = [write(directory, ExplicitVRLittleEndian), *as_dicom()]
     assert read_volume(zipped(files)).warnings[0].startswith("1 other files")
+
+
+def test_files_without_anything_in_them_may_be_slices_that_lack() -> None:
+    first, second, third, _ = as_dicom()
+    volume = read_volume(zipped([first, second, third, b""]))
+    assert volume.voxels.shape == (7, 5, 3)
+    assert volume.warnings == ("empty files in the archive: 1; was all of the scan copied?",)
+
+
+def test_series_alike_are_told_apart_by_their_numbers_and_by_no_date() -> None:
+    for number, said in ((-3, "CT, SeriesNumber -3, 7 x"), (19800229, "CT, 7 x")):
+        files = [*as_dicom(SeriesNumber=number), *as_dicom(SeriesInstanceUID="9.2.3")]
+        with pytest.raises(BadGeometry, match=f"series 0: 4 images, {said}"):
+            check_header(zipped(files))
 
 
 def test_archive_larger_than_allowed_is_refused_by_its_directory() -> None:
