@@ -40,6 +40,13 @@ OWN_KEYS: Final = {
 }
 """Keys of ``[network]`` that belong to one kind of output."""
 
+INTENSITY_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "percentile": ("lower", "upper"),
+    "window": ("lower", "upper"),
+    "clip": ("lower", "upper", "mean", "deviation"),
+}
+"""Keys that an intensity rule needs, as no network was trained with bounds that nobody chose."""
+
 Axis = Literal["i", "j", "k"]
 
 MAX_MEMBERS: Final = 16
@@ -69,16 +76,17 @@ class IntensitySpec(Section):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "IntensitySpec":
-        if self.method in ("percentile", "window", "clip") and not self.lower < self.upper:
+        needed, given = INTENSITY_KEYS.get(self.method, ()), self.model_fields_set - {"method"}
+        if not given >= set(needed):
+            got = ", ".join(sorted(given)) or "none"
+            raise ValueError(f"expected {', '.join(needed)} with {self.method!r}, got {got}")
+        optional = {"region"} if self.method == "zscore" else set()
+        if extra := sorted(given - {*needed, *optional}):
+            raise ValueError(f"expected no {', '.join(extra)} with {self.method!r}")
+        if needed and not self.lower < self.upper:
             raise ValueError(f"expected lower < upper, got {self.lower} and {self.upper}")
         if self.method == "percentile" and (self.lower < 0 or self.upper > 100):
             raise ValueError(f"expected percentiles in [0, 100], got {self.lower} and {self.upper}")
-        own = {"clip": {"mean", "deviation"}, "zscore": {"region"}}
-        for method, keys in own.items():
-            if self.method != method and keys & self.model_fields_set:
-                raise ValueError(f"expected {' and '.join(sorted(keys))} with {method!r} only")
-        if self.method == "clip" and not own["clip"] <= self.model_fields_set:
-            raise ValueError("expected mean and deviation with 'clip'")
         return self
 
     @property

@@ -50,11 +50,13 @@ def test_clipped_values_are_scaled_as_those_of_all_training_scans() -> None:
     torch.testing.assert_close(found, torch.tensor([[[-6.0, -6.0, 0.0, 1.0, 10.0]]]))
 
 
-@pytest.mark.parametrize("method", ["zscore", "percentile"])
-def test_values_in_a_small_unit_are_scaled_as_in_any_other(method: str) -> None:
+@pytest.mark.parametrize(
+    "table", [{"method": "zscore"}, {"method": "percentile", "lower": 0.0, "upper": 1.0}]
+)
+def test_values_in_a_small_unit_are_scaled_as_in_any_other(table: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(4)
     values = 1.0 + 0.3 * torch.randn(9, 11, 7, generator=generator)
-    rule = IntensitySpec.model_validate({"method": method})
+    rule = IntensitySpec.model_validate(table)
     expected = normalise_(values.clone(), rule)
     torch.testing.assert_close(normalise_(values * 1e-9, rule), expected, rtol=1e-4, atol=1e-4)
     assert not normalise_(torch.full_like(values, 1e-9), rule).any()
@@ -81,9 +83,27 @@ def test_percentiles_of_0_and_100_are_the_extremes_of_all_voxels() -> None:
         {"method": "clip", "lower": 1.0, "upper": 0.0, "mean": 0.5, "deviation": 1.0},
         {"method": "clip", "lower": 0.0, "upper": 1.0, "mean": 0.5, "deviation": 0.0},
         {"method": "zscore", "mean": 0.5},
-        {"method": "window", "region": "filled"},
+        {"method": "window", "lower": 0.0, "upper": 1.0, "region": "filled"},
     ],
 )
 def test_rule_that_makes_no_sense_is_refused(rule: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
+        IntensitySpec.model_validate(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"method": "percentile"}, "expected lower, upper with 'percentile'"),
+        ({"method": "percentile", "upper": 99.5}, "expected lower, upper with 'percentile'"),
+        ({"method": "window", "lower": 0.0}, "expected lower, upper with 'window'"),
+        ({"method": "clip", "mean": 90.0, "deviation": 180.0}, "expected lower, upper, mean,"),
+        ({"method": "zscore", "lower": 0.5, "upper": 99.5}, "expected no lower, upper with"),
+        ({"method": "none", "upper": 400.0}, "expected no upper with 'none'"),
+    ],
+)
+def test_bounds_that_nobody_chose_or_uses_are_refused(
+    rule: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
         IntensitySpec.model_validate(rule)
