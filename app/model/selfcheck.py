@@ -143,8 +143,9 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         network = Network(manifest, module, torch.device("cpu"))
         field = run_noise(manifest, network)
         if manifest.selfcheck.expected is not None:
+            samples = _make_samples(manifest, field)
             with replacing(folder / manifest.selfcheck.expected) as path:
-                save_file(_make_samples(field), path)
+                save_file(samples, path)
                 # safetensors lets only the owner read; a service often runs as another user.
                 path.chmod(0o644)
     return manifest
@@ -175,15 +176,26 @@ def _sample(field: Field, indices: Samples) -> dict[str, Tensor]:
     return {kind: values.cpu() for kind, values in samples.items()}
 
 
-def _make_samples(field: Field) -> dict[str, Tensor]:
-    """Sample a Field at random indices, for the file."""
+def _make_samples(manifest: Manifest, field: Field) -> dict[str, Tensor]:
+    """Sample a Field at random indices, for the file.
+
+    Raises:
+        ModelRefused: A sample is not a number, so that nothing could be compared with it.
+    """
     random = np.random.Generator(np.random.PCG64(0))
     indices = {
         f"{kind}_index": torch.from_numpy(random.integers(0, getattr(field, kind).numel(), SAMPLES))
         for kind in KINDS
     }
     shape = torch.tensor(field.scores.shape)
-    return {"field_shape": shape, **indices, **_sample(field, indices)}
+    samples = _sample(field, indices)
+    for kind, values in samples.items():
+        if count := int(values.isnan().sum()):
+            raise ModelRefused(
+                f"{manifest.name}: network: expected numbers in its answer to the noise of the "
+                f"selfcheck, got NaN in {count} of {SAMPLES} {kind} sampled"
+            )
+    return {"field_shape": shape, **indices, **samples}
 
 
 def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
@@ -226,8 +238,11 @@ def _compare(manifest: Manifest, expected: Samples, field: Field) -> None:
             raise ModelRefused(f"{key}.expected: expected {kind}_index inside {count} {kind}")
     tolerance = manifest.selfcheck.tolerance
     for kind, got in _sample(field, expected).items():
-        norm = float(torch.linalg.vector_norm(expected[kind]))
-        distance = float(torch.linalg.vector_norm(got - expected[kind])) / max(norm, TINY)
+        # Both infinite, as logarithms of a probability of 0 are: alike, and of no use in a norm.
+        alike = got.isinf() & (got == expected[kind])
+        norm = float(torch.linalg.vector_norm(expected[kind].masked_fill(alike, 0.0)))
+        off = (got - expected[kind]).masked_fill(alike, 0.0)
+        distance = float(torch.linalg.vector_norm(off)) / max(norm, TINY)
         # Written so that a NaN on either side is a failure too.
         if not distance <= tolerance:
             raise ModelRefused(

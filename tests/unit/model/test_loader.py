@@ -115,6 +115,15 @@ def test_argument_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None
     assert "'stride'" in message
 
 
+def test_network_in_2d_is_refused(tmp_path: Path) -> None:
+    table = manifest_table()
+    table["network"]["arguments"]["spatial_dims"] = 2
+    folder = make_model_folder(tmp_path, checked=False, network=table["network"])
+    message = r"toy: network: .*, got RuntimeError: .* conv2d, but got input"
+    with pytest.raises(ModelRefused, match=message):
+        write_selfcheck(folder)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -20,9 +20,11 @@ from app.model.selfcheck import (
     make_noise,
     write_selfcheck,
 )
-from tests.support.model_folders import make_model_folder, manifest_table
+from tests.support.model_folders import make_blob_folder, make_model_folder, manifest_table
+from tests.support.onnx_files import array, graph, node
 
 CPU = torch.device("cpu")
+HEATMAP = {"output": "heatmaps", "activation": "sigmoid"}
 
 
 class Changed(nn.Module):
@@ -169,6 +171,26 @@ def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path
         write_selfcheck(folder)
     assert (folder / "model.toml").read_text() == text
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_answer_that_is_no_number_is_refused_as_such_and_not_written(tmp_path: Path) -> None:
+    root_of_half = graph([node("Sub", "x half", "z"), node("Sqrt", "z", "y")], array("half", 0.5))
+    message = r"expected numbers in its answer .*, got NaN in \d+ of 2048 scores"
+    with pytest.raises(ModelRefused, match=message):
+        make_blob_folder(tmp_path, root_of_half.SerializeToString(), network=HEATMAP)
+    assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
+
+
+def test_logarithms_of_no_probability_are_compared(tmp_path: Path) -> None:
+    nodes = [node("Sub", "x half", "z"), node("Relu", "z", "p"), node("Log", "p", "y")]
+    onnx = graph(nodes, array("half", 0.5)).SerializeToString()
+    folder = make_blob_folder(tmp_path, onnx, network=HEATMAP)
+    assert load_file(folder / "selfcheck.safetensors")["scores"].isneginf().any()
+    check(folder)
+    with pytest.raises(ModelRefused, match="expected scores within"):
+        check_changed(folder, 1.03)
+    with pytest.raises(ModelRefused, match="expected scores within"):
+        check_changed(folder, -1.0)
 
 
 @pytest.mark.parametrize("more", ["[network", 'name = "toy"\nname = "toy"', "[a]\nx = 1\nx = 2"])
