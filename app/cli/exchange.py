@@ -94,7 +94,7 @@ def monai(
 
 
 def pack(
-    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write: NAME-VERSION.zip.")
     ] = None,

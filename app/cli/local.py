@@ -56,7 +56,7 @@ def find_folder(settings: Settings, model: str | None) -> Path:
     """
     wanted = model or settings.default_model
     if wanted is not None and not {"/", "\\"}.isdisjoint(wanted):
-        return Path(wanted)
+        return Path(wanted).absolute()
     folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
     known = ", ".join(folders) or "none"
     if wanted is None:

@@ -237,7 +237,7 @@ def _finder(
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)],
     write: Annotated[
         bool,
         typer.Option(help="Write self-check file and hashes; with --scans, precisions."),

@@ -23,7 +23,8 @@ REQUIRED: Final = ("matplotlib", "scipy")
 
 FOLDER: Final[dict[str, Any]] = {"exists": True, "file_okay": False}
 
-ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
+# Spelled out, as the name of a model's folder says whose it is: "." has none.
+ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)]
 Scans = Annotated[Path, typer.Option(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.")]
 Landmarks = Annotated[Path, typer.Option(help="Folder of landmark files of the same names.")]
 MissingIs = Annotated[

@@ -22,7 +22,7 @@ WATCH_S: Final = 10.0
 RELOAD_S: Final = 120.0
 
 
-Model = Annotated[Path, typer.Argument(help="A model folder.", **FOLDER)]
+Model = Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute, **FOLDER)]
 Cases = Annotated[
     Path | None, typer.Option("--from", metavar="STORE/NAME", help="The model's folder in a store.")
 ]

@@ -42,7 +42,10 @@ ValidateSame = Annotated[
         help="Scans to hold out for validation. Default: those of the first network.",
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="Folder of the model to refine.", **FOLDER)]
+Model = Annotated[
+    Path,
+    typer.Argument(help="Folder of the model to refine.", callback=Path.absolute, **FOLDER),
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
 Spacing = Annotated[
     float | None, typer.Option(min=1e-5, help="Grid spacing in mm. Default: from the landmarks.")
@@ -292,14 +295,17 @@ def _folder(output: Path | None, check: bool) -> Path:
     """Return the model folder to write; ``--check`` writes none."""
     if output is None and not check:
         raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
+    if output is None:
+        return Path()
     from app.model import is_model_name
 
-    if output is not None and not is_model_name(output.absolute().name):
+    folder = output.absolute()  # Whose name is the model's: "." has none.
+    if not is_model_name(folder.name):
         raise BadParameter(
             "-o: expected a folder whose name is that of a model, of small letters, digits and "
-            f"hyphens, got {output.absolute().name}"
+            f"hyphens, got {folder.name}"
         )
-    return output or Path()
+    return folder
 
 
 def _train(options: "Options", check: bool, *, second: bool) -> None:

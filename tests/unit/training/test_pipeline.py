@@ -62,6 +62,16 @@ def test_training_writes_a_folder_that_serves(
     assert "step 2:" in output
 
 
+def test_training_writes_into_the_current_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    run(data, Path(), "--steps", 1)
+    assert load_checked(folder, torch.device("cpu")).manifest.name == "mine"
+
+
 def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     run(data, folder, "--steps", 2, "--validate", "two")
