@@ -291,7 +291,7 @@ def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> N
             console.print(f"{result.precision}: landmarks shift by {result.shift_mm:.2g} mm")
             shifts_mm[result.precision] = result.shift_mm
     if not results:
-        fail("expected --scans in which the model finds landmarks, got none")
+        fail("expected --scans in which the model detects landmarks, got none")
     write_precisions(folder, shifts_mm)
 
 

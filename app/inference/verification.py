@@ -57,7 +57,7 @@ def verify_precisions(
         allow_torchscript: Whether programs may be TorchScript.
 
     Returns:
-        What was found, for each lower precision; nothing if no scan shows a landmark.
+        What was found, for each lower precision; nothing if no landmark is detected in any scan.
 
     Raises:
         ModelRefused: The folder breaks the contract.
@@ -66,7 +66,7 @@ def verify_precisions(
     load = partial(load_checked, folder, device, allow_torchscript=allow_torchscript)
     exact = load()
     expected = [Detector(exact).detect(volume).landmarks for volume in volumes()]
-    if not any(landmark.ras_mm is not None for found in expected for landmark in found):
+    if not any(landmark.status == "detected" for found in expected for landmark in found):
         return ()
     limit_mm = MAX_SHIFT * min(exact.manifest.input.spacing_mm)
 

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from app.inference import Detector, load_checked
 from app.inference.verification import verify_precisions
 from app.io import Volume, read_volume
 from app.model.editing import editing
@@ -75,6 +76,17 @@ def test_a_large_shift_is_no_verified_precision(
 def test_scans_that_show_nothing_verify_nothing(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, voting={"threshold": 0.999999})
     assert verify_precisions(folder, scans, CPU) == ()
+
+
+def test_landmarks_in_doubt_verify_nothing(phantom: Path, phantom_scan: str) -> None:
+    """How far these shift is not measured."""
+    with editing(phantom) as document:
+        for landmark in document["landmarks"]:
+            landmark["presence_threshold"] = 2.0
+    volume = read_volume(Path(phantom_scan).read_bytes())
+    landmarks = Detector(load_checked(phantom, CPU)).detect(volume).landmarks
+    assert "low_confidence" in {one.status for one in landmarks}
+    assert verify_precisions(phantom, lambda: [volume], CPU) == ()
 
 
 def test_the_section_is_replaced_and_all_else_stays(tmp_path: Path) -> None:
