@@ -15,7 +15,7 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from app.errors import BadParameter, ModelRefused
-from app.model import build_network, write_selfcheck
+from app.model import build_network, split_name, write_selfcheck
 
 MAX_JSON: Final = 16 << 20
 """Bytes of a JSON file: plans and bundles have some kilobytes."""
@@ -161,7 +161,7 @@ def write_folder(
     """Write a model folder with its card, hashes and self-check.
 
     Args:
-        output: The folder; its name is the model's.
+        output: The folder, named as the model, or ``NAME@VERSION``.
         document: The manifest, without what all imported models have alike.
         landmarks: Names, in the order of the channels.
         origin: Where the model comes from, for the card.
@@ -179,13 +179,13 @@ def write_folder(
         raise BadParameter(f"-o: expected a folder that is not there yet, {output} is")
     manifest = {
         "schema": 1,
-        "name": output.name,
+        "name": split_name(output.name)[0],
         **document,
         "selfcheck": {"input": "noise:7", "expected": "selfcheck.safetensors"},
         "landmarks": [{"name": landmark} for landmark in landmarks],
     }
     card = (
-        f"# {output.name}\n\n{len(landmarks)} landmarks. Imported from {origin}\n\n"
+        f"# {manifest['name']}\n\n{len(landmarks)} landmarks. Imported from {origin}\n\n"
         "Its errors on scans that it has not seen were not measured here.\n"
     )
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,19 @@ def test_packed_model_is_installed_beside_another_version(
     assert isinstance(run("detect", scan, "--models-dir", models).exception, BadParameter)
 
 
+def test_imported_model_lies_beside_another_version(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", build_monai())
+    models, given = tmp_path / "models", ("--set", RADIUS_MM, "--set", "version=2.0.0")
+    for folder in ("blobs", "blobs@2.0.0"):
+        result = run("import", "monai", bundle, "-o", models / folder, *given)
+        assert result.exit_code == 0, result.exception
+        assert read_manifest(models / folder).name == "blobs"
+    refused = run("import", "monai", bundle, "-o", models / "blobs@3.0.0", *given)
+    assert "blobs@3.0.0: name: expected the folder's name, got 'blobs@2.0.0'" in str(
+        refused.exception
+    )
+
+
 @pytest.mark.parametrize("path", ["trained/toy", "./toy"])
 def test_model_is_named_by_the_path_of_its_folder(
     tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch, path: str
