@@ -67,7 +67,8 @@ def read_text(folder: Path, name: str, key: str = "", sha256: str | None = None)
         ModelRefused: As ``read_file``, or it is not UTF-8.
     """
     try:
-        return read_file(folder, key or name, name, sha256).decode("utf-8")
+        # Editors on Windows write a mark before the text.
+        return read_file(folder, key or name, name, sha256).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelRefused(f"{folder.name}: {name}: expected UTF-8, got {error.reason}") from None
 

@@ -230,6 +230,13 @@ def test_file_that_is_no_manifest_is_refused(folder: Path, content: bytes, messa
         read_manifest(folder)
 
 
+def test_mark_of_an_editor_before_the_text_is_passed_over(folder: Path) -> None:
+    expected = read(folder, manifest_table())
+    path = folder / "model.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_manifest(folder) == expected
+
+
 def test_missing_manifest_is_refused(folder: Path) -> None:
     folder.mkdir()
     with pytest.raises(ModelRefused, match=r"toy: model.toml: expected a file 'model.toml'"):
