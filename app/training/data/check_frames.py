@@ -11,7 +11,14 @@ from typing import Final
 import numpy as np
 
 from app.errors import BadParameter
-from app.geometry import Affine, Points, distance_beyond, spacing_of, transform
+from app.geometry import (
+    LPS_FROM_RAS,
+    Affine,
+    Points,
+    distance_beyond,
+    spacing_of,
+    transform,
+)
 from app.io import RasPoint, Volume, declared_frame, read_truth, read_volume
 from app.training.data.issues import Issue, Severity, shorten
 from app.training.data.specimens import SpecimenFiles
@@ -27,27 +34,32 @@ MAX_ANISOTROPY: Final = 3.0
 MIN_SPREAD: Final = 0.01
 """Landmarks that spread by less than this share of their scan's diagonal were scaled wrongly."""
 
-Correction = Callable[[Points, Affine], Points]
+MIN_INDEX_SPREAD: Final = 0.5
+"""The same of voxel indices, where some points lie inside as they are read: a part of a scan shows
+few of its landmarks, and their coordinates in mm, taken for indices, would fill a corner of it."""
+
+Correction = Callable[[Points, Points, Affine], Points]
+"""Points as they were read, in RAS; as they are written; affine of the scan -> points in RAS."""
 
 
 def _signs(x: float, y: float, z: float) -> Correction:
-    return lambda points, _: points * (x, y, z)
+    return lambda points, _written, _affine: points * (x, y, z)
 
 
-def _from_index(points: Points, affine: Affine) -> Points:
-    return transform(affine, points)
+def _from_index(_: Points, written: Points, affine: Affine) -> Points:
+    return transform(affine, written)
 
 
-def _from_one_based_index(points: Points, affine: Affine) -> Points:
-    return transform(affine, points - 1)
+def _from_one_based_index(_: Points, written: Points, affine: Affine) -> Points:
+    return transform(affine, written - 1)
 
 
-def _from_corner(points: Points, affine: Affine) -> Points:
-    return transform(affine, points / spacing_of(affine))
+def _from_corner(_: Points, written: Points, affine: Affine) -> Points:
+    return transform(affine, written / spacing_of(affine))
 
 
 def _times(factor: float) -> Correction:
-    return lambda points, _: points * factor
+    return lambda points, _written, _affine: points * factor
 
 
 CORRECTIONS: Final[Mapping[str, Correction]] = {
@@ -63,6 +75,8 @@ CORRECTIONS: Final[Mapping[str, Correction]] = {
     "the sign of z looks wrong": _signs(1, 1, -1),
 }
 """Known mistakes, likeliest first, and what corrects each."""
+
+INDICES: Final = (_from_index, _from_one_based_index)
 
 
 def check_frames(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
@@ -120,23 +134,39 @@ def _explain_outside(
     points: Points, affine: Affine, shape: tuple[int, ...], landmarks: Path
 ) -> str:
     """Name the mistake whose correction brings all points into the scan; empty if none does."""
+    declared = declared_frame(landmarks)
+    # An index has no frame: whatever the file declares, its numbers are meant as they stand there.
+    written = transform(LPS_FROM_RAS, points) if declared == "LPS" else points
+    outside = float((distance_beyond(points, affine, shape) != 0).mean())
     for words, correct in CORRECTIONS.items():
-        corrected = correct(points, affine)
-        if _is_collapsed(corrected, affine, shape):
+        corrected = correct(points, written, affine)
+        if _is_collapsed(corrected, affine, shape, _least_spread(correct, outside)):
             continue
         if (distance_beyond(corrected, affine, shape) == 0).all():
-            declared = declared_frame(landmarks)
             other = "RAS" if declared == "LPS" else "LPS"
             mistake = words.format(declared=declared, other=other)
             return f"{mistake}, which would put all of them inside"
     return ""
 
 
-def _is_collapsed(points: Points, affine: Affine, shape: tuple[int, ...]) -> bool:
+def _least_spread(correct: Correction, outside: float) -> float:
+    """Return the least share of a scan's diagonal that its landmarks spread over once corrected.
+
+    Args:
+        correct: The correction.
+        outside: Share of the points that lie outside as they are read. If it is no more than half,
+            they are no indices: infinite.
+    """
+    if correct not in INDICES or outside == 1:
+        return MIN_SPREAD
+    return MIN_INDEX_SPREAD if outside > 0.5 else np.inf
+
+
+def _is_collapsed(points: Points, affine: Affine, shape: tuple[int, ...], least: float) -> bool:
     """Return whether several points would lie at almost one position, which fits into any scan."""
     spread = np.linalg.norm(np.ptp(points, axis=0))
     diagonal = np.linalg.norm(shape * spacing_of(affine))
-    return len(points) > 1 and bool(spread < MIN_SPREAD * diagonal)
+    return len(points) > 1 and bool(spread < least * diagonal)
 
 
 def _describe_outside(specimen: SpecimenSummary) -> str:

@@ -8,12 +8,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from app.geometry import transform
-from app.io.slicer import read_landmarks
+from app.geometry import distance_beyond, transform
+from app.io.slicer import markups_json, read_landmarks
 from app.training.data.check_data import CheckedData, check_data
+from app.training.data.check_frames import read_in_frame
+from app.training.data.specimens import SpecimenFiles
 from tests.support.training_data import (
     NAMES,
     SHAPE,
+    TYPICAL,
     make_affine,
     middle_of,
     points_of,
@@ -103,16 +106,37 @@ def flipped(data: Path) -> None:
     moved(data, "s2", lambda point: point * (-1, -1, 1))
 
 
-def flipped_markups(data: Path) -> None:
+def moved_markups(data: Path, move: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Write other numbers, of the points in mm, LPS, into a file that declares LPS."""
     path = data / "landmarks" / "s2.mrk.json"
     text = json.loads(path.read_text())
     for point in text["markups"][0]["controlPoints"]:
-        point["position"] = (np.array(point["position"]) * (-1, -1, 1)).tolist()
+        point["position"] = move(np.array(point["position"])).tolist()
     path.write_text(json.dumps(text))
 
 
+def flipped_markups(data: Path) -> None:
+    moved_markups(data, lambda point: point * (-1, -1, 1))
+
+
+def index_of(point: np.ndarray) -> np.ndarray:
+    return transform(np.linalg.inv(make_affine(2)), point)
+
+
 def indices(data: Path) -> None:
-    moved(data, "s2", lambda point: transform(np.linalg.inv(make_affine(2)), point))
+    moved(data, "s2", index_of)
+
+
+def indices_in_markups(data: Path) -> None:
+    moved_markups(data, lambda point: index_of(point * (-1, -1, 1)))
+
+
+def one_based_indices_in_markups(data: Path) -> None:
+    # Of the last voxels, too, which counted from 0 lie outside.
+    affine = make_affine(2)
+    points = points_of(2) | {"base": transform(affine, np.array(SHAPE) - 1.0)}
+    write_points(data, "s2", points)
+    moved_markups(data, lambda point: index_of(point * (-1, -1, 1)) + 1)
 
 
 def metres(data: Path) -> None:
@@ -181,6 +205,8 @@ def points_twice(data: Path) -> None:
         (flipped, "s2", "they look like LPS written as RAS"),
         (flipped_markups, "s2", "they look like RAS written as LPS"),
         (indices, "s2", "they look like voxel indices (i, j, k)"),
+        (indices_in_markups, "s2", "they look like voxel indices (i, j, k)"),
+        (one_based_indices_in_markups, "s2", "they look like voxel indices counted from 1"),
         (metres, "s2", "they look like metres"),
         (one_outside, "s2", "1 of 6 points outside the scan: by up to"),
         (other_case, "s2", "'Tip_Left' is another spelling of 'tip left', which 5 files have"),
@@ -199,6 +225,28 @@ def test_fault_that_stops_a_training_is_named(
     errors = [issue for issue in checked.issues if issue.severity == "error"]
     assert any(what in error.message and error.where == where for error in errors), errors
     assert not checked.may_train(strict=False)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("end", [slice(15), slice(13, None)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_landmarks_in_mm_of_a_part_of_a_scan_are_not_taken_for_indices(
+    tmp_path: Path, axis: int, end: slice, sign: int
+) -> None:
+    """Though they would all lie inside as such: voxels are small, and the origin is at a corner."""
+    affine = np.diag([0.4 * sign, 0.4 * sign, 0.4, 1.0])
+    image = nib.Nifti1Image(np.random.default_rng(5).normal(100, 20, SHAPE), affine)
+    part = [slice(None)] * 3
+    part[axis] = end
+    image.slicer[tuple(part)].to_filename(tmp_path / "part.nii")
+    points = 0.5 * TYPICAL + transform(affine, (np.array(SHAPE) - 1) / 2)
+    (tmp_path / "part.mrk.json").write_text(markups_json(NAMES, points))
+    files = SpecimenFiles("part", tmp_path / "part.nii", tmp_path / "part.mrk.json")
+    volume, truth = read_in_frame(files)
+    beyond = distance_beyond(np.array(list(truth.values())), volume.affine, volume.voxels.shape)
+    assert 0 < (beyond > 0).sum() < len(NAMES)
+    (issue,) = (one for one in check_data(tmp_path, tmp_path).issues if "points" in one.message)
+    assert "do both files belong to one scan?" in issue.message
 
 
 def test_a_prefix_of_each_file_is_one_error_of_each(tmp_path: Path) -> None:
