@@ -1,12 +1,13 @@
 """``checkpoint.pt``: the state that a training resumes from."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from app.durable import replacing
+from app.durable import write_file
 from app.training.files import CHECKPOINT
 from app.training.record import Record, check_same, write_record
 
@@ -33,8 +34,10 @@ def save(folder: Path, parts: Mapping[str, Stateful], step: int, *, exported: bo
     The old one stays until the new one is complete.
     """
     state = {name: part.state_dict() for name, part in parts.items()}
-    with replacing(folder / CHECKPOINT) as path:
-        torch.save(state | {"step": step, "exported": exported}, path)
+    # By way of memory: of a disk that is full, torch.save says something else.
+    content = io.BytesIO()
+    torch.save(state | {"step": step, "exported": exported}, content)
+    write_file(folder / CHECKPOINT, content.getbuffer())
 
 
 def resume(folder: Path, parts: Mapping[str, Stateful]) -> tuple[int, bool]:

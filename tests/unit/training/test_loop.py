@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.errors import StartupError
 from app.inference.load import load_checked
 from app.training.cli.train import INTERRUPTED
 from app.training.fit import loop
+from app.training.fit.checkpoint import resume, save
 from app.training.fit.history import read_history
 from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.fit.network import normalise_channels_first
@@ -88,6 +90,22 @@ def test_a_finished_training_whose_model_was_not_written_writes_it(
     assert not (folder / "model.toml").exists()
     assert "all 1 steps are done" in run(data, folder, "--steps", 1)
     assert load_checked(folder, torch.device("cpu")).manifest.name == "mine"
+
+
+def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_one_before_and_says_why(
+    tmp_path: Path,
+) -> None:
+    """A limit on the size of files stands for a full disk: the system refuses to write more."""
+    save(tmp_path, {"network": nn.Linear(2, 2)}, 1, exported=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path, {"network": nn.Linear(200, 200)}, 2, exported=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert resume(tmp_path, {"network": nn.Linear(2, 2)}) == (1, False)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_a_resumed_training_keeps_its_choices(
