@@ -61,7 +61,7 @@ def plot_confidence(outcomes: Sequence[Outcome]) -> str:
         label = "detected" if detected else "other status"
         x, y = [outcome.confidence for outcome in some], [outcome.error_mm for outcome in some]
         axes.plot(x, y, form, ms=4, mfc="none", color=colour, label=f"{label} ({len(some)})")
-    absent = [outcome.confidence for outcome in outcomes if not outcome.present]
+    absent = [one.confidence for one in outcomes if one.known and not one.present]
     if absent:
         along_top = axes.get_xaxis_transform()
         label = f"absent ({len(absent)})"

@@ -199,5 +199,12 @@ def test_plots_accept_scans_without_errors_and_points_at_the_border() -> None:
     assert "<image" in plot_in_scan(outcome(30.0), volume)
 
 
+def test_the_plot_of_confidences_shows_none_of_unknown_presence_as_absent() -> None:
+    some = [outcome(0.3), outcome(present=False)]
+    unknown = [outcome(present=False, known=False)] * 2
+    assert "absent (1)" in plot_confidence([*some, *unknown])
+    assert "absent" not in plot_confidence([outcome(0.3), *unknown])
+
+
 def test_a_landmark_named_with_dollars_is_no_formula() -> None:
     assert plot_errors([outcome(0.3, landmark="$x^$")]).startswith("<?xml")
