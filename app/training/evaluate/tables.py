@@ -90,6 +90,8 @@ def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
         rates = zip(WITHIN, accuracy.within, strict=True)
         cells |= {name: f"{100 * share:.1f}" for name, share in rates}
         cells[IDENTIFIED] = f"{100 * accuracy.identified:.1f}"
+    elif presence.present:  # Shares are of these, of which none was placed.
+        cells |= dict.fromkeys((*WITHIN, IDENTIFIED), "0.0")
     cells |= {name: str(getattr(presence, name)) for name in COUNTS}
     return cells | {"in_region": str(within), "regions": str(regions)}
 

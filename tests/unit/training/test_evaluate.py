@@ -13,7 +13,13 @@ from app.cli.main import app
 from app.training.cli.arguments import make_console
 from app.training.data.issues import Issue, issue_table
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
-from app.training.evaluate.tables import HEADINGS, print_tables
+from app.training.evaluate.tables import (
+    HEADINGS,
+    IDENTIFIED,
+    WITHIN,
+    format_metrics,
+    print_tables,
+)
 from app.training.tools.make_phantoms import make_phantoms
 from tests.support.outcomes import outcome
 from tests.unit.training.test_synthetic_crops import slope
@@ -204,6 +210,16 @@ def test_the_plot_of_confidences_shows_none_of_unknown_presence_as_absent() -> N
     unknown = [outcome(present=False, known=False)] * 2
     assert "absent (1)" in plot_confidence([*some, *unknown])
     assert "absent" not in plot_confidence([outcome(0.3), *unknown])
+
+
+def test_shares_of_present_landmarks_of_which_none_was_placed_are_zero() -> None:
+    """Empty cells would drop out of an average over the rows of ``summary.csv``."""
+    shares = [*WITHIN, IDENTIFIED]
+    missed = format_metrics([outcome(status="not_found")] * 2)
+    assert [missed[name] for name in shares] == ["0.0"] * len(shares)
+    assert missed["mean_mm"] == ""
+    absent = format_metrics([outcome(present=False)])
+    assert [absent[name] for name in shares] == [""] * len(shares)
 
 
 def test_a_landmark_named_with_dollars_is_no_formula() -> None:
