@@ -1,5 +1,6 @@
 """``landmarkd calibrate``: 95 % regions and presence thresholds from held-out scans."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -64,9 +65,11 @@ def calibrate(
         print_warning(describe_unrecorded(model), console)
     loaded = load_model(model, device)
     made, models = None, dict.fromkeys(only or (), loaded)
+    subjects: Mapping[str, str] = {}
     if folds:
         made = finished_folds(model, scans, landmarks)
         models = load_fold_models(model, made, choose_device(device))
-    runs = run_all(models, held_out, console, missing)
+        subjects = made.subjects
+    runs = run_all(models, held_out, console, missing, subjects)
     calibrate_model(model, loaded, runs, make_console(), made)
     load_model(model, device)

@@ -123,6 +123,25 @@ def test_thresholds_for_a_scan_are_chosen_on_those_of_other_subjects(
     for some in (runs, runs[:2]):
         run_scan_calibrated(model, SpecimenFiles("a_left", tmp_path, tmp_path), some)
     assert used == [{"b"}, {"a_left", "a_right"}]
+    # As folds know it, of whatever --subject has told when they were made.
+    runs = [CalibrationRun(name, "whole", (), ()) for name in ("a-1", "a-2", "b")]
+    files = SpecimenFiles("a-1", tmp_path, tmp_path)
+    run_scan_calibrated(model, files, runs, "unknown", {"a-1": "a", "a-2": "a", "b": "b"})
+    assert used[-1] == {"b"}
+
+
+def test_what_is_printed_of_folds_takes_their_subjects_for_such(tmp_path: Path) -> None:
+    """Though the names of the scans do not tell that several show one."""
+    folder = make_model_folder(tmp_path)
+    runs = make_runs(12)
+    names = [f"scan_{number}" for number in range(12)]
+    folds = Folds(1, (tuple(names),), dict.fromkeys(names, "one"), {})
+    text = io.StringIO()
+    model = load_checked(folder, torch.device("cpu"))
+    console = Console(file=text, width=400)
+    calibrate_model(folder, model, CalibrationRuns(runs, runs), console, folds)
+    assert "One subject: its thresholds were measured on itself." in text.getvalue()
+    assert "errors within the regions of the other scans: too few scans" in text.getvalue()
 
 
 def test_too_few_masses_leave_the_thresholds_as_they_are(tmp_path: Path) -> None:

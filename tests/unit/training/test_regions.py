@@ -194,6 +194,15 @@ def test_no_scan_of_a_subject_judges_another_one_of_it() -> None:
     assert shares == {"a_left": 0.25, "a_right": 0.25, "b": 1.0}
 
 
+def test_no_scan_of_a_subject_that_only_folds_know_judges_another_one_of_it() -> None:
+    errors = [outcome(0.4 * i, scan="a-1", landmark=str(i)) for i in range(20)]
+    errors += [outcome(0.4 * i, scan="a-2", landmark=str(i)) for i in range(20)]
+    errors += [outcome(0.1 * i, scan="b", landmark=str(i)) for i in range(20)]
+    subjects = {"a-1": "a", "a-2": "a", "b": "b"}
+    shares = leave_one_out(errors, specs(*map(str, range(20))), subjects)
+    assert shares == {"a-1": 0.25, "a-2": 0.25, "b": 1.0}
+
+
 def test_proven_coverage_of_folds_is_below_the_empirical_one() -> None:
     """Barber et al. 2021, theorem 4: 90 % if every specimen is a fold of its own."""
     assert proven_coverage(24, 24) == pytest.approx(0.9)
