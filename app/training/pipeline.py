@@ -21,6 +21,7 @@ from app.geometry import Points
 from app.model import WHOLE, IntensitySpec, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, mean_shape
 from app.training.data.check_data import CheckedData, check_data
+from app.training.data.folds import content_digests
 from app.training.data.issues import LINE_NAMES, issue_table, shorten
 from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
@@ -275,7 +276,8 @@ def split_as_before(options: Options, checked: CheckedData, record: dict[str, An
     if options.hold_out is not None:
         return split(checked.specimens, options.hold_out, "given", options.train_only)
     if record is not None:
-        return split(checked.specimens, held_out_of(record, checked), "as before")
+        before = held_out_of(record, checked)
+        return split(checked.specimens, before, "as before", options.train_only)
     return split(checked.specimens, None, train_only=options.train_only, subject=options.subject)
 
 
@@ -289,7 +291,8 @@ def split_like_first(
         return chosen
     if first is not None:
         names = held_out_of(first, checked)
-        return split(checked.specimens, names, "those of the first network")
+        reason = "those of the first network"
+        return split(checked.specimens, names, reason, options.train_only)
     return replace(
         chosen, reason=f"{chosen.reason}. The first network may have been trained on them!"
     )
@@ -318,6 +321,7 @@ def make_plan(
         held_out=tuple(specimen.name for specimen in chosen.held_out),
         mirror=options.mirror,
         seen_before=tuple(sorted(seen_by(read_record(options.start) if options.start else None))),
+        digests=content_digests(chosen.train),
     )
     return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
 

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from app.errors import BadParameter, StartupError
+from app.training.data.issues import shorten
 from app.training.files import CHECKPOINT, RECORD
 from app.training.options import Missing
 from app.training.recipe import Recipe
@@ -25,6 +26,7 @@ class Record:
         held_out: Names of the held-out specimens.
         mirror: Whether mirror images were trained on as well.
         seen_before: Names of the specimens that the weights it started from had learned from.
+        digests: Of each training specimen's scan and landmarks.
     """
 
     recipe: Recipe
@@ -33,6 +35,7 @@ class Record:
     held_out: tuple[str, ...]
     mirror: bool
     seen_before: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is after a round trip through JSON."""
@@ -82,7 +85,13 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
     Raises:
         StartupError: It was started with something else.
     """
-    differences = find_differences(read_record(folder) or {}, record.to_json())
+    old, new = read_record(folder) or {}, record.to_json()
+    before, now = old.get("digests", {}), new.pop("digests")  # Old records have none.
+    differences = find_differences(old, new)
+    if changed := [name for name in now if before.get(name, now[name]) != now[name]]:
+        differences.append(
+            f"expected the same scans and landmarks, got others of {shorten(changed)}"
+        )
     if differences:
         raise StartupError(
             f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "

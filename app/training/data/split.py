@@ -71,7 +71,7 @@ def split(
     both = set(names or ()) & set(train_only)
     if both:
         raise BadParameter(
-            f"--validate: expected none that are in --train-only, got {shorten(sorted(both))}"
+            f"--train-only: expected none that are held out, got {shorten(sorted(both))}"
         )
     if names is None:
         names = choose_held_out(specimens, train_only, subject)

@@ -81,6 +81,25 @@ def test_model_is_named_by_the_path_of_its_folder(
     assert isinstance(wrong.exception, ModelRefused)
 
 
+@pytest.mark.parametrize("words", [("check",), ("check", "--write"), ("pack",)])
+@pytest.mark.parametrize("folder", [".", "./"])
+def test_model_in_the_current_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], folder: str
+) -> None:
+    monkeypatch.chdir(make_model_folder(tmp_path))
+    result = run(*words, folder)
+    assert result.exit_code == 0, result.exception
+
+
+def test_scan_is_answered_by_the_model_in_the_current_folder(
+    tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_model_folder(tmp_path))
+    result = run("detect", scan, "-m", "./", "--device", "cpu")
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["model"]["name"] == "toy"
+
+
 def test_folder_that_does_not_serve_is_not_packed(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "weights.safetensors").write_bytes(b"")

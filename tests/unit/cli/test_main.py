@@ -303,26 +303,6 @@ def test_check_can_write_hashes_and_self_check(tmp_path: Path) -> None:
     assert run("check", folder).exit_code == 0
 
 
-@pytest.mark.parametrize("words", [("check",), ("check", "--write"), ("pack",)])
-@pytest.mark.parametrize("folder", [".", "./"])
-def test_model_in_the_current_folder_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], folder: str
-) -> None:
-    monkeypatch.chdir(make_model_folder(tmp_path))
-    result = run(*words, folder)
-    assert result.exit_code == 0, result.exception
-
-
-def test_scan_is_answered_by_the_model_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "scan.nii").write_bytes(toy_scan())
-    monkeypatch.chdir(make_model_folder(tmp_path))
-    result = run("detect", tmp_path / "scan.nii", "-m", "./", "--device", "cpu")
-    assert result.exit_code == 0, result.exception
-    assert json.loads(result.stdout)["model"]["name"] == "toy"
-
-
 def test_check_refuses_scans_that_it_would_not_use(tmp_path: Path) -> None:
     result = run("check", make_model_folder(tmp_path), "--scans", tmp_path / "scan.nii")
     assert result.exit_code == 1

@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,8 +16,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.errors import StartupError
+from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
+from app.io.slicer import read_landmarks
 from app.training.cli.train import INTERRUPTED
 from app.training.fit import loop
 from app.training.fit.checkpoint import resume, save
@@ -24,7 +26,13 @@ from app.training.fit.history import read_history
 from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.fit.network import normalise_channels_first
 from app.training.record import read_record
-from tests.support.training_data import TILES, interrupt_after, landmarkd, write_specimens
+from tests.support.training_data import (
+    TILES,
+    interrupt_after,
+    landmarkd,
+    write_points,
+    write_specimens,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +42,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(data: Path, output: Path, *words: object) -> str:
     """Train without validation; returns the output."""
-    where = (data / "scans", data / "landmarks", "-o", output)
-    return landmarkd("train", *where, *TILES, "--validate", "none", *words)
+    return landmarkd("train", *inputs(data, output), *TILES, "--validate", "none", *words)
+
+
+def inputs(data: Path, output: Path) -> tuple[object, ...]:
+    return data / "scans", data / "landmarks", "-o", output
 
 
 def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
@@ -144,8 +155,24 @@ def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path:
         run(data, folder, "--steps", 2)
     with pytest.raises(StartupError, match="held_out: expected the same, got it without two"):
         run(data, folder, "--steps", 1, "--validate", "none")
+    with pytest.raises(BadParameter, match=r"--train-only: expected none .* held out, got two"):
+        landmarkd("train", *inputs(data, folder), *TILES, "--train-only", "two")
     shutil.rmtree(folder)
     run(data, folder, "--steps", 2)
+
+
+def test_landmarks_that_were_corrected_are_not_taken_for_learned(
+    data: Path, tmp_path: Path
+) -> None:
+    folder, changed = tmp_path / "mine", tmp_path / "changed"
+    run(data, folder, "--steps", 1)
+    shutil.copytree(data, changed)
+    points = read_landmarks(changed / "landmarks" / "two.csv")
+    (changed / "landmarks" / "two.csv").unlink()
+    write_points(changed, "two", {name: np.array(point) + 0.5 for name, point in points.items()})
+    with pytest.raises(StartupError, match=r"expected the same scans .*, got others of two"):
+        run(changed, folder, "--steps", 1)
+    assert "all 1 steps are done" in run(data, folder, "--steps", 1)
 
 
 def test_training_in_bfloat16_writes_finite_weights(data: Path, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--validate", "one,two,three"), "expected scans to be left to learn from"),
         (
             ("--validate", "one", "--train-only", "two,one"),
-            "expected none that are in --train-only",
+            "--train-only: expected none that are held out",
         ),
         (("--train-only", "four"), "--train-only: expected names of scans, found none named four"),
         (("--device", "abacus"), "expected a device of auto, cpu"),
