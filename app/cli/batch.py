@@ -94,7 +94,8 @@ class LongTable(Sink):
         Args:
             target: The file.
             names: What the first column says of each scan.
-            resume: Whether to keep what it holds, but for its last scan: its rows may be cut off.
+            resume: Whether to keep what it holds, but for its last scan where its rows may be cut
+                off: it is among ``names``, to be answered again, or the table ends within a line.
 
         Raises:
             BadParameter: It holds something else.
@@ -102,16 +103,20 @@ class LongTable(Sink):
         self._target = target
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
-        rows = []
-        if resume and target.exists():
-            rows = [row for row in csv.reader(io.StringIO(target.read_text("utf-8"))) if row]
+        text = target.read_text("utf-8") if resume and target.exists() else ""
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
         if rows and rows[0][:2] != ["scan", "label"]:
             raise BadParameter(f"--resume: expected a table of all scans, got another in {target}")
         if rows and rows[0][-2:] != MODEL_COLUMNS:
             rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
+        whole = text.endswith("\n")
         # The last line may be cut off within the name of its model.
-        self._models = {(row[-2], row[-1]) for row in rows[1:-1]} - {("", "")}
+        named = rows[1:] if whole else rows[1:-1]
+        self._models = {(row[-2], row[-1]) for row in named} - {("", "")}
         last = rows[-1][0] if len(rows) > 1 else None
+        # What is not of this run, such as of a batch before it, would not be answered again.
+        if whole and last not in self._names.values():
+            last = None
         # Written with the first answer: what is there is lost no sooner.
         kept = [row for row in rows[1:] if row[0] != last]
         self._kept: list[list[str]] | None = [*rows[:1], *kept]

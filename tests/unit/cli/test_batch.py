@@ -111,6 +111,18 @@ def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_
     assert "1 scan left out, answered before" in result.stderr
 
 
+def test_a_table_goes_on_with_other_scans_and_loses_none(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "all.csv"
+    for batch in (("one", "two"), ("three",)):
+        paths = [scans / f"{name}.nii" for name in batch]
+        result = run("detect", *paths, "-o", table, "--resume", "--models-dir", models)
+        assert result.exit_code == 0, result.output
+    names = [row["scan"] for row in read(table)]
+    assert names == [name for name in ("one", "two", "three") for _ in range(LANDMARKS)]
+
+
 def test_a_table_escapes_what_is_not_utf8_in_the_name_of_a_scan(tmp_path: Path) -> None:
     table = tmp_path / "all.csv"
     names = name_answers([Path(os.fsdecode(b"M\xfcller.nii")), Path("M\xfcller.nii")])
