@@ -57,7 +57,7 @@ class ProblemError(LandmarkdError):
 
 
 class Unreachable(LandmarkdError):
-    """No service answers at the address, or something else does, such as a proxy."""
+    """No service answers at the address, or something else does, such as a proxy; it says why."""
 
     title = "No service"
 
@@ -75,12 +75,17 @@ class Client:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # A file of a key ends in a line break. Bytes, as httpx wants text to be ASCII.
+        headers = {b"Authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
         base = url if "://" in url else f"http://{url}"
         try:
             self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout_s)
-        except httpx.InvalidURL as error:
-            raise Unreachable(f"expected the address of a service, got {url}: {error}") from error
+        except (httpx.InvalidURL, ImportError, ValueError) as error:
+            # Proxies raise all of them: one of SOCKS the second, where the package for it lacks.
+            raise Unreachable(
+                f"expected the address of a service, got {url} (or those of proxies in the "
+                f"environment, such as ALL_PROXY and NO_PROXY): {error}"
+            ) from error
 
     def __enter__(self) -> "Client":
         """Keep the connection open for the context."""
@@ -289,7 +294,11 @@ class Client:
         try:
             return self._http.request(method, path, **options)
         except httpx.RequestError as error:
-            raise Unreachable(f"expected a service at {self._http.base_url}, got none") from error
+            # Such as a certificate that is not trusted, a refused connection, or the time.
+            why = str(error) or type(error).__name__
+            raise Unreachable(
+                f"expected a service at {self._http.base_url}, got no answer: {why}"
+            ) from error
 
     def _parse(self, kind: type[Answer], response: httpx.Response) -> Answer:
         try:

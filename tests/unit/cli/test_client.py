@@ -16,6 +16,7 @@ from blake3 import blake3
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
+from app.api.dependencies import hash_key
 from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
@@ -87,6 +88,39 @@ def test_an_address_without_a_scheme_is_one_of_http() -> None:
 def test_an_address_that_is_none_is_said_to_be(url: str) -> None:
     with pytest.raises(Unreachable, match=f"expected the address of a service, got {url}"):
         Client(url)
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "ftp://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used_is_named(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(Unreachable, match=r"proxies in the environment.*proxy"):
+        Client("http://127.0.0.1:1")
+
+
+def test_it_is_said_why_no_service_answers() -> None:
+    with answering(200, b"") as url:
+        client = Client(url.replace("http:", "https:"))
+        with client, pytest.raises(Unreachable, match=r"got no answer: \[SSL"):
+            client.models()
+    with Client(url) as client, pytest.raises(Unreachable, match=r"got no answer: .*refused"):
+        client.models()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
+        with client, pytest.raises(Unreachable, match="got no answer: timed out"):
+            client.models()
+
+
+def test_a_key_is_sent_as_its_file_holds_it(tmp_path: Path) -> None:
+    service = ServiceProcess(toy_models(tmp_path), API_KEYS=hash_key("secret"))
+    try:
+        with Client(service.url, api_key="secret\n") as client:
+            assert [model.name for model in client.models().models] == [MODEL]
+        with Client(service.url, api_key="schl\xfcssel") as client:
+            with pytest.raises(ProblemError) as caught:
+                client.models()
+            assert caught.value.problem.code == "unauthorized"
+    finally:
+        service.kill()
 
 
 def test_problem_is_raised_with_its_details() -> None:
