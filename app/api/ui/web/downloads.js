@@ -24,7 +24,7 @@ const NOWHERE = [null, null, null];
 const element = (id) => document.getElementById(id);
 
 /** The name of a scan without what says its format. */
-export const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
+const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
 
 /** Offer an answer with its corrections as they are when a button is pressed. */
 export function offerDownloads(fileName, edits, onProblem) {
@@ -50,15 +50,27 @@ export function offerDownloads(fileName, edits, onProblem) {
   element("formats").replaceChildren(...buttons.slice(BUTTONS));
 }
 
-/** Save the landmarks of several scans, {name, landmarks}, as one table. */
-export function saveAll(scans) {
-  const rows = scans.flatMap(({ name, landmarks }) =>
-    landmarks.map((one) => [
-      name, one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),
+/** Save the landmarks of those scans of the list that have an answer as one table. */
+export function saveAll(entries) {
+  const names = apart(entries.map(({ name }) => stemOf(name)));
+  const rows = entries.flatMap(({ edits }, at) =>
+    (edits?.landmarks ?? []).map((one) => [
+      names[at], one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),
       ...(one.ijk ?? NOWHERE), one.spread_mm, one.region95_mm, one.decided_by, one.description,
     ]));
   const text = [COLUMNS, ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
   save(new Blob([text], { type: "text/csv" }), "landmarks.csv");
+}
+
+/** Each name once: scans that were dropped without their folders may share one. */
+function apart(names) {
+  const taken = new Set();
+  for (const name of names) {
+    let own = name;
+    for (let number = 2; taken.has(own); number++) own = `${name} (${number})`;
+    taken.add(own);
+  }
+  return [...taken];
 }
 
 function cell(value) {

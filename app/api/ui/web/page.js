@@ -1,7 +1,7 @@
 // The page: sends scans to the service, shows them with their landmarks, and lets a person correct these.
 
 import { describeModel } from "./about.js";
-import { offerDownloads, saveAll, stemOf } from "./downloads.js";
+import { offerDownloads, saveAll } from "./downloads.js";
 import { Edits, nearestToAll } from "./edits.js";
 import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
@@ -314,7 +314,7 @@ function listen() {
   };
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
-    saveAll(queue.answered.map(({ name, edits: { landmarks } }) => ({ name: stemOf(name), landmarks })));
+    saveAll(queue.entries);
   };
   element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
   element("views").onclick = ({ target: { dataset } }) => {
