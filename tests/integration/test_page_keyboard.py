@@ -1,12 +1,17 @@
-"""The page by keyboard, in a real Chromium with a real service: where the focus is."""
+"""The page by keyboard, in a real Chromium with a real service: the focus, and what is seen."""
 
 from tests.support.browser import (
     ABSENT,
+    SCAN,
+    Browser,
     Page,
     choose,
     chosen,
+    drop,
+    opened,
     rows,
 )
+from tests.support.services import ServiceProcess
 
 
 def focused(page: Page) -> str:
@@ -42,3 +47,17 @@ def test_button_that_is_pressed_keeps_the_focus(page: Page) -> None:
     page.keyboard.press("Enter")
     assert chosen(page) != before
     assert page.evaluate("document.activeElement.dataset.act") == "next"
+
+
+def test_what_is_chosen_is_seen_in_forced_colours(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    groups = ("#rows tr", "#scans button", "[data-frame]", "[data-view]", "[data-window]")
+    painted = "(all) => all.map((one) => getComputedStyle(one).backgroundColor)"
+    with opened(browser, page_service.url, forced_colors="active") as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        for group in groups:
+            colours = page.locator(group).evaluate_all(painted)
+            once = [colour for colour in colours if colours.count(colour) == 1]
+            assert len(once) == (2 if len(colours) == 2 else 1), f"{group}: {colours}"
