@@ -49,16 +49,21 @@ export function showProgress({ stage, part, ahead, tile, tiles, until }) {
 /** Whether a problem is that the model is for other scans. */
 export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
 
-/** Show a problem of the service, or an error; `again`: what failed is the scan's answer, which can be asked for again. */
-export function showProblem(error, again = false) {
+/**
+ * Show a problem of the service, or an error. `choice` is the frame or series that was asked for where what failed is a
+ * scan's answer, which can be asked for again.
+ */
+export function showProblem(error, choice = null) {
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
     (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  const asked = again && ["frame", "series"].find((name) => error.message.includes(`choose a ${name}`));
+  // What was chosen may be what is wrong.
+  const isAsked = (name) => error.message.includes(`choose a ${name}`);
+  const asked = choice && (["frame", "series"].find(isAsked) ?? Object.keys(choice)[0]);
   element("ask-choice").hidden = !asked;
   element("choice-name").textContent = element("choice").name = asked || "";
-  element("again").hidden = !again || !(isPassing(error) || RETRYABLE.includes(error.code));
+  element("again").hidden = !choice || !(isPassing(error) || RETRYABLE.includes(error.code));
   element("problem").hidden = false;
 }

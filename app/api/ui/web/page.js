@@ -111,7 +111,7 @@ async function present(entry) {
   element("problem").hidden = !entry.problem;
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
-  if (entry.problem) showProblem(entry.problem, true);
+  if (entry.problem) showProblem(entry.problem, entry.choice);
   const now = entry.state;
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
