@@ -136,8 +136,12 @@ def _hashes(settings: Settings) -> tuple[str, ...]:
 
 
 def hash_key(key: str) -> str:
-    """Hash a key as the settings expect it: SHA-256, hex."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    """Hash a key as the settings expect it: SHA-256, hex.
+
+    Args:
+        key: As a header has it, where each character stands for a byte.
+    """
+    return hashlib.sha256(key.encode("latin-1")).hexdigest()
 
 
 def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -27,7 +28,7 @@ from tests.support.browser import (
 )
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
-from tests.support.services import ServiceProcess, ended
+from tests.support.services import MODEL, ServiceProcess, ended, toy_models
 
 STATES = "#scans li span:last-child"
 WAITS = 7
@@ -271,6 +272,24 @@ def test_chosen_model_stays_when_the_key_is_asked_for_again(
             assert page.input_value("#model") == model
             page.select_option("#model", "b")
             page.evaluate("document.getElementById('ask-key').hidden = false")
+
+
+def test_key_that_is_not_ascii_is_taken_as_its_hash_was_made(
+    browser: Browser, tmp_path: Path
+) -> None:
+    digest = sha256("schl\xfcssel \u2013 1".encode()).hexdigest()
+    with ended(ServiceProcess(toy_models(tmp_path), API_KEYS=digest)) as service:
+        page = browser.new_page()
+        page.set_default_timeout(20_000)
+        page.goto(service.url)
+        page.fill("#key", "schl\xfcssel \u2013 2")
+        page.keyboard.press("Enter")
+        page.wait_for_selector('#problem-title:text("did not accept the key")')
+        page.fill("#key", "schl\xfcssel \u2013 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#ask-key", state="hidden")
+        assert page.input_value("#model") == MODEL
+        page.close()
 
 
 def test_a_wait_is_cancelled(browser: Browser, page_service: ServiceProcess) -> None:

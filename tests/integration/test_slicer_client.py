@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.slicer_standin import vtkMRMLScalarVolumeNode as Volume
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 KEY = "of-slicer"
+FOREIGN_KEY = "schl\xfcssel \u2013 1"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -36,7 +38,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(store: Path) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(MODELS, API_KEYS=hash_key(KEY), STORE=str(store.parent))
+    keys = f"{hash_key(KEY)},{sha256(FOREIGN_KEY.encode()).hexdigest()}"
+    process = ServiceProcess(MODELS, API_KEYS=keys, STORE=str(store.parent))
     yield process
     process.kill()
 
@@ -63,6 +66,7 @@ def answer(service: ServiceProcess, scan: Path) -> dict[str, Any]:
 def test_models_of_the_service_are_listed(service: ServiceProcess) -> None:
     assert "phantom" in Service(f"{service.url}/", KEY).models()
     assert "phantom" in Service(service.url.removeprefix("http://"), KEY).models()
+    assert "phantom" in Service(service.url, FOREIGN_KEY).models()
 
 
 def test_landmarks_are_those_of_the_service_and_progress_is_told(

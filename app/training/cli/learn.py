@@ -143,7 +143,7 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
         return
     import httpx
 
-    headers = {"Authorization": f"Bearer {os.environ.get(API_KEY, '')}"}
+    headers = {b"Authorization": f"Bearer {os.environ.get(API_KEY, '')}".encode()}
     path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
         response = httpx.post(path, headers=headers, timeout=RELOAD_S)

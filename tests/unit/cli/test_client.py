@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from blake3 import blake3
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
-from app.api.dependencies import hash_key
 from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
@@ -111,11 +111,12 @@ def test_it_is_said_why_no_service_answers() -> None:
 
 
 def test_a_key_is_sent_as_its_file_holds_it(tmp_path: Path) -> None:
-    service = ServiceProcess(toy_models(tmp_path), API_KEYS=hash_key("secret"))
+    digest = sha256("schl\xfcssel".encode()).hexdigest()
+    service = ServiceProcess(toy_models(tmp_path), API_KEYS=digest)
     try:
-        with Client(service.url, api_key="secret\n") as client:
+        with Client(service.url, api_key="schl\xfcssel\n") as client:
             assert [model.name for model in client.models().models] == [MODEL]
-        with Client(service.url, api_key="schl\xfcssel") as client:
+        with Client(service.url, api_key="\u043a\u043b\u044e\u0447") as client:
             with pytest.raises(ProblemError) as caught:
                 client.models()
             assert caught.value.problem.code == "unauthorized"

@@ -9,7 +9,8 @@ const PASSING = [429, 502, 503]; // statuses of a service that is busy or restar
 let key = "";
 
 export function setKey(value) {
-  key = value;
+  // Headers hold bytes: those of UTF-8, as other clients send them.
+  key = String.fromCharCode(...new TextEncoder().encode(value));
 }
 
 function headers(more = {}) {

@@ -53,7 +53,9 @@ class Service:
         secure = parts.scheme == "https"
         self._kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._address, self._path = address, parts.path
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # In UTF-8: http.client encodes text as Latin-1.
+        token = key.encode().decode("latin-1")
+        self._headers = {"Authorization": f"Bearer {token}"} if key else {}
         self._cancelled = threading.Event()
         self._socket: socket.socket | None = None
 
