@@ -4,6 +4,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -123,6 +124,19 @@ class Client:
             headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
         )
         return self._parse(LandmarksAnswer, response)
+
+    def detect_patiently(self, content: Scan, **options: Any) -> LandmarksAnswer:
+        """Do as ``detect``; of a service that restarts meanwhile, wait until it is ready again.
+
+        The scan is sent twice at most, as it may be what ended the service.
+        """
+        try:
+            return self.detect(content, **options)
+        except (Unreachable, ProblemError) as error:
+            if not _is_passing(error):
+                raise
+        _persist(partial(self._send, "GET", "/readyz"))
+        return self.detect(content, **options)
 
     def submit(
         self,
@@ -323,13 +337,15 @@ def _persist(attempt: Callable[[], T]) -> T:
     for wait_s in RETRY_S:
         try:
             return attempt()
-        except Unreachable:
-            pass
-        except ProblemError as error:
-            if error.problem.status not in PASSING:
+        except (Unreachable, ProblemError) as error:
+            if not _is_passing(error):
                 raise
         time.sleep(wait_s)
     return attempt()
+
+
+def _is_passing(error: Unreachable | ProblemError) -> bool:
+    return isinstance(error, Unreachable) or error.problem.status in PASSING
 
 
 def _read(content: Scan) -> bytes:

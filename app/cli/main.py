@@ -223,12 +223,21 @@ def _finder(
         detector = LocalDetector(read_settings(models_dir=models_dir, device=device), model)
         check(detector.ref)
         return detector.detect
-    from app.cli.client import Client
+    from app.cli.client import Client, Unreachable
 
     client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
+    is_there = False
 
     def find(content: bytes, **selection: int | None) -> LandmarksAnswer:
-        answer = client.detect(content, model=model, **selection)
+        nonlocal is_there
+        # Not of one that has never answered, or is gone: each scan would wait for minutes.
+        detect = client.detect_patiently if is_there else client.detect
+        try:
+            answer = detect(content, model=model, **selection)
+        except Unreachable:
+            is_there = False
+            raise
+        is_there = True
         check(answer.model)
         return answer
 

@@ -3,6 +3,7 @@
 import csv
 import os
 from pathlib import Path
+from threading import Thread
 
 import nibabel as nib
 import numpy as np
@@ -194,6 +195,28 @@ def test_a_service_of_another_model_does_not_resume_a_table(
     assert "--resume: expected answers of other 1.0.0" in result.stderr
     assert table.read_bytes() == before
     assert same.exit_code == 0
+
+
+def test_scans_are_answered_though_the_service_restarts_among_them(
+    models: Path, scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = [ServiceProcess(models)]
+    port = str(services[0].port)
+
+    def restart_before_two(path: Path) -> bytes:
+        if path.stem == "two" and len(services) == 1:
+            services[0].kill()
+            Thread(target=lambda: services.append(ServiceProcess(models, PORT=port))).start()
+        return read_scan(path)
+
+    monkeypatch.setattr("app.cli.batch.read_scan", restart_before_two)
+    try:
+        result = run("detect", scans, "-o", tmp_path / "all.csv", "--url", services[0].url)
+    finally:
+        for service in services:
+            service.kill()
+    assert result.exit_code == 0, result.output
+    assert len(services) == 2
 
 
 def test_a_table_that_names_no_model_is_resumed(models: Path, scans: Path, tmp_path: Path) -> None:
