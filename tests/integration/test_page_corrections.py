@@ -313,6 +313,7 @@ def test_corrections_stay_unsaved_whatever_is_looked_at_or_fails(
         assert page.evaluate(LEAVING) is True
         page.unroute("**/page/landmarks?*")
         download(page, '[data-format="json"]')
+        assert page.is_hidden("#problem")
         assert page.evaluate(LEAVING) is False
 
 

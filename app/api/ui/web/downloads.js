@@ -35,6 +35,7 @@ export function offerDownloads(fileName, edits, onProblem) {
     button.dataset.format = name;
     button.onclick = async () => {
       const { answer, landmarks } = edits;
+      element("problem").hidden = true;
       try {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
         save(await convertAnswer(answer, name), `${stemOf(fileName)}.${suffix}`);
