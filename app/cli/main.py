@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.batch import Tally, detect_all
@@ -313,7 +313,8 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
     settings = read_settings(models_dir=models_dir, device=device)
     registry = Registry(settings.models_dir, partial(load_model, settings=settings))
     registry.load_all()
-    table = Table("model", "version", "landmarks", "status", "description")
+    # Folded, as what is cut off could not be typed.
+    table = Table(Column("model", overflow="fold"), "version", "landmarks", "status", "description")
     for name, model in registry.models.items():
         manifest = model.manifest
         count = str(len(manifest.landmarks))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
+from tests.support.model_folders import make_model_folder
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,16 @@ def test_an_output_that_cannot_be_written_is_a_clear_message(
     assert caught.value.code == 1
     expected = f"cannot read or write {target}: No such file or directory\n"
     assert capsys.readouterr().err == expected
+
+
+def test_models_are_listed_with_their_whole_names_however_narrow_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a-model-of-a-long-name"
+    make_model_folder(tmp_path, name)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "argv", ["landmarkd", "models", "--models-dir", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "".join(line[2:].partition(" ")[0] for line in lines[3:-1]) == name
