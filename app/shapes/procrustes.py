@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from app.errors import BadParameter
 from app.shapes.cohort import Cohort
-from app.shapes.similarity import MIN_LANDMARKS, fit_similarity, mean_shape
+from app.shapes.similarity import MIN_LANDMARKS, drop_collapsed, fit_similarity, mean_shape
 
 MAX_ROUNDS: Final = 500
 CONVERGED: Final = 1e-10
@@ -59,18 +59,19 @@ def analyse_shapes(cohort: Cohort) -> ShapeSpace:
     """Superimpose the specimens (generalised Procrustes analysis) and find principal components.
 
     Raises:
-        BadParameter: Fewer than three specimens share enough landmarks.
+        BadParameter: Fewer than three specimens share enough landmarks that are not in one place.
     """
-    known = np.isfinite(cohort.points).all(axis=2)
+    placed = drop_collapsed(cohort.points)
+    known = np.isfinite(placed).all(axis=2)
     rows = _connected(known)
     if len(rows) < MIN_SPECIMENS:
         raise BadParameter(
             f"expected {MIN_SPECIMENS} specimens with {MIN_LANDMARKS} landmarks in common with the "
-            f"one that has most, got {len(rows)}"
+            f"one that has most, not all in one place, got {len(rows)}"
         )
     columns = np.flatnonzero(known[rows].any(axis=0))
     known = known[rows][:, columns]
-    points = np.where(known[..., None], cohort.points[rows][:, columns], 0.0)
+    points = np.where(known[..., None], placed[rows][:, columns], 0.0)
     shapes, mean, size_mm = _superimpose(points, known)
     # Shapes lie on a sphere; components are straight lines in the plane that touches it.
     flat, pole = shapes.reshape(len(rows), -1), mean.ravel()

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.geometry import Points, PointSet
-from app.shapes.similarity import MIN_LANDMARKS, Similarity, fit_similarity
+from app.shapes.similarity import MIN_LANDMARKS, Similarity, drop_collapsed, fit_similarity
 
 MAX_CANDIDATES: Final = 12
 """Specimens tried as the initial shape; most are right, so the best one is."""
@@ -76,7 +76,7 @@ def estimate_robust_shape(point_sets: Sequence[PointSet]) -> RobustShape | None:
     Returns:
         The shape; None if fewer than four specimens share four landmarks.
     """
-    sets = np.stack(point_sets) if len(point_sets) else np.zeros((0, 0, 3))
+    sets = drop_collapsed(np.stack(point_sets) if len(point_sets) else np.zeros((0, 0, 3)))
     known = np.asarray(np.isfinite(sets).all(axis=2))
     if (known.sum(axis=1) >= MIN_LANDMARKS).sum() < MIN_LANDMARKS:
         return None

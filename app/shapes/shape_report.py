@@ -70,7 +70,7 @@ def _parts(cohort: Cohort, space: ShapeSpace, outliers: Sequence[Outlier] | None
         "counts as lying where the mean shape has it."
     )
     if left_out:
-        text += f" With too few landmarks, and left out: {', '.join(left_out)}."
+        text += f" Too few landmarks, or all in one place, and left out: {', '.join(left_out)}."
     return [
         "<h1>Shapes</h1>",
         f"<p>{escape(text)}</p>",

@@ -87,6 +87,23 @@ def fit_similarity(
     return Similarity(np.asarray(scale), rotation, target_mean - moved)
 
 
+def drop_collapsed(
+    sets: Float64[np.ndarray, "specimens landmarks 3"],
+) -> Float64[np.ndarray, "specimens landmarks 3"]:
+    """Count the points of a set as missing if all are in one place: it has no size and no pose.
+
+    Files of other tools may list points that were never placed, all at 0, 0, 0.
+
+    Args:
+        sets: Points; NaN where one is missing.
+    """
+    known = np.isfinite(sets).all(axis=2, keepdims=True)
+    low = np.where(known, sets, np.inf).min(axis=1, initial=np.inf)
+    high = np.where(known, sets, -np.inf).max(axis=1, initial=-np.inf)
+    spans = (high > low).any(axis=1)
+    return np.where(spans[:, None, None], sets, np.nan)
+
+
 def mean_shape(
     point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]],
 ) -> Float64[np.ndarray, "landmarks 3"]:

@@ -135,6 +135,29 @@ def test_specimens_and_landmarks_that_cannot_be_used_are_left_out() -> None:
         analyse_shapes(Cohort(cohort.specimens[:2], NAMES, points[:2]))
 
 
+def test_a_specimen_whose_points_are_all_in_one_place_is_left_out(tmp_path: Path) -> None:
+    """As files list points that were never placed. The others are compared as without it."""
+    cohort = make_cohort(0.5)
+    cohort.points[4, 3] += 80.0
+    others = np.arange(9) != 2
+    without = Cohort(
+        tuple(np.array(cohort.specimens)[others]), cohort.landmarks, cohort.points[others].copy()
+    )
+    cohort.points[2] = 0.0
+    cohort.points[2, 6:] = np.nan
+    space = write_shape_report(cohort, tmp_path)
+    assert space.specimens == without.specimens
+    assert_allclose(space.scores, analyse_shapes(without).scores)
+    found = find_outliers(cohort)
+    assert found == find_outliers(without)
+    assert found is not None
+    assert [one.specimen for one in found] == ["s4"]
+    assert "left out: s2." in (tmp_path / "report.html").read_text()
+    cohort.points[:] = cohort.points[:, :1]
+    with pytest.raises(BadParameter, match="not all in one place, got 0"):
+        analyse_shapes(cohort)
+
+
 def test_exchanged_and_misplaced_points_are_found_and_reported(tmp_path: Path) -> None:
     cohort = make_cohort(0.3, specimens=14)
     points = cohort.points.copy()
