@@ -6,9 +6,9 @@ standard deviations, the root of the quantile of chi square with three degrees o
 propagate through a measurement to first order, with derivatives by differences, and the manifest's
 ``interval_scale`` corrects the width by what held-out scans have shown.
 
-Lines that are nearly parallel, or a point that is nearly on a line, are an exception: the value is
-then the length of a small vector across, which errors in two directions make longer. Where that
-length may be 0, its interval reaches so far.
+Points that nearly coincide, lines that are nearly parallel, or a point that is nearly on a line,
+are an exception: the value is then the length of a small vector, which errors in several directions
+make longer. Where that length may be 0, its interval reaches so far.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +23,9 @@ REGION95_SIGMAS: Final = 2.7955
 ACROSS95_SIGMAS: Final = 2.4477
 INTERVAL95_SIGMAS: Final = 1.95996
 """95 % regions and intervals in standard deviations, of three dimensions, of two and of one."""
+
+LENGTH95_SIGMAS: Final = {3: REGION95_SIGMAS, 2: ACROSS95_SIGMAS, 1: INTERVAL95_SIGMAS}
+"""The same by the number of dimensions."""
 
 STEP_MM: Final = 1e-3
 """Of the differences that approximate derivatives."""
@@ -140,8 +143,11 @@ def _measure(
         square += sigma**2 * sum(_slope(spec, points, value, rows, axis) ** 2 for axis in range(3))
     sigma = spec.interval_scale * float(np.sqrt(square))
     half_width = INTERVAL95_SIGMAS * sigma
-    for end in ENDS.get(spec.kind, ()) if spec.plane is None else ():
-        if (length := abs(value - end)) <= ACROSS95_SIGMAS * sigma:
+    dimensions, ends = ENDS.get(spec.kind, (1, ()))
+    for end in ends:
+        # A plane leaves one less; where that is one, the interval reaches so far anyway.
+        sigmas = LENGTH95_SIGMAS[dimensions - (spec.plane is not None)]
+        if (length := abs(value - end)) <= sigmas * sigma:
             half_width = max(half_width, length)
     return Measurement(spec, value, half_width)
 
@@ -154,7 +160,7 @@ def _slope(
     Returns:
         The size of the derivative; where it jumps, as at exactly parallel lines, that to one side.
         It is so in both directions across, while next to such lines only one counts: exactly
-        there, the interval is 1.4 times as wide.
+        there, the interval is 1.4 times as wide, and 1.7 times where two points coincide.
     """
     moved = np.zeros_like(points)
     moved[rows, axis] = STEP_MM
@@ -228,12 +234,15 @@ PLANES: Final[Mapping[Literal["sagittal", "coronal", "axial"], list[int]]] = {
 }
 """Axes of the patient, in RAS, onto which points are projected."""
 
-ENDS: Final[Mapping[str, tuple[float, ...]]] = {
-    "angle": (0.0, 180.0),
-    "plane_angle": (0.0,),
-    "line_distance": (0.0,),
+ENDS: Final[Mapping[str, tuple[int, tuple[float, ...]]]] = {
+    "distance": (3, (0.0,)),
+    "ratio": (3, (0.0,)),
+    "angle": (2, (0.0, 180.0)),
+    "plane_angle": (2, (0.0,)),
+    "line_distance": (2, (0.0,)),
 }
-"""Values in space beyond which there are none, as the length of a vector across is 0 there."""
+"""Values beyond which there are none, as the length of a vector is 0 there; before them the
+dimensions of that vector in space."""
 
 FORMULAS: Final[Mapping[str, Callable[[Corners], float]]] = {
     "distance": _distance,

@@ -148,12 +148,17 @@ def test_an_interval_has_a_width_where_lines_are_exactly_parallel(
         spec("angle", ["a", "b", "d", "c"]),
         spec("line_distance", ["d", "a", "c"]),
         spec("plane_angle", ["a", "b", "c", "a", "d", "c"]),
+        spec("distance", ["d", "b"]),
+        spec("distance", ["d", "b"], plane="coronal"),
+        spec("ratio", ["d", "b", "a", "c"]),
     ],
 )
 def test_an_interval_holds_the_true_value_where_lines_are_parallel_and_points_on_them(
     one: MeasurementSpec, aside: float
 ) -> None:
-    x, y = {"angle": (40, 20), "line_distance": (0, 12), "plane_angle": (30, 5)}[one.kind]
+    """Or where points coincide."""
+    places = {"angle": (40, 20), "line_distance": (0, 12), "plane_angle": (30, 5)}
+    x, y = places.get(one.kind, (40, 0))
     points = {
         "a": np.zeros(3), "b": np.array([40.0, 0, 0]), "c": np.array([0.0, 20, 0]),
         "d": np.array([x, y, aside]),
