@@ -142,7 +142,8 @@ class CaseStore:
         """Sum what is counted of each owner's files; reads cases that it has not read yet."""
         usage, known = Counter[str | None](), self._owners
         self._owners = {}
-        for model in self._root.iterdir():
+        # A disk of its own has lost+found, which only root may read.
+        for model in (path for path in self._root.iterdir() if MODEL.fullmatch(path.name)):
             owners = {}
             for file in _files(model / LANDMARKS):
                 stat, read = file.stat(), known.get(file.path)

@@ -172,6 +172,14 @@ def test_what_others_put_there_is_neither_listed_nor_removed(tmp_path: Path) -> 
         keep(store, SECOND)
 
 
+def test_folder_beside_those_of_models_may_be_unreadable(tmp_path: Path) -> None:
+    """As lost+found is where the store is a disk; not even root reads a link to itself."""
+    (tmp_path / "lost+found").symlink_to("lost+found")
+    store = CaseStore(tmp_path, QUOTA)
+    keep(store, FIRST)
+    assert files_of(tmp_path) == paths_of(FIRST)
+
+
 @pytest.mark.parametrize(
     ("model", "case_id"), [("..", FIRST), (MODEL, "../x"), (MODEL, ""), (MODEL, FIRST), ("", FIRST)]
 )
