@@ -1,7 +1,7 @@
 """Landmark files of many specimens -> one array, in which what is missing stays missing."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -106,12 +106,26 @@ def _read_rows(table: str, rows: "csv.DictReader[str]") -> dict[str, dict[str, R
     for row in rows:
         if not any(row[name] for name in ("scan", "label", *axes)):
             continue  # A spreadsheet may end in rows of commas alone.
-        try:
-            point = np.array([float(row[axis] or "nan") for axis in axes])
-        except (TypeError, ValueError):
-            raise BadParameter(f"{table}, line {rows.line_num}: not a number") from None
+        cells = [row[axis] for axis in axes]
+        if (point := _read_point(cells)) is None:
+            raise BadParameter(
+                f"{table}, line {rows.line_num}: expected three finite numbers, or none, got "
+                f"{','.join(cell or '' for cell in cells)}"
+            )
         points = specimens.setdefault(row["scan"], {})
         if row["label"] in points:
             raise BadParameter(f"{table}: {row['scan']} lists {row['label']} twice")
         points[row["label"]] = point
     return specimens
+
+
+def _read_point(cells: Sequence[str | None]) -> RasPoint | None:
+    """Read x, y, z, NaN where all are missing; None if they are neither a point nor missing.
+
+    Spreadsheets may leave out the commas behind the last cell of a row that holds something.
+    """
+    try:
+        point = np.array([float(cell or "nan") for cell in cells])
+    except ValueError:
+        return None
+    return point if np.isfinite(point).all() or np.isnan(point).all() else None

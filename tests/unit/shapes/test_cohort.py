@@ -68,6 +68,18 @@ def test_a_table_may_end_in_rows_of_commas_alone(tmp_path: Path) -> None:
     assert read_cohort(path).specimens == ("a",)
 
 
+@pytest.mark.parametrize("row", ["b,x,1,2", "b,x,1,2,", "b,x,inf,2,3", "b,x,one,2,3"])
+def test_a_row_of_a_table_without_a_whole_point_is_refused(row: str, tmp_path: Path) -> None:
+    """Such as the last one of a file that was copied in part."""
+    path = tmp_path / "all.csv"
+    path.write_text(f"scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\na,y\n{row}")
+    got = ",".join(row.split(",")[2:])
+    with pytest.raises(
+        BadParameter, match=f"all.csv, line 4: expected three finite numbers, or none, got {got}"
+    ):
+        read_cohort(path)
+
+
 @pytest.mark.parametrize(
     "row", ["M\xfcller,x,1,2,3".encode("latin-1"), b"a" * 200_000 + b",x,1,2,3"]
 )
