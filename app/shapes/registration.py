@@ -44,7 +44,8 @@ class Registration:
         residual_mm: Distance of each fitted landmark from its partner, by name, in the moving scan.
         rms_mm: Root mean square of these, weighted as the fit.
         left_out_mm: The same of each landmark in a fit without it: what to expect of other points
-            among these. Infinite where too few are left.
+            among these. Infinite where those left determine no fit: too few, or on a line or, for
+            an affine map, in a plane.
     """
 
     kind: Kind
@@ -98,8 +99,9 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
     if len(names) < MIN_PAIRS[kind]:
         raise BadParameter(f"expected {MIN_PAIRS[kind]} common landmarks, got {len(names)}")
     source, target = (np.array([each[name] for name in names]) for each in (here, there))
-    for points in (source, target):
-        _check_extent(points, kind)
+    if _is_flat(source, kind) or _is_flat(target, kind):
+        what = "in a plane" if kind == "affine" else "on a line"
+        raise BadParameter(f"expected landmarks that do not lie {what}, got {len(names)} that do")
     variances = [one for each in (fixed, moving) if (one := _variance(each, names)) is not None]
     weight = 1 / sum(variances, np.zeros(len(names))) if variances else np.ones(len(names))
     affine = _fit(kind, source, target, weight)
@@ -143,11 +145,10 @@ def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n
     return np.asarray((regions / REGION95_SIGMAS) ** 2)
 
 
-def _check_extent(points: Points, kind: Kind) -> None:
+def _is_flat(points: Points, kind: Kind) -> bool:
+    """Return whether points lie on a line or, for an affine map, in a plane."""
     extent = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
-    axes, what = (3, "in a plane") if kind == "affine" else (2, "on a line")
-    if not extent[axes - 1] > FLAT * extent[0]:
-        raise BadParameter(f"expected landmarks that do not lie {what}, got {len(points)} that do")
+    return not extent[2 if kind == "affine" else 1] > FLAT * extent[0]
 
 
 def _fit(kind: Kind, source: Points, target: Points, weight: Float64[np.ndarray, " n"]) -> Affine:
@@ -174,6 +175,9 @@ def _leave_out(
     errors = []
     for left_out in range(len(source)):
         rest = np.arange(len(source)) != left_out
+        if _is_flat(source[rest], kind) or _is_flat(target[rest], kind):
+            errors.append(np.inf)
+            continue
         affine = _fit(kind, source[rest], target[rest], weight[rest])
         errors.append(_distances(affine, source[~rest], target[~rest])[0])
     return np.array(errors)

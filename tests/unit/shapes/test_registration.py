@@ -157,6 +157,20 @@ def test_missing_landmarks_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "rest"),
+    [("rigid", (1, 0, 0)), ("similarity", (0, 1, 0)), ("affine", (1, 1, 0))],
+)
+def test_nothing_is_expected_of_a_point_without_which_the_others_are_flat(
+    kind: Kind, rest: tuple[float, ...]
+) -> None:
+    """A fit to these is any of many, and depends on where the frame has its origin."""
+    fixed = np.r_[FIXED[:6] * rest, FIXED[6:]]
+    fit = register(named(fixed + 1.0), named(fixed), kind)
+    assert fit.rms_mm == pytest.approx(0.0, abs=1e-9)
+    assert fit.left_out_mm == np.inf
+
+
+@pytest.mark.parametrize(
     ("kind", "points", "message"),
     [
         ("rigid", FIXED[:2], "expected 3 common landmarks, got 2"),
