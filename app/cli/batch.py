@@ -156,7 +156,7 @@ class Tally:
         doubtful: Those of them with low confidence.
         landmarks: All that were looked for.
         failures: A line for each scan that could not be answered.
-        doubts: Warnings about scans in which nothing was found.
+        warnings: The names of the scans that each warning is about.
         interrupted: Whether Ctrl-C left the rest out.
     """
 
@@ -166,14 +166,14 @@ class Tally:
     doubtful: int = 0
     landmarks: int = 0
     failures: list[str] = field(default_factory=list)
-    doubts: set[str] = field(default_factory=set)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
     interrupted: bool = False
 
-    def add(self, answer: LandmarksAnswer) -> str:
-        """Count an answer; returns in short what was found."""
+    def add(self, name: str, answer: LandmarksAnswer) -> str:
+        """Count the answer to a scan of a name; returns in short what was found."""
         found = sum(landmark.ijk is not None for landmark in answer.landmarks)
-        if not found:
-            self.doubts.update(answer.warnings)
+        for warning in answer.warnings:
+            self.warnings.setdefault(warning, []).append(name)
         self.scans += 1
         self.found += found
         self.landmarks += len(answer.landmarks)
@@ -235,7 +235,7 @@ def detect_all(
                 try:
                     answer = find(_read(path))
                     sink.write(path, answer)
-                    last = tally.add(answer)
+                    last = tally.add(name, answer)
                 except LandmarkdError as error:
                     tally.failures.append(f"{name}: {error}")
                     last = "failed"

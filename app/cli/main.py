@@ -190,11 +190,16 @@ def _find_scans(paths: list[Path]) -> list[Path]:
 
 
 def _conclude(tally: Tally, target: str) -> None:
-    """Say what came of all scans, if their answers went to a folder or table; exit accordingly."""
+    """Say what came of all scans, if their answers went to a folder or table; exit accordingly.
+
+    Warnings are said in any case, as most formats do not hold them: once each, since all scans of a
+    folder may share one.
+    """
     for failure in tally.failures:
         print_error(failure)
-    for doubt in sorted(tally.doubts):
-        print_warning(doubt)
+    for warning, names in tally.warnings.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print_warning(f"{names[0]}{others}: {warning}")
     if target:
         console.print(f"{tally.summary()} -> {target}", markup=False, highlight=False)
     if tally.interrupted:

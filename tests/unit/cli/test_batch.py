@@ -98,6 +98,29 @@ def test_a_scan_without_any_landmark_asks_whether_the_model_is_right(
     assert result.stderr.count(question) == 1
 
 
+def test_warnings_about_scans_are_said_whatever_the_format_holds(
+    models: Path, scans: Path, tmp_path: Path
+) -> None:
+    """3D Slicer would show the second scan elsewhere than its landmarks."""
+    image = nib.Nifti1Image.from_bytes((scans / "two.nii").read_bytes())
+    turned = image.affine @ np.diag([-1.0, -1.0, 1.0, 1.0])
+    image.set_sform(image.affine, code=1)
+    image.set_qform(turned, code=1)
+    (scans / "two.nii").write_bytes(image.to_bytes())
+    for name in ("one", "three"):
+        content = bytearray((scans / f"{name}.nii").read_bytes())
+        content[123] = 0  # xyzt_units
+        (scans / f"{name}.nii").write_bytes(content)
+    options = ("--models-dir", models)
+    result = run("detect", scans / "two.nii", "-o", tmp_path / "two.mrk.json", *options)
+    assert result.exit_code == 0, result.output
+    assert "two.nii: the qform disagrees with the sform" in result.stderr
+    result = run("detect", scans, "-o", tmp_path / "all.csv", *options)
+    assert "one.nii and 1 more: the file does not name its unit of length" in result.stderr
+    assert result.stderr.count("the file does not name its unit of length") == 1
+    assert "two.nii: the qform disagrees with the sform" in result.stderr
+
+
 def test_a_table_is_resumed_where_it_was_cut_off(models: Path, scans: Path, tmp_path: Path) -> None:
     """The last scan is done again: nobody knows whether its rows are complete."""
     table = tmp_path / "all.csv"
