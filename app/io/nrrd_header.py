@@ -71,6 +71,10 @@ ENCODINGS: Final = frozenset(("raw", "gzip", "gz"))
 
 OTHER_ENCODINGS: Final = frozenset(("bzip2", "bz2", "txt", "text", "ascii", "hex"))
 
+DETACHED: Final = re.compile(r"data ?file\s*:(?!=)", re.IGNORECASE)
+"""Start of the field that names another file for the voxels; ITK and 3D Slicer end the header with
+it, without an empty line."""
+
 MAX_INTERLEAVED: Final = 1 << 16
 """Frames whose voxels alternate: a piece of all of them is in memory at a time."""
 
@@ -121,7 +125,12 @@ def read_nrrd_header(stream: FileStream) -> Header:
 
 def _read_fields(stream: FileStream) -> dict[str, str]:
     """Read the fields by name, in lower case; not the key/value pairs."""
-    lines = read_lines(stream, lambda line: not line)
+    lines = read_lines(stream, lambda line: not line or bool(DETACHED.match(line)))
+    if lines[-1]:
+        raise NotAVolume(
+            "expected an NRRD file that holds its voxels, got a header of voxels in another file; "
+            "send a single .nrrd file"
+        )
     fields: dict[str, str] = {}
     for line in lines[1:-1]:
         # What comes first decides, as in teem: keys may hold colons, and a field's text ":=".
@@ -132,11 +141,6 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
         if not separator or name in fields:
             raise BrokenVolume("expected fields, each once, in an NRRD header, got something else")
         fields[name] = value.strip()
-    if {"data file", "datafile"} & fields.keys():
-        raise NotAVolume(
-            "expected an NRRD file that holds its voxels, got a header of voxels in another file; "
-            "send a single .nrrd file"
-        )
     missing = {"type", "dimension", "sizes", "encoding"} - fields.keys()
     if missing:
         raise BrokenVolume(

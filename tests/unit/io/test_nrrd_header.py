@@ -182,6 +182,14 @@ def test_header_that_places_no_scan_in_space_is_refused(
     assert "DOE" not in str(caught.value)
 
 
+def test_header_of_another_file_is_told_though_no_empty_line_ends_it() -> None:
+    """As ITK and 3D Slicer write .nhdr files, where teem writes an empty line, too."""
+    head, _ = as_nrrd().split(b"\n\n", 1)
+    with pytest.raises(NotAVolume, match="in another file"):
+        read_volume(head + b"\ndata file: DOE.raw\n")
+    assert read_volume(as_nrrd().replace(b"\n\n", b"\ndata file:=DOE.raw\n\n", 1)).warnings == ()
+
+
 @pytest.mark.parametrize("header", [b"# x\n" * 20_000, b"x" * 70_000 + b"\n"])
 def test_header_without_an_end_is_refused(header: bytes) -> None:
     with pytest.raises(BrokenVolume, match=r"at most 65,536 bytes, got a longer one"):
