@@ -1,5 +1,6 @@
 """Scans -> files of answers: one for each scan, or one table of all; a run can be resumed."""
 
+import codecs
 import csv
 import io
 from abc import ABC, abstractmethod
@@ -103,13 +104,9 @@ class LongTable(Sink):
         self._target = target
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
-        text = target.read_text("utf-8") if resume and target.exists() else ""
-        rows = [row for row in csv.reader(io.StringIO(text)) if row]
-        if rows and rows[0][:2] != ["scan", "label"]:
-            raise BadParameter(f"--resume: expected a table of all scans, got another in {target}")
+        rows, whole = _read_table(target) if resume and target.exists() else ([], True)
         if rows and rows[0][-2:] != MODEL_COLUMNS:
             rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
-        whole = text.endswith("\n")
         # The last line may be cut off within the name of its model.
         named = rows[1:] if whole else rows[1:-1]
         self._models = {(row[-2], row[-1]) for row in named} - {("", "")}
@@ -143,6 +140,33 @@ class LongTable(Sink):
         csv.writer(text, lineterminator="\n").writerows(lines)
         with self._target.open(mode, encoding="utf-8", newline="") as file:
             file.write(text.getvalue())  # In one piece, so that hardly anything is ever cut off.
+
+
+def _read_table(path: Path) -> tuple[list[list[str]], bool]:
+    """Read the rows of a table of all scans, and whether the last one is whole.
+
+    Raises:
+        BadParameter: It is something else, or was not saved as it was written.
+    """
+    # A table may be cut off within a character, and spreadsheets put a mark before the first one.
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        text = decoder.decode(path.read_bytes())
+    except UnicodeDecodeError as error:
+        raise BadParameter(
+            f"--resume: expected a table in UTF-8, got another encoding in {path}; was it saved by "
+            "a spreadsheet?"
+        ) from error
+    rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
+    if rows and rows[0][:2] != ["scan", "label"]:
+        raise BadParameter(f"--resume: expected a table of all scans, got another in {path}")
+    whole = text.endswith("\n")
+    for row in rows if whole else rows[:-1]:
+        if len(row) != len(rows[0]):
+            raise BadParameter(
+                f"--resume: expected {len(rows[0])} columns in each row of {path}, got {len(row)}"
+            )
+    return rows, whole
 
 
 @dataclass

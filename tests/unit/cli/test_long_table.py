@@ -1,0 +1,59 @@
+"""One table of all scans, as it was left by a run that ended, or by a spreadsheet."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.cli.batch import LongTable
+from app.errors import BadParameter
+from tests.support.answers import make_answer
+
+NAMES = {Path("one.nii"): "one", Path("ä.nii"): "ä"}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "all.csv"
+    resume(path)
+    return path
+
+
+def resume(table: Path) -> None:
+    sink = LongTable(table, NAMES, resume=True)
+    for path in NAMES:
+        if not sink.has(path):
+            sink.write(path, make_answer(["a", "b"], np.eye(3)[:2]))
+
+
+def test_a_table_that_was_cut_off_within_a_letter_is_resumed(table: Path) -> None:
+    whole = table.read_bytes()
+    table.write_bytes(whole[: whole.index("ä".encode()) + 1])
+    resume(table)
+    assert table.read_bytes() == whole
+
+
+@pytest.mark.parametrize("lines", [2, 3, 100])
+def test_a_table_that_a_spreadsheet_saved_is_resumed(table: Path, lines: int) -> None:
+    whole = table.read_text(encoding="utf-8")
+    some = "".join(whole.splitlines(keepends=True)[:lines])
+    table.write_text(some, encoding="utf-8-sig", newline="\r\n")
+    resume(table)
+    assert table.read_text(encoding="utf-8-sig") == whole
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_table_in_another_encoding_is_refused_and_kept(table: Path, encoding: str) -> None:
+    content = table.read_text(encoding="utf-8").encode(encoding)
+    table.write_bytes(content)
+    with pytest.raises(BadParameter, match="expected a table in UTF-8"):
+        resume(table)
+    assert table.read_bytes() == content
+
+
+def test_a_table_with_a_row_of_another_length_is_refused_and_kept(table: Path) -> None:
+    content = table.read_bytes() + b"x\n"
+    table.write_bytes(content)
+    with pytest.raises(BadParameter, match=r"columns in each row of .*, got 1"):
+        resume(table)
+    assert table.read_bytes() == content
