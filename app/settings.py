@@ -40,11 +40,6 @@ def _split(value: object) -> object:
     return value
 
 
-def _unset_if_empty(value: object) -> object:
-    """Read an empty variable as none, as an empty path would be the current folder."""
-    return value or None
-
-
 def _find_models() -> Path:
     """Return the folder ``models`` here; if there is none, that of the checkout installed."""
     here, checkout = Path("models"), Path(__file__).resolve().parents[1]
@@ -79,9 +74,14 @@ KeyHashes = Annotated[tuple[NamedKeyHash, ...], NoDecode, BeforeValidator(_split
 class Settings(BaseSettings):
     """All settings of the service; see each field's description."""
 
-    # Errors hide their input: a key set in plain text by mistake must not reach a log.
+    # Errors hide their input: a key set in plain text by mistake must not reach a log. An empty
+    # variable is unset: an empty address would be every one, an empty path the current folder.
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -184,7 +184,7 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds allowed for finishing accepted requests at shutdown.",
     )
-    jobs: Annotated[Path | None, BeforeValidator(_unset_if_empty)] = Field(
+    jobs: Path | None = Field(
         None,
         description="Folder in which jobs are kept, with their scans until these are answered, for "
         "this process alone. Unset: no jobs.",
@@ -220,7 +220,7 @@ class Settings(BaseSettings):
         description="SHA-256 hash (hex) of the key that may reload models. Unset: reloading is "
         "disabled.",
     )
-    store: Annotated[Path | None, BeforeValidator(_unset_if_empty)] = Field(
+    store: Path | None = Field(
         None,
         description="Folder in which corrected cases are kept if a client asks for that: scans as "
         "they were uploaded, with their landmarks. Unset: nothing is kept.",
@@ -276,11 +276,13 @@ def url_host(host: str) -> str:
 def read_settings(**given: object) -> Settings:
     """Read the settings from the environment; options that were given take precedence.
 
+    Options that are None or empty are not given.
+
     Raises:
         StartupError: A setting cannot be used.
     """
     try:
-        return Settings.model_validate({k: v for k, v in given.items() if v is not None})
+        return Settings.model_validate({k: v for k, v in given.items() if v not in (None, "")})
     except ValidationError as error:
         lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise StartupError("; ".join(lines).replace("Value error, ", "")) from None

@@ -13,8 +13,8 @@ PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 INTRODUCTION: Final = """\
 # Settings
 
-The service is configured by environment variables. A value out of bounds stops it at startup; an
-unknown variable that starts with `{prefix}` is logged as a warning.
+The service is configured by environment variables. A value out of bounds stops it at startup, an
+empty one is as none, and an unknown variable that starts with `{prefix}` is logged as a warning.
 
 ```sh
 {prefix}PORT=9000 {prefix}DEVICE=cpu {prefix}MAX_BODY_BYTES=64MiB landmarkd serve

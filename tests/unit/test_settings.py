@@ -113,6 +113,17 @@ def test_empty_variable_is_no_folder_to_store_in(monkeypatch: pytest.MonkeyPatch
     assert Settings().store is None
 
 
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_empty_variable_is_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = Settings()
+    monkeypatch.setenv(PREFIX + name.upper(), "")
+    assert Settings() == default
+
+
+def test_empty_option_is_not_given() -> None:
+    assert read_settings(host="", port=0) == Settings(port=0)
+
+
 def test_key_may_have_a_name() -> None:
     keys = (f"anna:{HASH.upper()}", HASH)
     assert Settings(api_keys=keys).api_keys == (f"anna:{HASH}", HASH)
