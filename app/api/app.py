@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Final, TypeVar
 
 from fastapi import FastAPI
 
@@ -45,6 +45,8 @@ ROUTERS: Final = (
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) -> FastAPI:
     """Build the application.
@@ -63,7 +65,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = Engine(settings, metrics, on_fatal)
+        engine = _make(partial(Engine, settings, metrics, on_fatal))
         async with _jobs_of(settings, engine, metrics, on_fatal) as jobs:
             start = _run(partial(_start, engine), "the engine cannot start", on_fatal)
             app.state.starting = asyncio.create_task(start)
@@ -98,6 +100,15 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     return app
 
 
+def _make(make: Callable[[], T]) -> T:
+    """Make a part of the service. Why it cannot start is logged here, as its traceback is not."""
+    try:
+        return make()
+    except StartupError as error:
+        logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
+        raise
+
+
 @asynccontextmanager
 async def _jobs_of(
     settings: Settings, engine: Engine, metrics: Metrics, on_fatal: Callable[[], None]
@@ -106,17 +117,14 @@ async def _jobs_of(
     if settings.jobs is None:
         yield None
         return
-    try:
-        folder = await asyncio.to_thread(
-            JobFolder,
-            settings.jobs,
-            max_bytes=settings.jobs_max_bytes,
-            ttl_s=settings.jobs_ttl_s,
-            max_share=CLIENT_SHARE,
-        )
-    except StartupError as error:
-        logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
-        raise
+    make_folder = partial(
+        JobFolder,
+        settings.jobs,
+        max_bytes=settings.jobs_max_bytes,
+        ttl_s=settings.jobs_ttl_s,
+        max_share=CLIENT_SHARE,
+    )
+    folder = await asyncio.to_thread(_make, make_folder)
     runner = JobRunner(folder, engine, metrics, describe_problem)
     running = asyncio.create_task(_run(runner.run, "jobs cannot be run", on_fatal))
     try:

@@ -280,3 +280,31 @@ def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
     (failure,) = [line for line in lines if line["level"] == "error"]
     assert "expected a folder of models, 'nowhere' is none" in failure["reason"]
     assert str(tmp_path) not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cuda:99", "expected a CUDA device cuda:99, got a machine with"),
+        ("cpu,cpu", "expected every device once, got cpu, cpu"),
+    ],
+)
+def test_start_without_the_device_says_which_is_missing(
+    models: Path, device: str, reason: str
+) -> None:
+    environment = {
+        "LANDMARKD_MODELS_DIR": str(models), "LANDMARKD_DEVICE": device, "LANDMARKD_PORT": "0",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    (said,) = [line["reason"] for line in lines if line["message"] == "cannot start"]
+    assert said.startswith(reason)
+    assert "Traceback" not in done.stderr
