@@ -63,15 +63,20 @@ def scan_models(root: Path) -> list[Path]:
     Those whose names start with ``_`` or a dot are skipped.
 
     Raises:
-        StartupError: The root is not a folder.
+        StartupError: The root is not a folder, or cannot be read.
     """
-    if not root.is_dir():
+    try:
+        if not root.is_dir():
+            raise StartupError(
+                f"expected a folder of models, {root.name!r} is none; name one with --models-dir "
+                "or LANDMARKD_MODELS_DIR (the package installs none; those of the project are in "
+                "models/ of its source)"
+            )
+        folders = [path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_."]
+    except OSError as error:
         raise StartupError(
-            f"expected a folder of models, {root.name!r} is none; name one with --models-dir or "
-            "LANDMARKD_MODELS_DIR (the package installs none; those of the project are in models/ "
-            "of its source)"
-        )
-    folders = (path for path in root.iterdir() if path.is_dir() and path.name[0] not in "_.")
+            f"expected a folder of models to read, got {root.name!r}: {error.strerror}"
+        ) from error
     return sorted(path for path in folders if _has_manifest(path))
 
 
@@ -199,7 +204,7 @@ class Registry:
         """Load every folder; one that is refused is noted and stops no other.
 
         Raises:
-            StartupError: The root is not a folder.
+            StartupError: As ``scan_models``.
         """
         for folder in scan_models(self._root):
             with suppress(ModelRefused):

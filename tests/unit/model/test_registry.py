@@ -69,6 +69,22 @@ def test_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         scan_models(tmp_path / "nowhere")
 
 
+def test_root_that_no_system_opens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="expected a folder of models"):
+        scan_models(tmp_path / ("long" * 100))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_root_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir(mode=0)
+    with pytest.raises(StartupError) as refusal:
+        scan_models(root)
+    assert str(refusal.value) == (
+        "expected a folder of models to read, got 'models': Permission denied"
+    )
+
+
 def test_model_is_loaded_with_its_card_and_shape(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, shape=SHAPE)
     (folder / "README.md").write_text("# A toy\n")
