@@ -2,15 +2,16 @@
 
 Compiled code is cached in ``NUMBA_CACHE_DIR`` if that is set, else beside the sources or, where
 they cannot be written, in the user's cache, so that only the first start on a machine takes the
-seconds to compile. Where nothing can be written, every start does.
+seconds to compile. Where nothing can be written, or the disk is full, every start does.
 """
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numba
 import torch
@@ -43,12 +44,22 @@ _config["CACHE_DIR"] = str(cache_folder(_config["CACHE_DIR"]))
 
 def numba_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function for the types of its arguments at the first call; it releases the GIL."""
-    compiled: Callable[..., Any]
-    try:
-        compiled = numba.njit(function, cache=True, nogil=True, error_model="numpy")
-    except RuntimeError:  # Numba finds no folder to cache in.
-        compiled = numba.njit(function, nogil=True, error_model="numpy")
-    return compiled
+    compiled: Any = numba.njit(function, nogil=True, error_model="numpy")
+    with suppress(RuntimeError):  # Numba finds no folder to cache in.
+        compiled.enable_caching()
+        cache = vars(compiled)["_cache"]
+        cache.save_overload = _if_possible(cache.save_overload)
+    return cast("Callable[..., Any]", compiled)
+
+
+def _if_possible(save: Callable[..., None]) -> Callable[..., None]:
+    """Save what has been compiled, which runs without its file, too, as where a disk is full."""
+
+    def save_overload(*compiled: object) -> None:
+        with suppress(OSError):
+            save(*compiled)
+
+    return save_overload
 
 
 def has_triton(device: torch.device) -> bool:

@@ -1,5 +1,8 @@
 """Compiling by Numba, and its cache."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -41,3 +44,30 @@ def test_all_modules_with_loops_are_looked_at() -> None:
 def test_loops_can_be_compiled_ahead() -> None:
     """What installing runs."""
     compile_loops()
+
+
+def test_loops_run_where_the_disk_is_full(tmp_path: Path) -> None:
+    """As where a quota is used up: files can be made, but not filled."""
+    (tmp_path / "loops.py").write_text(
+        "from app.compute.jit import numba_jit\n@numba_jit\ndef add(a, b):\n    return a + b\n"
+    )
+    done = python(
+        "import resource\n"
+        "from loops import add\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "print(add(1, 2))",
+        NUMBA_CACHE_DIR=str(tmp_path / "cache"),
+        PYTHONPATH=os.pathsep.join([str(APP.parent), str(tmp_path)]),
+    )
+    assert done.stdout == "3\n", done.stderr
+    assert not list(tmp_path.glob("cache/**/*.nbi"))
+
+
+def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
