@@ -34,7 +34,10 @@ def cache_folder(parent: str) -> Path:
     for folder in LOOPS:
         for source in sorted((APP / folder).glob("*.py")):
             digest.update(source.read_bytes())
-    beside = APP if os.access(APP, os.W_OK) else Path.home() / ".cache" / "landmarkd"
+    beside = APP
+    if not os.access(APP, os.W_OK):
+        with suppress(RuntimeError):  # A user whom the machine does not know has no home.
+            beside = Path.home() / ".cache" / "landmarkd"
     return Path(parent or beside / "__pycache__") / f"loops-{digest.hexdigest()[:16]}"
 
 

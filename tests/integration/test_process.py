@@ -1,6 +1,7 @@
 """The service as a process: real sockets, real signals, exit codes."""
 
 import json
+import os
 import shutil
 import socket
 import struct
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from app.io.schemas import LandmarksAnswer, Problem
+from tests.support.documents import ROOT
 from tests.support.services import RAW, SERVE, FreshService, ServiceProcess, toy_models, toy_scan
 
 URL = "/v1/landmarks"
@@ -308,3 +310,24 @@ def test_start_without_the_device_says_which_is_missing(
     (said,) = [line["reason"] for line in lines if line["message"] == "cannot start"]
     assert said.startswith(reason)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_model_is_fine_for_a_user_whom_the_machine_does_not_know() -> None:
+    """As in a container that is run with --user: no name, and no home."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            # Files are read as root, because nobody else may read Python in root's own folder.
+            "import os; os.setreuid(54321, 0); from app.cli.main import main; main()",
+            "check",
+            ROOT / "models" / "phantom",
+        ],
+        cwd=ROOT,
+        env={"NUMBA_CACHE_DIR": str(ROOT / "app" / "__pycache__")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

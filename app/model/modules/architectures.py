@@ -1,7 +1,9 @@
 """An allow-listed architecture, with its arguments -> nn.Module."""
 
+import getpass
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -110,6 +112,7 @@ def find_architecture(name: str, architecture: str) -> type[nn.Module]:
         raise ModelRefused(
             f"{key}: expected a module of {' or '.join(ARCHITECTURES)}, got {module_name}"
         )
+    _name_user()
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except ImportError as error:
@@ -122,6 +125,14 @@ def find_architecture(name: str, architecture: str) -> type[nn.Module]:
     ):
         raise ModelRefused(f"{key}: expected a network of {module_name}, got {class_name}")
     return found
+
+
+def _name_user() -> None:
+    """Name a user whom the machine does not know, as in a container: MONAI asks on import."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        os.environ["LOGNAME"] = str(os.getuid())
 
 
 def _allowed(module_name: str) -> bool:
