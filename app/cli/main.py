@@ -70,6 +70,12 @@ def main() -> None:
         fail(f"{error.title}: {error}")
     except OSError as error:
         fail(describe_fault(error))
+    except ModuleNotFoundError as error:
+        # Where only the client is installed, as docs/python.md says, most commands lack something.
+        fail(
+            f"Cannot start: this command needs {error.name}, which is not installed; install "
+            "landmarkd with all that it depends on, or let a service detect: landmarkd detect --url"
+        )
 
 
 @app.callback(invoke_without_command=True)

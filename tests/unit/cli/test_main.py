@@ -385,3 +385,13 @@ def test_setting_out_of_bounds_is_a_clear_message(models: Path) -> None:
     assert process.returncode == 1
     assert "port" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_command_without_pytorch_says_what_is_missing() -> None:
+    """As where only the client is installed."""
+    program = "import sys; sys.modules['torch'] = None; from app.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "models"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Cannot start: this command needs torch, which is not installed")
