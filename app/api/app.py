@@ -26,7 +26,7 @@ from app.api.ui.page import page_router
 from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
-from app.errors import StartupError
+from app.errors import BadParameter, StartupError, UnknownModel
 from app.jobs import JobFolder, JobRunner
 from app.settings import Settings
 
@@ -153,3 +153,9 @@ async def _start(engine: Engine) -> None:
     await engine.start()
     state = engine.readiness()
     logger.info("started", extra={"ready": state.ready, "reason": state.reason})
+    try:
+        engine.registry.get()
+    except UnknownModel as error:
+        logger.warning("no default model", extra={"reason": str(error)})
+    except BadParameter:  # There are several, and requests name one of them.
+        pass

@@ -312,6 +312,16 @@ def test_start_without_the_device_says_which_is_missing(
     assert "Traceback" not in done.stderr
 
 
+def test_default_model_that_is_not_loaded_is_logged(models: Path) -> None:
+    """Nobody who sends a scan has asked for it."""
+    service = ServiceProcess(models, DEFAULT_MODEL="nope")
+    try:
+        line = service.wait_for(message="no default model")
+    finally:
+        service.kill()
+    assert "nope" in line["reason"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_model_is_fine_for_a_user_whom_the_machine_does_not_know() -> None:
     """As in a container that is run with --user: no name, and no home."""
