@@ -38,7 +38,7 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
     if not is_dicom(content):
         return None
     entries = count_entries(content)
-    files = [file for file in list_files(content, max_bytes, MAX_ENTRIES) if file.size]
+    files = _list_scans(content, max_bytes, MAX_ENTRIES)
     if any(_is_image(file) for file in files[: MAX_SCANS + 1]):
         return None
     if len(files) > MAX_SCANS or entries > MAX_ENTRIES:
@@ -64,13 +64,17 @@ def extract_scan(
         TooLarge: It is larger than allowed.
         BrokenVolume: The archive is corrupt there.
     """
-    files = list_files(content, len(content) * MAX_INFLATION)
-    file = [file for file in files if file.size][number]
+    file = _list_scans(content, len(content) * MAX_INFLATION)[number]
     if file.size > max_bytes:
         raise TooLarge(f"expected a scan of at most {max_bytes} bytes, got {file.size}")
     stream = file.open(lambda: None)
     while piece := stream.read(CHUNK_BYTES):
         write(piece)
+
+
+def _list_scans(content: Content, max_bytes: int, most: int | None = None) -> list[StoredFile]:
+    """List the files of an archive that hold anything; raises as ``list_files``."""
+    return [file for file in list_files(content, max_bytes, most) if file.size]
 
 
 def _is_image(file: StoredFile) -> bool:
