@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from app.io.schemas import LandmarksAnswer, Problem
+from app.settings import PREFIX
 from tests.support.documents import ROOT
 from tests.support.services import RAW, SERVE, FreshService, ServiceProcess, toy_models, toy_scan
 
@@ -268,17 +270,22 @@ def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup
         service.kill()
 
 
-def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
-    environment = {"LANDMARKD_MODELS_DIR": str(tmp_path / "nowhere"), "LANDMARKD_PORT": "0"}
+def start_in_vain(**settings: str) -> tuple["subprocess.CompletedProcess[str]", list[Any]]:
+    """Run a service that ends by itself; returns what it wrote, too, line by line."""
     done = subprocess.run(
         [sys.executable, "-c", SERVE],
-        env=environment,
+        env={f"{PREFIX}{name}": value for name, value in ({"PORT": "0"} | settings).items()},
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
+    return done, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
+    done, lines = start_in_vain(MODELS_DIR=str(tmp_path / "nowhere"))
     assert done.returncode == 1
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
     (failure,) = [line for line in lines if line["level"] == "error"]
     assert "expected a folder of models, 'nowhere' is none" in failure["reason"]
     assert str(tmp_path) not in done.stderr
@@ -294,19 +301,8 @@ def test_start_without_models_says_what_is_missing(tmp_path: Path) -> None:
 def test_start_without_the_device_says_which_is_missing(
     models: Path, device: str, reason: str
 ) -> None:
-    environment = {
-        "LANDMARKD_MODELS_DIR": str(models), "LANDMARKD_DEVICE": device, "LANDMARKD_PORT": "0",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done, lines = start_in_vain(MODELS_DIR=str(models), DEVICE=device)
     assert done.returncode != 0
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
     (said,) = [line["reason"] for line in lines if line["message"] == "cannot start"]
     assert said.startswith(reason)
     assert "Traceback" not in done.stderr
