@@ -34,8 +34,13 @@ from app.training.calibrate.regions import (
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
-from app.training.data.folds import Folds, check_same_data, content_digests, read_folds
-from app.training.data.split import NO_SUBJECTS, subject_as_known
+from app.training.data.folds import (
+    Folds,
+    check_same_data,
+    content_digests,
+    read_folds,
+    subject_as_known,
+)
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
@@ -139,7 +144,6 @@ def calibrate_model(
         BadParameter: There are too few errors for a region; nothing is written.
     """
     specs, measured = model.manifest.landmarks, runs.whole()
-    subjects = NO_SUBJECTS if folds is None else folds.subjects
     console.print(summarise_errors(measured))
     scale_mm = typical_distance(measured)
     scaled = in_units_of_growth(measured, scale_mm)
@@ -157,12 +161,12 @@ def calibrate_model(
     )
     print_thresholds(model, calibration.thresholds, console)
     print_presence(runs, console)
-    if len({subject_as_known(run.scan, subjects) for run in runs.before}) == 1:
+    if len({subject_as_known(run.scan, folds) for run in runs.before}) == 1:
         console.print("One subject: its thresholds were measured on itself.", style="yellow")
     console.print(calibration.summary())
     if model.manifest.measurements:
         console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")
-    print_shares(leave_one_out(scaled, specs, subjects), console)
+    print_shares(leave_one_out(scaled, specs, folds), console)
     write_calibration(folder, calibration)
 
 
@@ -242,8 +246,7 @@ def describe_coverage(
         scans: The scans that the errors are of.
     """
     coverage = min(region.coverage for region in regions.values())
-    known = NO_SUBJECTS if folds is None else folds.subjects
-    subjects = {subject_as_known(scan, known) for scan in scans}
+    subjects = {subject_as_known(scan, folds) for scan in scans}
     specimens, whose = len(subjects), "scan" if len(subjects) == len(scans) else "subject"
     alike = whose == "subject" or any(region.of != "landmark" for region in regions.values())
     if folds is None:

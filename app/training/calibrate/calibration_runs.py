@@ -13,8 +13,8 @@ from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds
 from app.training.data.check_frames import read_in_frame
+from app.training.data.folds import Folds, subject_as_known
 from app.training.data.specimens import SpecimenFiles
-from app.training.data.split import NO_SUBJECTS, subject_as_known
 from app.training.evaluate.outcomes import Outcome, compare
 from app.training.options import Missing
 
@@ -62,7 +62,7 @@ def run_all(
     specimens: Sequence[SpecimenFiles],
     console: Console,
     missing: Missing = "unknown",
-    subjects: Mapping[str, str] = NO_SUBJECTS,
+    folds: Folds | None = None,
 ) -> CalibrationRuns:
     """Run models over scans, as they are and with the thresholds that follow from the others.
 
@@ -71,7 +71,7 @@ def run_all(
         specimens: The specimens; those without a model are left out.
         console: Shows the progress.
         missing: How a landmark counts that the landmark file does not have.
-        subjects: The subject that each scan shows, where its name does not tell.
+        folds: Know the subject that each scan shows, where its name does not tell.
     """
     specimens = [files for files in specimens if files.name in models]
     before: list[CalibrationRun] = []
@@ -79,7 +79,7 @@ def run_all(
         before += run_scan(models[files.name], files, missing)
     after: list[CalibrationRun] = []
     for files in track(specimens, "Calibrated by the others", console=console):
-        after += run_scan_calibrated(models[files.name], files, before, missing, subjects)
+        after += run_scan_calibrated(models[files.name], files, before, missing, folds)
     return CalibrationRuns(before, after)
 
 
@@ -115,14 +115,14 @@ def run_scan_calibrated(
     files: SpecimenFiles,
     runs: Sequence[CalibrationRun],
     missing: Missing = "unknown",
-    subjects: Mapping[str, str] = NO_SUBJECTS,
+    folds: Folds | None = None,
 ) -> list[CalibrationRun]:
     """Run a model over a scan with the thresholds that follow from scans of other subjects.
 
     If there are none, those of its own decide.
     """
-    subject = subject_as_known(files.name, subjects)
-    others = [run for run in runs if subject_as_known(run.scan, subjects) != subject] or runs
+    subject = subject_as_known(files.name, folds)
+    others = [run for run in runs if subject_as_known(run.scan, folds) != subject] or runs
     chosen = choose_thresholds(model, others)
     values = [None if one is None else one.values for one in chosen]
     return run_scan(with_thresholds(model, values), files, missing)

@@ -31,7 +31,7 @@ import numpy as np
 
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
-from app.training.data.split import NO_SUBJECTS, subject_as_known
+from app.training.data.folds import Folds, subject_as_known
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
@@ -207,7 +207,7 @@ def proven_coverage(specimens: int, folds: int) -> float:
 def leave_one_out(
     outcomes: Sequence[Outcome],
     specs: Sequence[LandmarkSpec],
-    subjects: Mapping[str, str] = NO_SUBJECTS,
+    folds: Folds | None = None,
 ) -> dict[str, float]:
     """Measure which share of each scan's errors lies within the regions of other subjects' scans.
 
@@ -216,8 +216,8 @@ def leave_one_out(
     """
     shares: dict[str, float] = {}
     for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
-        subject = subject_as_known(scan, subjects)
-        others = [one for one in outcomes if subject_as_known(one.scan, subjects) != subject]
+        subject = subject_as_known(scan, folds)
+        others = [one for one in outcomes if subject_as_known(one.scan, folds) != subject]
         regions = calibrate_regions(others, specs)
         if regions is not None:
             shares |= shares_within(mine, regions)

@@ -1,6 +1,5 @@
 """``landmarkd calibrate``: 95 % regions and presence thresholds from held-out scans."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -65,11 +64,9 @@ def calibrate(
         print_warning(describe_unrecorded(model), console)
     loaded = load_model(model, device)
     made, models = None, dict.fromkeys(only or (), loaded)
-    subjects: Mapping[str, str] = {}
     if folds:
         made = finished_folds(model, scans, landmarks)
         models = load_fold_models(model, made, choose_device(device))
-        subjects = made.subjects
-    runs = run_all(models, held_out, console, missing, subjects)
+    runs = run_all(models, held_out, console, missing, made)
     calibrate_model(model, loaded, runs, make_console(), made)
     load_model(model, device)

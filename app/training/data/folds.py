@@ -103,6 +103,12 @@ def make_folds(
     return Folds(seed, members, subjects, content_digests(specimens))
 
 
+def subject_as_known(scan: str, folds: Folds | None) -> str:
+    """Return the subject that a scan shows: as folds know it, or by its name."""
+    known = folds.subjects if folds else {}
+    return known.get(scan) or subject_of(scan)
+
+
 def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
     """Hash each scan with its landmarks, to detect later whether anything has changed."""
     digests = {}

@@ -3,9 +3,8 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from app.errors import BadParameter
@@ -20,9 +19,6 @@ MAX_HELD_OUT: Final = 5
 
 PART: Final = re.compile(r"([-_. ](left|right|l|r))?(-frame\d+)?$", re.IGNORECASE)
 """End of a scan's name that says which side of a subject it shows, and which frame of a file."""
-
-
-NO_SUBJECTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +144,3 @@ def subject_of(name: str, pattern: str | None = None) -> str:
     if found is None:
         raise BadParameter(f"--subject: expected {pattern} in the name of every scan, got {name}")
     return (found[1] if found.re.groups else None) or found[0]
-
-
-def subject_as_known(name: str, subjects: Mapping[str, str]) -> str:
-    """Return the subject that a scan shows: as is known of it, such as of folds, or by its name."""
-    return subjects.get(name) or subject_of(name)

@@ -126,7 +126,8 @@ def test_thresholds_for_a_scan_are_chosen_on_those_of_other_subjects(
     # As folds know it, of whatever --subject has told when they were made.
     runs = [CalibrationRun(name, "whole", (), ()) for name in ("a-1", "a-2", "b")]
     files = SpecimenFiles("a-1", tmp_path, tmp_path)
-    run_scan_calibrated(model, files, runs, "unknown", {"a-1": "a", "a-2": "a", "b": "b"})
+    folds = Folds(1, (), {"a-1": "a", "a-2": "a", "b": "b"}, {})
+    run_scan_calibrated(model, files, runs, "unknown", folds)
     assert used[-1] == {"b"}
 
 

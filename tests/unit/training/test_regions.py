@@ -21,6 +21,7 @@ from app.training.calibrate.regions import (
     shares_within,
     typical_distance,
 )
+from app.training.data.folds import Folds
 from app.training.evaluate.measured import compare_measurements
 from tests.support.outcomes import outcome
 
@@ -198,8 +199,8 @@ def test_no_scan_of_a_subject_that_only_folds_know_judges_another_one_of_it() ->
     errors = [outcome(0.4 * i, scan="a-1", landmark=str(i)) for i in range(20)]
     errors += [outcome(0.4 * i, scan="a-2", landmark=str(i)) for i in range(20)]
     errors += [outcome(0.1 * i, scan="b", landmark=str(i)) for i in range(20)]
-    subjects = {"a-1": "a", "a-2": "a", "b": "b"}
-    shares = leave_one_out(errors, specs(*map(str, range(20))), subjects)
+    folds = Folds(1, (), {"a-1": "a", "a-2": "a", "b": "b"}, {})
+    shares = leave_one_out(errors, specs(*map(str, range(20))), folds)
     assert shares == {"a-1": 0.25, "a-2": 0.25, "b": 1.0}
 
 
