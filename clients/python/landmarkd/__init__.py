@@ -6,6 +6,10 @@ registration and shapes. ``landmarkd.voting`` reads landmarks from a network's o
 
 from importlib.metadata import version
 
+from landmarkd.own_app import import_app
+
+import_app()
+
 from app.cli.client import Client, ProblemError, Unreachable
 from app.errors import LandmarkdError
 from app.io import (
