@@ -21,7 +21,8 @@ from app.io.header import (
     shape_of,
 )
 
-METAIMAGE_MAGIC: Final = (b"ObjectType", b"NDims")
+METAIMAGE_MAGIC: Final = (b"ObjectType", b"NDims", b"Comment =")
+"""MetaIO writes a comment, where there is one, before all else."""
 
 TYPES: Final = {
     "MET_CHAR": "i1",

@@ -274,6 +274,28 @@ def test_chosen_model_stays_when_the_key_is_asked_for_again(
             page.evaluate("document.getElementById('ask-key').hidden = false")
 
 
+def test_key_is_asked_for_when_it_ends_while_another_scan_is_looked_at(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    refusal: dict[str, Any] = {
+        "status": 401,
+        "json": {"code": "unauthorized", "title": "Unauthorized", "detail": "expected another key"},
+    }
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        page.route("**/v1/landmarks?*", lambda route: route.fulfill(**refusal))
+        drop(page, ("b.nii.gz", SCAN), ("c.nii.gz", SCAN))
+        page.click("#before")
+        page.wait_for_selector("#ask-key", state="visible")
+        assert page.is_hidden("#problem")
+        page.unroute("**/v1/landmarks?*")
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector('#scans:not(:has(li:not([data-state="done"])))')
+        assert page.is_hidden("#ask-key")
+
+
 def test_key_that_is_not_ascii_is_taken_as_its_hash_was_made(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -1,13 +1,14 @@
 """StoredFiles -> Series: the images of one scan among all of an upload, then their voxels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from blake3 import blake3
 
-from app.errors import BadGeometry, BadParameter, NotAVolume, TooLarge
+from app.errors import BadGeometry, BadParameter, BrokenVolume, NotAVolume, TooLarge
 from app.io.dicom.archive import StoredFile, count_entries, list_files
 from app.io.dicom.image import Image, Plane, read_image
 from app.io.dicom.pixels import read_frames
@@ -97,19 +98,20 @@ class Series:
         for index, image in self.images.items():
             file, used = self.files[index], list[int]()
             stream = file.open(check_cancelled)
-            for frame, pixels in enumerate(read_frames(stream, image)):
-                at = places.get((index, frame))
-                if at is None:
-                    continue
-                used.append(frame)
-                if scaled:
-                    slope, intercept = self.planes[at].scale
-                    with np.errstate(all="ignore"):  # Overflows are masked afterwards.
-                        np.multiply(pixels, slope, out=voxels[at], casting="unsafe")
-                        voxels[at] += intercept
-                else:
-                    voxels[at] = pixels
-            stream.skip(file.size - stream.position)
+            with _naming(index, self.files):
+                for frame, pixels in enumerate(read_frames(stream, image)):
+                    at = places.get((index, frame))
+                    if at is None:
+                        continue
+                    used.append(frame)
+                    if scaled:
+                        slope, intercept = self.planes[at].scale
+                        with np.errstate(all="ignore"):  # Overflows are masked afterwards.
+                            np.multiply(pixels, slope, out=voxels[at], casting="unsafe")
+                            voxels[at] += intercept
+                    else:
+                        voxels[at] = pixels
+                stream.skip(file.size - stream.position)
             # Of one file, several series may have different frames.
             parts.append(bytes.fromhex(stream.hexdigest()) + np.array(used, "<u4").tobytes())
         return voxels.reshape(-1).view(np.uint8), blake3(b"".join(sorted(parts))).hexdigest()
@@ -191,6 +193,18 @@ def _limit_steps(check_cancelled: Callable[[], None]) -> Callable[[], None]:
     return check
 
 
+@contextmanager
+def _naming(index: int, files: Sequence[StoredFile]) -> Iterator[None]:
+    """Say in an error of one file of several which one it is, by its number from 1."""
+    try:
+        yield
+    except (BrokenVolume, NotAVolume) as error:
+        if len(files) == 1:
+            raise
+        place = f"in file {index + 1:,} of {len(files):,} in the archive"
+        raise type(error)(f"{error}, {place}") from error
+
+
 def _read_images(
     files: Sequence[StoredFile], check_cancelled: Callable[[], None]
 ) -> dict[int, Image]:
@@ -199,7 +213,8 @@ def _read_images(
     count = 0
     for index, file in enumerate(files):
         check_cancelled()
-        image = read_image(file, index, check_cancelled)
+        with _naming(index, files):
+            image = read_image(file, index, check_cancelled)
         if image is not None:
             images[index] = image
             count += max(1, image.frames)

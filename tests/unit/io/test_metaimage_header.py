@@ -48,6 +48,11 @@ def test_digest_does_not_depend_on_how_well_it_is_zipped_outside() -> None:
         read_volume(gzip.compress(as_metaimage(zipped=True)))
 
 
+def test_comment_may_come_first() -> None:
+    volume = read_volume(b"Comment = of a phantom\n" + as_metaimage())
+    assert_array_equal(volume.voxels, counting())
+
+
 @pytest.mark.parametrize("kept", [-1, -4, -20])
 def test_truncated_and_corrupt_zlib_streams_are_refused(kept: int) -> None:
     content = as_metaimage(zipped=True)

@@ -57,7 +57,10 @@ async function work() {
   for (let entry; (entry = queue.next()); ) {
     await detect(entry);
     const { problem } = entry;
-    if (problem?.code === "unauthorized") break;
+    if (problem?.code === "unauthorized") {
+      element("ask-key").hidden = false; // whichever scan one looks at
+      break;
+    }
     if (!problem || !isPassing(problem) || (await getReadiness()).ready) continue;
     queue.fail(problem); // each would wait as long, for nothing
     present(queue.current);

@@ -321,6 +321,9 @@ def test_part_of_a_series_that_cannot_be_placed_is_not_ignored() -> None:
 def test_truncated_file_is_refused(kept: int) -> None:
     with pytest.raises(BrokenVolume, match=r"truncated|bytes of pixels"):
         read_volume(as_dicom()[0][:kept])
+    files = as_dicom()
+    with pytest.raises(BrokenVolume, match=r"truncated.*, in file 3 of 4 in the archive$"):
+        read_volume(zipped([*files[:2], files[2][:kept], files[3]]))
 
 
 def test_archive_without_images_is_refused() -> None:
