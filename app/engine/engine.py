@@ -191,11 +191,11 @@ class Engine:
         self._state = "draining"
         self.admission.open = False
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_once: bool = False) -> None:
         """Refuse new requests, answer the admitted ones (for at most ``drain_s``), and end."""
         self.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_s):
+            async with asyncio.timeout(0 if at_once else self._settings.drain_s):
                 await self.admission.idle.wait()
         await self.devices.stop()
         self._heap_trimmer.stop()

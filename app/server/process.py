@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from types import FrameType
 from typing import Final
 
@@ -77,7 +78,8 @@ class LandmarkdServer(uvicorn.Server):
         self.app = create_app(settings, on_fatal=self._fail)
         self._log = log
         self.failed = False
-        self._draining: asyncio.Task[None] | None = None
+        self._signals = 0
+        self._stopping: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
         class Protocol(HttpProtocol):
@@ -113,28 +115,29 @@ class LandmarkdServer(uvicorn.Server):
                 logger.info("listening", extra=where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, stop at once at the second."""
-        if self._loop is None or self._draining is not None or not self.started:
+        """Drain at the first signal, end that at the second, stop at once at the third."""
+        del frame
+        self._signals += 1
+        if self._loop is None or self._signals > 2 or not self.started:
             self.should_exit = self.force_exit = True
             return
-        del frame
         self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
 
     def _drain(self, name: str) -> None:
-        if self._draining is None:
-            shared: Shared = self.app.state.shared
-            shared.engine.close()
-            for connection in tuple(self.server_state.connections):
-                if isinstance(connection, HttpProtocol):
-                    connection.refuse_body(Draining, "expected the body before the service stops")
-            # After closing the engine, so that the line means that new requests are refused.
-            logger.info("draining", extra={"signal": name})
-            self._draining = asyncio.get_running_loop().create_task(self._drain_engine())
-
-    async def _drain_engine(self) -> None:
         shared: Shared = self.app.state.shared
+        shared.engine.close()
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.refuse_body(Draining, "expected the body before the service stops")
+        # After closing the engine, so that the line means that new requests are refused.
+        logger.info("draining", extra={"signal": name})
+        # Whoever stops a service twice wants no more waiting; the clients that wait are told.
+        stop = shared.engine.stop(at_once=bool(self._stopping))
+        self._stopping.append(asyncio.get_running_loop().create_task(self._exit_after(stop)))
+
+    async def _exit_after(self, stop: Coroutine[None, None, None]) -> None:
         try:
-            await shared.engine.stop()
+            await stop
         finally:
             self.should_exit = True
 

@@ -187,6 +187,21 @@ def test_sigterm_answers_everything_accepted(fresh: Faulty) -> None:
     assert fresh.wait() == 0
 
 
+def test_second_sigterm_tells_all_who_wait_to_try_elsewhere(fresh: Faulty) -> None:
+    events = {"Accept": "text/event-stream"}
+    with fresh.held() as blocker:
+        waiting = [blocker, *(fresh.send(command_scan(seed=seed)) for seed in range(3))]
+        stream = fresh.send(command_scan(seed=4), **events)
+        until(lambda: fresh.metric("requests_in_flight") == 5)
+        fresh.terminate()
+        fresh.wait_for(message="draining")
+        fresh.terminate()
+        answers = [answer.result() for answer in waiting]
+        assert [(one.status_code, code_of(one)) for one in answers] == [(503, "not-ready")] * 4
+        assert stream.result().text.splitlines()[-3] == "event: problem"
+    assert fresh.wait() == 0
+
+
 class StoppedWhileLoading(Faulty):
     """A service that is told to stop as soon as it listens, before its models are loaded."""
 
