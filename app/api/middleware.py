@@ -3,6 +3,7 @@
 It is pure ASGI and does not wrap ``receive``, so that routes notice clients that disconnect.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -16,7 +17,7 @@ from app.api.origin import OriginCheck
 from app.api.problems import TUS_VERSION, problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
-from app.errors import ClientLeft, LandmarkdError
+from app.errors import ClientLeft, Draining, LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
 METHOD_HEADER: Final = "X-HTTP-Method-Override"
@@ -65,8 +66,8 @@ class RequestTracking:
         response = _TrackedResponse(send, record, headers, prefix)
         try:
             await self._answer(inner, receive, response.send)
-        except Exception as error:
-            problem = unexpected_error(error, record.request_id)
+        except (Exception, asyncio.CancelledError) as error:
+            problem = _problem_of(error, record)
             record.status, record.code = problem.status, problem.code
             if response.started:
                 # Too late for a problem: the server closes the connection.
@@ -125,6 +126,13 @@ class _TrackedResponse:
             part = body[start : start + SEND_BYTES]
             await self._send({"type": message["type"], "body": part, "more_body": True})
         await self._send({**message, "body": body[last:]} if last else message)
+
+
+def _problem_of(error: BaseException, record: RequestRecord) -> LandmarkdError:
+    """Say what a client is told of an error that no handler has answered."""
+    if isinstance(error, asyncio.CancelledError):  # By the server, whose time to stop is over.
+        return Draining("expected an answer before the service stopped, got none; try another")
+    return unexpected_error(error, record.request_id)
 
 
 def _method(scope: Scope) -> str:

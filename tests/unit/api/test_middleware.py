@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api.middleware import SEND_BYTES, RequestTracking
 from app.engine import Metrics
+from app.io import Problem
 from tests.support.services import RAW, problem_of, running, scope_of, toy_models, toy_settings
 
 
@@ -64,6 +65,35 @@ def test_large_body_is_sent_in_pieces(size: int) -> None:
     assert all(0 < len(part["body"]) <= SEND_BYTES for part in parts) or size == 0
     more = [part.get("more_body", False) for part in parts]
     assert more == [True] * (len(parts) - 1) + [False]
+
+
+def test_request_that_outlasts_the_stop_of_the_server_is_told_to_go_elsewhere() -> None:
+    """The server cancels what is still in work a few seconds after the engine has stopped."""
+    sent: list[Message] = []
+
+    async def scenario() -> None:
+        begun = asyncio.Event()
+
+        async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        request = RequestTracking(app, Metrics())(scope_of("/"), receive, send)
+        running = asyncio.ensure_future(request)
+        await begun.wait()
+        running.cancel()
+        await running
+
+    asyncio.run(scenario())
+    head, body = sent
+    assert head["status"] == 503
+    assert Problem.model_validate_json(body["body"]).code == "draining"
 
 
 def test_parameter_names_are_quoted_in_short(client: TestClient) -> None:
