@@ -174,6 +174,8 @@ class JobStore:
         """Remove the jobs whose time has passed; gives the seconds until the next one's has."""
         with self.folder.transaction() as db:
             now = time.time()
+            # Where the clock was set back: nobody would be rid of them until that time has come.
+            db.execute("UPDATE job SET finished_s = ?1 WHERE finished_s > ?1", (now,))
             db.execute("DELETE FROM job WHERE finished_s <= ?", (now - self.folder.ttl_s,))
             (first,) = db.execute("SELECT min(finished_s) FROM job").fetchone()
         return None if first is None else max(first + self.folder.ttl_s - now, 0.0)

@@ -170,6 +170,7 @@ class UploadStore:
         """Remove uploads whose time has passed; gives the seconds until the next one's has."""
         with self._folder.transaction() as db:
             now = time.time()
+            db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
             # In one step with the look at them: meanwhile one could become a job.
             late = db.execute(
                 "DELETE FROM job WHERE NOT accepted AND id IN"

@@ -254,6 +254,20 @@ def test_sweep_says_when_the_next_job_is_due(store: JobStore) -> None:
     assert store.sweep() == pytest.approx(DAY_S, abs=60)
 
 
+def test_clock_that_is_set_back_keeps_no_job_longer(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 30 * DAY_S)
+    store.accept(order(), SCAN, None)
+    store.settle(claimed(store), "done", "{}")
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert store.sweep() == pytest.approx(DAY_S)  # When it looks again, at others, too.
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S)
+    assert store.sweep() is None
+    assert store.list_jobs("anna") == []
+
+
 def test_folder_is_one_process_alone(store: JobStore, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"for this process alone, but another uses .*jobs"):
         JobFolder(tmp_path / "jobs", ENOUGH, DAY_S)

@@ -148,6 +148,19 @@ def test_upload_to_which_nothing_is_added_expires(
     assert {path.name for path in (tmp_path / "scans").iterdir()} == {new.id, job.id}
 
 
+def test_clock_that_is_set_back_keeps_no_upload_longer(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 30 * DAY_S)
+    add(store, store.start(order(), len(FILE)), FILE[:10])
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert store.sweep() == pytest.approx(DAY_S)
+    monkeypatch.setattr(time, "time", lambda: now + DAY_S)
+    assert store.sweep() is None
+    assert list((tmp_path / "scans").iterdir()) == []
+
+
 def test_upload_that_becomes_a_job_while_its_time_passes_stays(
     store: UploadStore, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
