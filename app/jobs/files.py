@@ -45,10 +45,17 @@ class ScanFiles:
             write_file(self._folder / job, content)
 
     def append(self, job: str, offset: int, content: Content) -> None:
-        """Write what comes next of a job's file."""
-        with _translate_errors(job), (self._folder / job).open("r+b") as file:
-            file.seek(offset)
-            file.write(content)
+        """Write what comes next of a job's file, all of it or nothing."""
+        path = self._folder / job
+        with _translate_errors(job):
+            try:
+                with path.open("r+b") as file:
+                    file.seek(offset)
+                    file.write(content)
+            except OSError:
+                # Written up to the last byte, the disk would not even take that a job is removed.
+                os.truncate(path, offset)
+                raise
 
     def sync(self, job: str) -> None:
         """Have what was appended to a file survive a power failure."""

@@ -135,10 +135,10 @@ class JobFolder:
             )
 
     def forget(self, job: str) -> None:
-        """Remove a job, or an upload, and its file."""
+        """Remove a job, or an upload; its file goes first, which gives room on a full disk."""
+        self.files.remove(job)
         with self.transaction() as db:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
-        self.files.remove(job)
 
     def abandon(self, job: str) -> None:
         """Remove a job, or an upload, that could not be kept; at the latest with the next change.

@@ -141,8 +141,10 @@ class JobRunner:
 
     async def _sweep(self) -> None:
         """Remove jobs when their time has passed."""
+        # Uploads first: on a full disk their files give room to what else is to be written.
+        stores = self.uploads, self.store
         while True:
-            waits = [await self._insist(one.sweep) for one in (self.store, self.uploads)]
+            waits = await self._insist(lambda: [one.sweep() for one in stores])
             # A job that finishes while this waits has the same time to live, so it is not before.
             wait_s = min((one for one in waits if one is not None), default=self._folder.ttl_s)
             await asyncio.sleep(max(wait_s, RETRY_S))

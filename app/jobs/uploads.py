@@ -170,18 +170,18 @@ class UploadStore:
         """Remove uploads whose time has passed; gives the seconds until the next one's has."""
         with self._folder.transaction() as db:
             now = time.time()
-            db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
             # In one step with the look at them: meanwhile one could become a job.
             late = db.execute(
-                "DELETE FROM job WHERE NOT accepted AND id IN"
-                " (SELECT job FROM upload WHERE touched_s <= ?) RETURNING id",
+                "SELECT id FROM job JOIN upload ON job = id WHERE NOT accepted AND touched_s <= ?",
                 (now - self._folder.ttl_s,),
             ).fetchall()
+            for row in late:
+                self.files.remove(row["id"])  # First, which gives room on a full disk.
+                db.execute("DELETE FROM job WHERE id = ?", (row["id"],))
+            db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
             (first,) = db.execute(
                 "SELECT min(touched_s) FROM upload JOIN job ON id = job WHERE NOT accepted"
             ).fetchone()
-        for row in late:
-            self.files.remove(row["id"])
         return None if first is None else first + self._folder.ttl_s - now
 
 

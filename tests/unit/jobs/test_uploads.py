@@ -1,9 +1,10 @@
 """Uploads: what has arrived of a file is there, whatever comes between, and is charged."""
 
+import resource
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -120,6 +121,41 @@ def test_upload_that_the_disk_does_not_take_holds_no_place(
         upload = store.start(order("bert"), 0)
         assert folder.usage.bytes == UPLOAD_BYTES
         assert [path.name for path in (tmp_path / "scans").iterdir()] == [upload.id]
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """Let the system write parts of what does not fit, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_part_that_the_disk_does_not_take_whole_leaves_nothing(store: UploadStore) -> None:
+    upload = add(store, store.start(order(), len(FILE)), FILE[:50])
+    with no_file_longer_than(100), pytest.raises(NotStored):
+        store.files.append(upload.id, 50, FILE[50:])
+    assert store.look("anna", upload.id).offset == 50
+
+
+def test_upload_that_goes_makes_room_on_a_disk_that_takes_nothing(
+    store: UploadStore, folder: JobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up, late = (add(store, store.start(order(), len(FILE)), FILE) for _ in range(2))
+    written = (tmp_path / "jobs.sqlite-wal").stat().st_size
+    with no_file_longer_than(written), pytest.raises(NotStored):
+        store.discard(given_up)
+    assert [path.name for path in (tmp_path / "scans").iterdir()] == [late.id]
+    later = time.time() + DAY_S
+    monkeypatch.setattr(time, "time", lambda: later)
+    with no_file_longer_than(written), pytest.raises(NotStored):
+        store.sweep()
+    assert list((tmp_path / "scans").iterdir()) == []
+    assert store.sweep() is None
+    assert folder.usage.bytes == 0
 
 
 def test_upload_of_another_is_unknown(store: UploadStore) -> None:
