@@ -41,8 +41,10 @@ class ScanFiles:
 
     def write(self, job: str, content: Content) -> None:
         """Write the file of a job; afterwards it survives a power failure."""
-        with _translate_errors(job):
+        try:
             write_file(self._folder / job, content)
+        except OSError as error:  # Of a new job no file can be missing, but the folder can.
+            raise not_stored() from error
 
     def append(self, job: str, offset: int, content: Content) -> None:
         """Write what comes next of a job's file, all of it or nothing."""

@@ -178,7 +178,7 @@ async def keep_case(
 @cases_router.get(
     "/v1/cases",
     summary="List the cases of a model",
-    responses=problems(401, 404, 422, 429, 501, 503, 504),
+    responses=problems(401, 404, 422, 429, 501, 503, 504, 507),
 )
 async def list_cases(
     shared: SharedDep,
@@ -205,7 +205,7 @@ async def list_cases(
     "/v1/cases/{model}/{id}",
     summary="Delete a case",
     status_code=204,
-    responses=problems(401, 403, 404, 429, 501, 503, 504),
+    responses=problems(401, 403, 404, 429, 501, 503, 504, 507),
 )
 async def delete_case(
     shared: SharedDep,

@@ -76,6 +76,7 @@ class CaseStore:
         self._owners: dict[str, tuple[int, str | None]] = {}
         try:
             root.mkdir(parents=True, exist_ok=True)
+            (root / LOCK).touch()
             with self._locked():
                 self._remove_leftovers()
         except OSError as error:
@@ -88,10 +89,10 @@ class CaseStore:
 
         Raises:
             Forbidden: It would replace another's.
-            NotStored: There is no room for it.
+            NotStored: There is no room for it, or the disk does not take it, or is not there.
         """
         paths = self._paths(case.model.name, case.id)
-        with self._locked():
+        with _translate_errors(), self._locked():
             usage = self._usage()
             usage[_check_owner(paths[1], keeper)] -= sum(map(_size, paths))
             self._check_room(usage, keeper.name, _count(len(scan)) + _count(len(landmarks)))
@@ -99,14 +100,18 @@ class CaseStore:
                 for path, content in zip(paths, (scan, landmarks), strict=True):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_file(path, content)
-            except OSError as error:
+            except OSError:
                 self._remove_leftovers()
-                raise NotStored(
-                    f"expected a disk that takes the case, got: {error.strerror}"
-                ) from error
+                raise
 
     def list(self, model: str, after: str, limit: int) -> tuple[list[CaseAnswer], str | None]:
-        """List cases behind an id, in their order; gives the last one's id if there are more."""
+        """List cases behind an id, in their order; gives the last one's id if there are more.
+
+        Raises:
+            NotStored: The store is not there.
+        """
+        with _translate_errors():
+            (self._root / LOCK).stat()
         folder = self._root / model / LANDMARKS
         names = [file.name for file in _files(folder)] if MODEL.fullmatch(model) else []
         ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
@@ -121,9 +126,10 @@ class CaseStore:
         Raises:
             Forbidden: It is another's.
             UnknownCase: There is none.
+            NotStored: The disk does not let it go, or is not there.
         """
         scan, landmarks = self._paths(model, case_id)
-        with self._locked():
+        with _translate_errors(), self._locked():
             if not landmarks.exists():
                 raise UnknownCase(f"expected a case of {model}, got {case_id!r}, which is none")
             _check_owner(landmarks, keeper)
@@ -179,10 +185,25 @@ class CaseStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other threads and processes; the system unlocks for one that is killed."""
-        with (self._root / LOCK).open("w") as file:
+        """Exclude other threads and processes; the system unlocks for one that is killed.
+
+        The file is not made here. Where a disk is not mounted any more, there is none, and a case
+        would be kept in the folder below, where nobody finds it once the disk is back.
+        """
+        with (self._root / LOCK).open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Say what the disk said."""
+    try:
+        yield
+    except OSError as error:
+        raise NotStored(
+            f"expected a disk that has the store and takes a change, got: {error.strerror}"
+        ) from error
 
 
 def _files(folder: Path) -> Iterator[os.DirEntry[str]]:

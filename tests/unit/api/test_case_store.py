@@ -142,6 +142,27 @@ def test_disk_that_fails_leaves_no_half_of_a_case(tmp_path: Path) -> None:
     assert not list((tmp_path / MODEL / "scans").iterdir())
 
 
+def test_store_that_is_not_mounted_any_more_is_not_another_one(tmp_path: Path) -> None:
+    root, disk = tmp_path / "store", tmp_path / "disk"
+    store = CaseStore(root, QUOTA)
+    keep(store, FIRST)
+    root.rename(disk)
+    root.mkdir()  # Where the disk was mounted.
+    with pytest.raises(NotStored, match="that has the store"):
+        keep(store, SECOND)
+    with pytest.raises(NotStored):
+        store.list(MODEL, "", 10)
+    with pytest.raises(NotStored):
+        store.delete(MODEL, FIRST, ANYBODY)
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    with pytest.raises(NotStored):
+        keep(store, SECOND)
+    disk.rename(root)
+    keep(store, SECOND)
+    assert files_of(root) == paths_of(FIRST) | paths_of(SECOND)
+
+
 def test_cases_are_listed_in_parts(tmp_path: Path) -> None:
     store = CaseStore(tmp_path, QUOTA)
     ids = [f"{number:032x}" for number in range(5)]

@@ -19,6 +19,7 @@ from app.jobs import JobFolder
 from app.jobs.folder import JOB_BYTES, SCAN_BYTES
 from app.jobs.records import Claim
 from app.jobs.store import JobStore
+from app.jobs.uploads import UploadStore
 from tests.support.dicom_files import zipped
 from tests.unit.jobs import DAY_S, ENOUGH, full_disk, opened_databases, order
 
@@ -333,6 +334,14 @@ def test_disk_that_takes_no_file_refuses_the_job(
         store.accept(order(), SCAN, None)
     assert files(tmp_path) == []
     assert store.folder.usage.bytes == 0
+
+
+def test_folder_that_is_gone_takes_no_job(store: JobStore, tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "scans").rmdir()
+    with pytest.raises(NotStored):
+        store.accept(order(), SCAN, None)
+    with pytest.raises(NotStored):
+        UploadStore(store.folder).start(order(), len(SCAN))
 
 
 def test_disk_that_takes_nothing_leaves_no_job_charged(
