@@ -19,13 +19,16 @@ from app.cli.scan_files import read_scan
 from app.cli.terminal import describe_fault
 from app.durable import write_file
 from app.errors import BadParameter, LandmarkdError, NotAVolume
-from app.io import AnswerFormat, LandmarksAnswer, name_in_utf8, write_long
+from app.io import LONG_COLUMNS, AnswerFormat, LandmarksAnswer, name_in_utf8, write_long
 
 Model: TypeAlias = tuple[str, str]
 """Name and version."""
 
 MODEL_COLUMNS: Final = ["model", "version"]
 """The last ones of a table of all scans; tables of older releases lack them."""
+
+OLDER_COLUMNS: Final = ["scan", *LONG_COLUMNS]
+TABLE_COLUMNS: Final = OLDER_COLUMNS + MODEL_COLUMNS
 
 
 class Sink(ABC):
@@ -105,7 +108,7 @@ class LongTable(Sink):
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
         rows, whole = _read_table(target) if resume and target.exists() else ([], True)
-        if rows and rows[0][-2:] != MODEL_COLUMNS:
+        if rows and rows[0] == OLDER_COLUMNS:
             rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
         # The last line may be cut off within the name of its model.
         named = rows[1:] if whole else rows[1:-1]
@@ -129,12 +132,12 @@ class LongTable(Sink):
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Append the rows of a scan."""
-        head, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
+        _, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
         name = self._names[path]
         lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
-            lines = [*(self._kept or [["scan", *head, *MODEL_COLUMNS]]), *lines]
+            lines = [*(self._kept or [TABLE_COLUMNS]), *lines]
             self._kept, mode = None, "w"
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
@@ -158,8 +161,12 @@ def _read_table(path: Path) -> tuple[list[list[str]], bool]:
             "a spreadsheet?"
         ) from error
     rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
-    if rows and rows[0][:2] != ["scan", "label"]:
-        raise BadParameter(f"--resume: expected a table of all scans, got another in {path}")
+    # A column that was added, moved or left out would shift what is appended.
+    if rows and rows[0] not in (TABLE_COLUMNS, OLDER_COLUMNS):
+        raise BadParameter(
+            f"--resume: expected a table of all scans, with the columns {','.join(TABLE_COLUMNS)}; "
+            f"got {','.join(rows[0])[:200]} in {path}"
+        )
     whole = text.endswith("\n")
     for row in rows if whole else rows[:-1]:
         if len(row) != len(rows[0]):

@@ -57,3 +57,21 @@ def test_a_table_with_a_row_of_another_length_is_refused_and_kept(table: Path) -
     with pytest.raises(BadParameter, match=r"columns in each row of .*, got 1"):
         resume(table)
     assert table.read_bytes() == content
+
+
+@pytest.mark.parametrize("change", ["added", "moved", "left out", "added at the end", "cut off"])
+def test_a_table_of_other_columns_is_refused_and_kept(table: Path, change: str) -> None:
+    """As a person leaves it who adds the sex of each: what is appended would be shifted."""
+    rows = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()]
+    changed = {
+        "added": [[*row[:2], "f", *row[2:]] for row in rows],
+        "moved": [[*row[:2], row[3], row[2], *row[4:]] for row in rows],
+        "left out": [row[:12] + row[13:] for row in rows],
+        "added at the end": [[*row, "f"] for row in rows],
+        "cut off": [rows[0][:12]],
+    }[change]
+    content = "\n".join(map(",".join, changed)).encode() + b"\n" * (change != "cut off")
+    table.write_bytes(content)
+    with pytest.raises(BadParameter, match=r"with the columns scan,label,.*,version; got scan,"):
+        resume(table)
+    assert table.read_bytes() == content
