@@ -18,9 +18,11 @@ from app.api.problems import describe_problem
 from app.api.request_log import RequestRecord, record_of
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import Progress
-from app.errors import ClientLeft
+from app.errors import ClientLeft, UnknownFormat
+from app.io import SCAN_FORMATS, Format, negotiate_format
 
 EVENT_STREAM: Final = "text/event-stream"
+EVENTS: Final = Format("events", EVENT_STREAM)
 
 SILENCE_S: Final = 15.0
 """After which a comment is sent: a proxy closes a connection that is silent for 60 s, say."""
@@ -30,9 +32,14 @@ Work = Callable[[Callable[[Progress], None]], Coroutine[Any, Any, bytes]]
 
 
 def wants_events(accept: str | None) -> bool:
-    """Return whether an Accept header names event streams; wildcards do not count."""
-    ranges = (part.partition(";")[0].strip().lower() for part in (accept or "").split(","))
-    return EVENT_STREAM in ranges
+    """Return whether an Accept header prefers event streams; wildcards do not count.
+
+    Clients that are generated from the API's description name all that it may answer, JSON first.
+    """
+    try:
+        return negotiate_format((*SCAN_FORMATS, EVENTS), None, accept) is EVENTS
+    except UnknownFormat:
+        return False
 
 
 class EventStream(Response):

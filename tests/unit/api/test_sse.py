@@ -50,9 +50,15 @@ def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
         ("application/json", False),
         ("text/event-stream", True),
         ("application/json;q=0.5, Text/Event-Stream; q=1", True),
+        ("text/event-stream, application/json", True),
+        ("text/event-stream, */*", True),
+        ("application/json, text/csv, text/event-stream, application/problem+json", False),
+        ("text/event-stream;q=0.5, application/json", False),
+        ("text/event-stream;q=0", False),
+        ("image/png", False),
     ],
 )
-def test_event_stream_is_sent_only_if_accept_names_it(accept: str | None, wants: bool) -> None:
+def test_event_stream_is_sent_only_if_accept_prefers_it(accept: str | None, wants: bool) -> None:
     assert wants_events(accept) is wants
 
 
