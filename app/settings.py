@@ -210,10 +210,10 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Names = Field(
         (),
-        description="Names in `Host`, comma-separated, under which pages of browsers may use a "
-        "service that needs no key, besides its address and `localhost`; `*`: any, and pages of "
-        "other sites. Unset: only those two if the address is a loopback address, or the service "
-        "runs on Ray Serve, else any.",
+        description="Names in `Host`, comma-separated, on any port, under which pages of browsers "
+        "may use a service that needs no key, besides its address and `localhost`; `*`: any, and "
+        "pages of other sites. Unset: only those two if the address is a loopback address, or the "
+        "service runs on Ray Serve, else any.",
     )
     admin_key_hash: KeyHash | None = Field(
         None,

@@ -22,7 +22,7 @@ LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 def make_origin_check(settings: Settings) -> OriginCheck:
     """Make the check of a service's settings: keys, address and allowed hosts."""
-    named = frozenset(host.lower() for host in settings.allowed_hosts)
+    named = frozenset(map(host_name, settings.allowed_hosts))
     public = not (named or is_loopback(settings.host))
     if settings.api_keys or "*" in named or public:
         return lambda _: None
