@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.origin import OriginCheck
-from app.api.problems import TUS_VERSION, problem_response, unexpected_error
+from app.api.problems import METHODS, TUS_VERSION, problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
 from app.errors import ClientLeft, Draining, LandmarkdError
@@ -22,7 +22,6 @@ from app.errors import ClientLeft, Draining, LandmarkdError
 ID_HEADER: Final = "X-Request-ID"
 METHOD_HEADER: Final = "X-HTTP-Method-Override"
 SAFE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 REFUSAL_EXTENSION: Final = "landmarkd.refusal"
 """ASGI extension: the ``LandmarkdError`` for which the server refuses a request; it is answered."""

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from app.api.request_log import record_of
 from app.compute import HOST, describe_out_of_memory, is_out_of_memory
@@ -25,6 +26,8 @@ from app.io import Problem
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:landmarkd:"
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 TUS_VERSION: Final = "1.0.0"
 """Of tus, the protocol of uploads."""
@@ -95,6 +98,8 @@ async def _handle(request: Request, error: Exception) -> Response:
         error = BadParameter("; ".join(_explain(request, item) for item in error.errors()))
     elif isinstance(error, HTTPException):
         headers = error.headers
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"Allow": _allowed_methods(request)}
         error = _http_error(request, error)
     if not isinstance(error, LandmarkdError):
         raise error
@@ -114,9 +119,19 @@ def _http_detail(request: Request, error: HTTPException) -> str:
     if error.detail == HTTPStatus.NOT_FOUND.phrase:  # As the router says it, of any other path.
         return "expected a path that is listed in /docs, with no slash at its end"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        return f"expected {allowed}, got {request.method}"
+        return f"expected {_allowed_methods(request)}; got {request.method}"
     return str(error.detail)
+
+
+def _allowed_methods(request: Request) -> str:
+    """List the methods of a path: it has a route for each, of which the router names the first."""
+
+    def is_allowed(method: str) -> bool:
+        # HEAD is answered as GET, see app.api.middleware.
+        scope = {**request.scope, "method": "GET" if method == "HEAD" else method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return ", ".join(filter(is_allowed, METHODS))
 
 
 def _explain(request: Request, item: Mapping[str, Any]) -> str:

@@ -37,6 +37,23 @@ def test_head_of_what_is_only_posted_is_refused(client: TestClient) -> None:
     assert client.head("/v1/landmarks").status_code == 405
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/landmarks", "POST"),
+        ("/v1/jobs/{job}", "GET, HEAD, DELETE"),
+        ("/v1/uploads/{upload}", "GET, HEAD, PATCH, DELETE"),
+        ("/v1/cases", "GET, HEAD, POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_its_path_has(
+    path: str, methods: str, client: TestClient
+) -> None:
+    response = client.put(path)
+    assert problem_of(response).detail == f"expected {methods}; got PUT"
+    assert (response.status_code, response.headers["allow"]) == (405, methods)
+
+
 @pytest.mark.parametrize("path", ["/livez", "/v1/models", "/metrics", "/nowhere", "/docs"])
 def test_no_browser_may_guess_a_media_type(path: str, client: TestClient) -> None:
     assert client.get(path).headers["x-content-type-options"] == "nosniff"
