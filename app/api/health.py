@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Request, Response
 
 from app.api.dependencies import SharedDep, has_api_key, require_api_key
+from app.api.openapi import problems
 from app.api.request_log import record_of
 from app.engine import METRICS_MEDIA_TYPE
 from app.errors import NotReady
@@ -44,7 +45,7 @@ async def get_readyz(
     summary="Prometheus metrics",
     dependencies=[Depends(require_api_key)],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {}}}, **problems(401)},
 )
 async def get_metrics(shared: SharedDep) -> Response:
     """Return all metrics in the Prometheus text format."""

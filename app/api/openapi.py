@@ -117,12 +117,14 @@ EXAMPLE_ANSWER: Final[dict[str, Any]] = {
     },
 }
 
-_FORMATS: Final[dict[str, Any]] = {
-    form.media_type: {"example": EXAMPLE_ANSWER} if form.name == "json" else {"schema": _BINARY}
-    for form in FORMATS
+_FORMATS: Final[dict[str, Any]] = {form.media_type: {"schema": _BINARY} for form in FORMATS} | {
+    "application/json": {"example": EXAMPLE_ANSWER},
+    "application/vnd.slicer.markups+json": {"schema": {"type": "object"}},
 }
 
-LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS | {
+LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS
+
+EVENTS_CONTENT: Final[dict[str, Any]] = {
     EVENT_STREAM: {
         "schema": {"type": "string"},
         "example": 'event: progress\ndata: {"stage": "tile", "ahead": 0, "tile": 4, "tiles": 9}\n\n'

@@ -249,7 +249,7 @@ class ReadinessAnswer(_WireModel):
 class AliveAnswer(_WireModel):
     """The answer of ``GET /livez``."""
 
-    alive: Literal[True]
+    alive: bool
 
 
 class Problem(_WireModel):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Final, cast
 
 import numpy as np
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from app.api.cases.store import CaseStore, Keeper
 from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
@@ -205,6 +205,7 @@ async def list_cases(
     "/v1/cases/{model}/{id}",
     summary="Delete a case",
     status_code=204,
+    response_class=Response,
     responses=problems(401, 403, 404, 429, 501, 503, 504, 507),
 )
 async def delete_case(

@@ -147,6 +147,7 @@ async def get_result(
     "/v1/jobs/{job}",
     summary="Cancel and remove a job",
     status_code=204,
+    response_class=Response,
     responses=problems(401, 404, 429, 501, 503),
 )
 async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:

@@ -16,7 +16,14 @@ from app.api.dependencies import (
     request_timeout_s,
     timed_response,
 )
-from app.api.openapi import LANDMARKS_CONTENT, REPORT_CONTENT, UPLOAD_BODY, offer, problems
+from app.api.openapi import (
+    EVENTS_CONTENT,
+    LANDMARKS_CONTENT,
+    REPORT_CONTENT,
+    UPLOAD_BODY,
+    offer,
+    problems,
+)
 from app.api.scans.jobs import accept_job
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
@@ -62,7 +69,10 @@ class LandmarksQuery(ScanQuery):
     summary="Find the landmarks of a scan",
     response_model=LandmarksAnswer,
     responses={
-        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT | REPORT_CONTENT},
+        200: {
+            "description": "The landmarks",
+            "content": LANDMARKS_CONTENT | EVENTS_CONTENT | REPORT_CONTENT,
+        },
         202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
         **problems(*SCAN_PROBLEMS, 406),
     },

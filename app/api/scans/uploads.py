@@ -222,7 +222,12 @@ class Reception:
 ReceptionDep = Annotated[Reception, Depends()]
 
 
-@uploads_router.options("/v1/uploads", summary="How can files be uploaded?", status_code=204)
+@uploads_router.options(
+    "/v1/uploads",
+    summary="How can files be uploaded?",
+    status_code=204,
+    responses=problems(401, 412, 501),
+)
 async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     """Tell which version and extensions of tus there are, and how large a file may be."""
     size = str(shared.engine.limits.inflated_bytes)
@@ -234,6 +239,7 @@ async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     "/v1/uploads",
     summary="Begin to upload the file of a job",
     status_code=201,
+    response_class=Response,
     responses=problems(401, 404, 406, 412, 413, 422, 429, 501, 503, 507),
 )
 async def post_upload(
@@ -251,6 +257,7 @@ async def post_upload(
 @uploads_router.get(
     "/v1/uploads/{upload}",
     summary="How much of a file has arrived?",
+    response_class=Response,
     responses=problems(400, 401, 404, 412, 413, 422, 429, 501, 503, 507),
 )
 async def get_upload(upload: str, reception: ReceptionDep) -> Response:

@@ -179,7 +179,8 @@ def test_frames_of_a_file_are_cases_of_their_own(client: TestClient, empty: Path
 def test_cases_are_listed_and_deleted(client: TestClient, empty: Path) -> None:
     case = keep(client, toy_scan(), corrected(client, toy_scan())).json()
     assert client.get(URL, params={"model": MODEL}).json() == {"cases": [case], "next": None}
-    assert client.delete(f"{URL}/{MODEL}/{case['id']}").status_code == 204
+    deleted = client.delete(f"{URL}/{MODEL}/{case['id']}")
+    assert (deleted.status_code, deleted.headers.get("content-type")) == (204, None)
     assert client.get(URL, params={"model": MODEL}).json()["cases"] == []
     assert not list(empty.rglob("*.*z"))
     assert problem_of(client.delete(f"{URL}/{MODEL}/{case['id']}")).code == "unknown-case"

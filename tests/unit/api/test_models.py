@@ -49,6 +49,31 @@ def test_docs_offer_formats_and_the_models_that_are_loaded(client: TestClient) -
     assert f'model="{MODEL}")' in document["info"]["description"]
 
 
+def test_docs_name_what_is_answered_and_no_body_where_there_is_none(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    calls = {
+        (method, path): {
+            status: sorted(response.get("content", ()))
+            for status, response in call["responses"].items()
+        }
+        for path, methods in document["paths"].items()
+        for method, call in methods.items()
+    }
+    bare = {"default": ["application/problem+json"]}
+    assert calls["options", "/v1/uploads"] == bare | {"204": []}
+    assert calls["post", "/v1/uploads"] == bare | {"201": []}
+    assert calls["get", "/v1/uploads/{upload}"] == bare | {"200": []}
+    assert "text/event-stream" in calls["post", URL]["200"]
+    assert "text/event-stream" not in calls["get", "/v1/jobs/{job}/scans/{number}"]["200"]
+    content = document["paths"][URL]["post"]["responses"]["200"]["content"]
+    assert content["application/vnd.slicer.markups+json"]["schema"] == {"type": "object"}
+    # FastAPI's own, which is never answered.
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    # Generators take a constant for an enumeration of texts.
+    alive = document["components"]["schemas"]["AliveAnswer"]["properties"]["alive"]
+    assert (alive["type"], "const" in alive) == ("boolean", False)
+
+
 def test_docs_leave_the_model_open_while_none_is_loaded(tmp_path: Path) -> None:
     with running(toy_settings(tmp_path)) as client:
         (model,) = [
