@@ -1,13 +1,14 @@
 """DICOM: a ZIP archive of one series, or a single file -> its header and its voxels.
 
-archive   the files of an upload, each opened as a stream, inflated within bounds
-elements  the data elements that say what the images of a file are, and where
-image     those elements -> a file's planes in space, and the type of its pixels
-pixels    a file's stored pixels -> voxels, decompressed if need be
-stack     planes of one orientation -> sorted, with their affine
-series    all planes of an upload -> one series, and its voxels
-evidence  what identifies the images of a series
-report    an answer -> a structured report on these images; needs the extra ``dicom``
+archive    the files of an upload, each opened as a stream, inflated within bounds
+elements   the data elements that say what the images of a file are, and where
+image      those elements -> a file's planes in space, and the type of its pixels
+codestream what a compressed image declares, before anything decodes it
+pixels     a file's stored pixels -> voxels, decompressed if need be
+stack      planes of one orientation -> sorted, with their affine
+series     all planes of an upload -> one series, and its voxels
+evidence   what identifies the images of a series
+report     an answer -> a structured report on these images; needs the extra ``dicom``
 
 Nothing is written to disk, no name in an archive is used, and no element that is text leaves this
 package in an error or a warning. A report has the UIDs of images, and says whose they are only

@@ -6,12 +6,12 @@ large an image is says its own header, too, which is compared before anything de
 
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from app.errors import BadVoxels, BrokenVolume
+from app.io.dicom.codestream import corrupt_image, declared_size
 from app.io.dicom.elements import ITEM, SEQUENCE_END
 from app.io.dicom.image import Image, PixelType
 from app.io.gzip_stream import FileStream
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 RLE: Final = "1.2.840.10008.1.2.5"
 
 RLE_HEADER: Final = struct.Struct("<16I")
-
-JPEG_START: Final = b"\xff\xd8"
-JPEG_SIZES: Final = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC))) | {
-    *(0xCD, 0xCE, 0xCF, 0xF7)
-}
-"""Markers of the segment that says how large an image is: JPEG's, and JPEG-LS's."""
-
-JPEG2000_START: Final = b"\xff\x4f\xff\x51"
 
 PASSED_OVER: Final = ("pyjpegls",)
 """A plugin that highdicom brings: a kilobyte of damaged JPEG-LS may take it seconds."""
@@ -141,7 +133,12 @@ def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
         raise BadVoxels(
             f"expected a transfer syntax that can be decoded here, got {decoder.UID.name}: {needs}"
         )
-    _check_declared_size(data, pixels)
+    rows, columns = declared_size(data)
+    if (rows, columns) != (pixels.rows, pixels.columns):
+        raise BrokenVolume(
+            f"expected a compressed image of {pixels.columns} x {pixels.rows} pixels, as its file "
+            f"says, got {columns} x {rows}"
+        )
     return _decode_by_plugin(decoder, plugins[0], data, pixels)
 
 
@@ -167,53 +164,23 @@ def _decode_by_plugin(
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - every plugin has errors of its own
-        raise _corrupt() from None
+        raise corrupt_image() from None
     if (
         array.shape != (pixels.rows, pixels.columns)
         or array.dtype.itemsize != pixels.dtype.itemsize
     ):
-        raise _corrupt()
+        raise corrupt_image()
     return np.asarray(array).view(pixels.dtype)
-
-
-def _check_declared_size(data: bytes, pixels: PixelType) -> None:
-    """Compare the size in an image's own header with that of the file."""
-    found = None
-    with suppress(struct.error):
-        if data.startswith(JPEG2000_START):
-            right, lower, left, upper = struct.unpack_from(">4I", data, 8)
-            found = (lower - upper, right - left)
-        elif data.startswith(JPEG_START):
-            found = _jpeg_size(data)
-    if found is None:
-        raise _corrupt()
-    if found != (pixels.rows, pixels.columns):
-        raise BrokenVolume(
-            f"expected a compressed image of {pixels.columns} x {pixels.rows} pixels, as its file "
-            f"says, got {found[1]} x {found[0]}"
-        )
-
-
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    at = 2
-    while True:
-        start, marker, length = struct.unpack_from(">BBH", data, at)
-        if start != 0xFF:
-            return None
-        if marker in JPEG_SIZES:
-            rows, columns = struct.unpack_from(">HH", data, at + 5)
-            return rows, columns
-        at += 2 + max(length, 2) if marker != 0xFF else 1
 
 
 def _decode_rle(data: bytes, pixels: PixelType) -> np.ndarray:
     """Decode RLE (PS3.5, annex G): a segment of packed bits for each byte of a pixel."""
     size = pixels.dtype.itemsize
     if len(data) < RLE_HEADER.size:
-        raise _corrupt()
+        raise corrupt_image()
     segments, *offsets = RLE_HEADER.unpack_from(data)
     if segments != size:
-        raise _corrupt()
+        raise corrupt_image()
     ends = [*offsets[1:segments], len(data)]
     planes = np.empty((size, pixels.rows * pixels.columns), np.uint8)
     for plane, start, end in zip(planes, offsets, ends, strict=False):
@@ -229,7 +196,7 @@ def _unpack_bits(packed: bytes, target: np.ndarray) -> None:
     view = target.data
     while filled < len(view):
         if at + 1 >= len(packed):
-            raise _corrupt()
+            raise corrupt_image()
         control = packed[at]
         left = len(view) - filled
         if control < 128:
@@ -241,7 +208,3 @@ def _unpack_bits(packed: bytes, target: np.ndarray) -> None:
             at += 2 if control > 128 else 1
         view[filled : filled + len(part)] = part
         filled += len(part)
-
-
-def _corrupt() -> BrokenVolume:
-    return BrokenVolume("expected an image compressed as its file says, got a corrupt one")
