@@ -5,7 +5,7 @@ large an image is says its own header, too, which is compared before anything de
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -58,7 +58,7 @@ def read_frames(stream: FileStream, image: Image) -> Iterator[np.ndarray]:
             yield _significant(buffer, pixels)
     else:
         for data in _split_frames(stream, image.frames, 2 * pixels.frame_bytes + SLACK_BYTES):
-            yield _significant(_decode(data, pixels), pixels)
+            yield _significant(_decode(data, pixels, stream.check_cancelled), pixels)
 
 
 def _significant(array: np.ndarray, pixels: PixelType) -> np.ndarray:
@@ -110,9 +110,9 @@ def _read_item(stream: FileStream) -> int | None:
     return size if tag == ITEM else None
 
 
-def _decode(data: bytes, pixels: PixelType) -> np.ndarray:
+def _decode(data: bytes, pixels: PixelType, check_cancelled: Callable[[], None]) -> np.ndarray:
     if pixels.syntax == RLE:
-        return _decode_rle(data, pixels)
+        return _decode_rle(data, pixels, check_cancelled)
     try:
         from pydicom.pixels.decoders.base import get_decoder  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
@@ -173,7 +173,7 @@ def _decode_by_plugin(
     return np.asarray(array).view(pixels.dtype)
 
 
-def _decode_rle(data: bytes, pixels: PixelType) -> np.ndarray:
+def _decode_rle(data: bytes, pixels: PixelType, check_cancelled: Callable[[], None]) -> np.ndarray:
     """Decode RLE (PS3.5, annex G): a segment of packed bits for each byte of a pixel."""
     size = pixels.dtype.itemsize
     if len(data) < RLE_HEADER.size:
@@ -184,17 +184,18 @@ def _decode_rle(data: bytes, pixels: PixelType) -> np.ndarray:
     ends = [*offsets[1:segments], len(data)]
     planes = np.empty((size, pixels.rows * pixels.columns), np.uint8)
     for plane, start, end in zip(planes, offsets, ends, strict=False):
-        _unpack_bits(data[start:end], plane)
+        _unpack_bits(data[start:end], plane, check_cancelled)
     # The first segment has the highest byte.
     array = np.ascontiguousarray(planes[::-1].T).view(pixels.dtype.newbyteorder("<"))
     return array.reshape(pixels.rows, pixels.columns)
 
 
-def _unpack_bits(packed: bytes, target: np.ndarray) -> None:
+def _unpack_bits(packed: bytes, target: np.ndarray, check_cancelled: Callable[[], None]) -> None:
     """Fill an array of bytes with those that are packed."""
     at = filled = 0
     view = target.data
     while filled < len(view):
+        check_cancelled()  # A run may be as short as a byte, and an image has millions.
         if at + 1 >= len(packed):
             raise corrupt_image()
         control = packed[at]

@@ -1,5 +1,6 @@
 """Pixels: compressed transfer syntaxes, real files, and compressed images that are broken."""
 
+import math
 import re
 import sys
 import tracemalloc
@@ -15,6 +16,7 @@ from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
 
 from app.errors import BadVoxels, BrokenVolume, RequestError
 from app.io.volume import read_volume
+from tests.support.cancelling import NobodyWaitsError, cancelled_after
 from tests.support.dicom_files import (
     as_dicom,
     as_enhanced,
@@ -131,3 +133,17 @@ def test_image_of_a_gigabyte_in_a_small_file_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_unpacking_an_image_ends_with_the_next_run_once_nobody_waits() -> None:
+    """A run may be of one pixel, or of none: those of 33 KB, packed, took a thread for a minute."""
+    array = counting((33, 34, 1), "uint16")
+    file = compressed(as_dicom(array)[0], RLELossless, packed_bits)
+    steps: list[None] = []
+    read_volume(file, check_cancelled=lambda: steps.append(None))
+    runs = 2 * math.ceil(array.size / 128)
+    with pytest.raises(NobodyWaitsError):
+        read_volume(file, check_cancelled=cancelled_after(len(steps) - runs // 2))
+    plain: list[None] = []
+    read_volume(as_dicom(array)[0], check_cancelled=lambda: plain.append(None))
+    assert len(steps) >= len(plain) + runs
