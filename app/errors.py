@@ -24,7 +24,7 @@
     │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
     │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
     │   ├── BadParameter          422 bad-parameter        a query or form parameter
-    │   ├── HeadTooLarge          431 head-too-large       headers or trailers over a limit
+    │   ├── HeadTooLarge          431 head-too-large       head or trailers over a limit
     │   ├── ClientLeft            499 client-left          the client closed its connection
     │   └── UnknownCoding         501 unknown-coding       a body coded for its transfer
     ├── ServiceError              the service is at fault; try again later or elsewhere
@@ -198,7 +198,7 @@ class BadParameter(RequestError):
 
 
 class HeadTooLarge(RequestError):
-    """The headers or trailers are over a limit; the detail names it."""
+    """The head or the trailers are over a limit; the detail names it."""
 
     status = 431
 

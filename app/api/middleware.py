@@ -17,7 +17,7 @@ from app.api.origin import OriginCheck
 from app.api.problems import METHODS, TUS_VERSION, problem_response, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
-from app.errors import ClientLeft, Draining, LandmarkdError
+from app.errors import ClientLeft, Draining, HeadTooLarge, LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
 METHOD_HEADER: Final = "X-HTTP-Method-Override"
@@ -28,6 +28,10 @@ REFUSAL_EXTENSION: Final = "landmarkd.refusal"
 
 LEFT_EXTENSION: Final = "landmarkd.left"
 """ASGI extension: a function that tells whether the client left before it was sent all."""
+
+LISTS: Final = ("accept", "content-type")
+MAX_PARTS: Final = 100
+"""Of a query, or of a header that is a list: each is parsed on the event loop, in microseconds."""
 
 UPLOADS_PATH: Final = "/v1/uploads"
 """Below which every response, whatever refuses the request, names its version of tus."""
@@ -78,7 +82,7 @@ class RequestTracking:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, if it is to be, or pass it on."""
         error: LandmarkdError | None = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
-        error = error or self._check_origin(scope)
+        error = error or _check_lists(scope) or self._check_origin(scope)
         if error is None:
             await self._app(scope, receive, send)
         else:
@@ -132,6 +136,17 @@ def _problem_of(error: BaseException, record: RequestRecord) -> LandmarkdError:
     if isinstance(error, asyncio.CancelledError):  # By the server, whose time to stop is over.
         return Draining("expected an answer before the service stopped, got none; try another")
     return unexpected_error(error, record.request_id)
+
+
+def _check_lists(scope: Scope) -> HeadTooLarge | None:
+    """Refuse a head whose lists take long to parse: 64 KiB may have tens of thousands of parts."""
+    headers = Headers(scope=scope)
+    separators = (headers.get(name, "").count(mark) for name in LISTS for mark in ",;")
+    if max(scope["query_string"].count(b"&"), *separators) < MAX_PARTS:
+        return None
+    return HeadTooLarge(
+        f"expected at most {MAX_PARTS} parts in a query, Accept or Content-Type, got more"
+    )
 
 
 def _method(scope: Scope) -> str:

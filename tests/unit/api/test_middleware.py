@@ -119,6 +119,33 @@ def test_parameter_names_are_quoted_in_short(client: TestClient) -> None:
     assert len(response.content) < 1000
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("&".join(f"{number:x}=" for number in range(9000)), {}),
+        ("", {"accept": "," * 60_000}),
+        ("", {"accept": "text/csv" + ";q=1" * 10_000}),
+        ("", {"content-type": "multipart/form-data" + ";" * 60_000}),
+    ],
+    ids=["query", "accept", "qualities", "content-type"],
+)
+def test_head_of_lists_that_take_long_to_parse_is_refused(
+    method: str, query: str, headers: dict[str, str], client: TestClient
+) -> None:
+    response = client.request(method, f"/v1/landmarks?{query}", headers=headers)
+    problem = problem_of(response)
+    assert (problem.status, problem.code) == (431, "head-too-large")
+    assert len(response.content) < 1000
+
+
+def test_head_of_lists_as_long_as_browsers_send_is_answered(client: TestClient) -> None:
+    accept = {"accept": ", ".join(f"text/x-{number};q=0.{number}" for number in range(90))}
+    query = "&".join(f"p{number}=" for number in range(100))
+    response = client.get(f"/v1/models?{query}", headers=accept | {"content-type": "a/b"})
+    assert response.status_code == 200
+
+
 def test_keys_guard_all_but_whether_the_service_is_ready(tmp_path: Path) -> None:
     key = "correct horse"
     settings = toy_settings(
