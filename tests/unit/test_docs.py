@@ -185,7 +185,8 @@ def test_every_error_is_described_with_its_status() -> None:
         and not issubclass(error, NOT_ANSWERED)
         and error.status != CLIENT_LEFT
     }
-    assert described == expected | {(LandmarkdError.status, LandmarkdError.code)}
+    router = {(404, "not-found"), (405, "method-not-allowed")}
+    assert described == expected | router | {(LandmarkdError.status, LandmarkdError.code)}
 
 
 def _codes(cell: str) -> list[str]:
