@@ -76,21 +76,26 @@ CASE_BODY: Final = _body(
     "landmark says who decided it (`decided_by`).",
 )
 
+_EXAMPLE_PLACE: Final[dict[str, Any]] = {
+    "ijk": [41.5, 77.25, 60.0],
+    "ras_mm": [-1.38, 31.63, 8.3],
+    "lps_mm": [1.38, -31.63, 8.3],
+}
+
+# Without nulls, which FastAPI would leave out.
 EXAMPLE_LANDMARK: Final[dict[str, Any]] = {
     "name": "nasion",
     "description": "Where the frontal and nasal bones meet",
     "status": "detected",
-    "ijk": [41.5, 77.25, 60.0],
-    "ras_mm": [-1.5, 32.0, 8.25],
-    "lps_mm": [1.5, -32.0, 8.25],
+    **_EXAMPLE_PLACE,
     "confidence": 0.94,
     "mass": 0.81,
     "coherence": 0.97,
     "spread_mm": 0.31,
     "region95_mm": 0.6,
     "disagreement_mm": 0.12,
-    "expected_ras_mm": None,
-    "candidates": None,
+    "expected_ras_mm": [-1.6, 31.2, 8.5],
+    "candidates": [{**_EXAMPLE_PLACE, "mass": 0.81}],
 }
 
 EXAMPLE_ANSWER: Final[dict[str, Any]] = {

@@ -41,6 +41,8 @@ OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count", "
 ABSTRACT = (LandmarkdError, ServiceError)
 NOT_ANSWERED = (StartupError,)
 CLIENT_LEFT = 499
+ROUTING = {(404, "not-found"), (405, "method-not-allowed")}
+"""Of requests that no route answers."""
 
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -185,8 +187,7 @@ def test_every_error_is_described_with_its_status() -> None:
         and not issubclass(error, NOT_ANSWERED)
         and error.status != CLIENT_LEFT
     }
-    router = {(404, "not-found"), (405, "method-not-allowed")}
-    assert described == expected | router | {(LandmarkdError.status, LandmarkdError.code)}
+    assert described == expected | ROUTING | {(LandmarkdError.status, LandmarkdError.code)}
 
 
 def _codes(cell: str) -> list[str]:

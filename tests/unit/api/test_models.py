@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from app.api.dependencies import hash_key
 from app.io import SCAN_FORMATS
-from app.io.schemas import ModelInfo, ModelsAnswer
+from app.io.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
 from tests.support.services import (
     MODEL,
     RAW,
@@ -66,6 +66,7 @@ def test_docs_name_what_is_answered_and_no_body_where_there_is_none(client: Test
     assert "text/event-stream" in calls["post", URL]["200"]
     assert "text/event-stream" not in calls["get", "/v1/jobs/{job}/scans/{number}"]["200"]
     content = document["paths"][URL]["post"]["responses"]["200"]["content"]
+    LandmarksAnswer.model_validate(content["application/json"]["example"])
     assert content["application/vnd.slicer.markups+json"]["schema"] == {"type": "object"}
     # FastAPI's own, which is never answered.
     assert "HTTPValidationError" not in document["components"]["schemas"]
