@@ -4,6 +4,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -35,6 +36,9 @@ TUS: Final = {"Tus-Resumable": "1.0.0"}
 PART: Final = TUS | {"Content-Type": "application/offset+octet-stream"}
 PART_BYTES: Final = 8 << 20
 POLL_S: Final = 1.0
+GIVE_UP_S: Final = 10.0
+"""For removing what has arrived of a file that is not sent on."""
+
 RETRY_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Waits between attempts, of which each may get further than the one before."""
 
@@ -150,7 +154,8 @@ class Client:
         """Leave a scan with the service, or a ZIP archive of many, for ``wait`` and ``result``.
 
         It is sent in parts: after a broken connection, or while the service restarts, sending goes
-        on where it was, unless that lasts for some minutes.
+        on where it was, unless that lasts for some minutes. Whatever else ends the call, Ctrl-C
+        included, what has arrived is removed.
 
         Args:
             content: The scan or archive; a file is not read as a whole.
@@ -176,11 +181,17 @@ class Client:
                 headers=TUS | {"Upload-Length": str(size)},
             )
             job = self._header(response, "Location").rpartition("/")[2]
-            sent = 0
-            while sent < size:
-                sent = _persist(lambda: self._send_part(job, file, size))
-                on_progress(sent / size)
-        return self._job(job)
+            try:
+                sent = 0
+                while sent < size:
+                    sent = _persist(lambda: self._send_part(job, file, size))
+                    on_progress(sent / size)
+                return self._job(job)
+            except BaseException:
+                # Nobody could go on with it, and a client may have few that are not finished.
+                with suppress(ProblemError, Unreachable):
+                    self._send("DELETE", f"/v1/uploads/{job}", headers=TUS, timeout=GIVE_UP_S)
+                raise
 
     def wait(self, job: str, on_progress: OnProgress = lambda _: None) -> JobAnswer:
         """Wait until each scan of a job is done or has failed, also while the service restarts.

@@ -23,6 +23,7 @@ from app.cli.main import app
 from app.errors import BrokenVolume
 from app.io import correct, read_truth
 from app.io.schemas import Problem
+from app.jobs.uploads import MAX_OPEN_OF_ONE
 from tests.support.answers import make_answer
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
@@ -260,6 +261,24 @@ def test_large_scan_arrives_whole_though_the_service_is_killed(tmp_path: Path) -
         for service in services:
             service.kill()
     assert len(services) == 2
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_file_that_is_no_longer_sent_leaves_nothing_with_the_service(tmp_path: Path) -> None:
+    service = ServiceProcess(toy_models(tmp_path), JOBS=str(tmp_path / "jobs"))
+
+    def interrupt(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with Client(service.url) as client:
+            for _ in range(MAX_OPEN_OF_ONE + 1):
+                with pytest.raises(KeyboardInterrupt):
+                    client.submit(toy_scan((90, 80, 100)), on_progress=interrupt)
+            assert client.jobs().jobs == []
+    finally:
+        service.kill()
+    assert list((tmp_path / "jobs" / "scans").iterdir()) == []
 
 
 @pytest.mark.timeout(20)
