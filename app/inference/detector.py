@@ -28,8 +28,10 @@ from app.inference.refinement import (
     MAX_EXTRA_VIEWS,
     MAX_REFINE_PASSES,
     MAX_VIEW_VOXELS,
+    MIN_CLEAR,
     Refiner,
     any_detected,
+    count_clear,
     has_enough_votes,
     merge_stages,
     shows_any,
@@ -177,7 +179,9 @@ class Detector:
             return landmarks
         doubts = self._missing_surroundings(landmarks, shape, state.volume)
         # What the second network sees is all in the pose of what the first one has chosen.
-        if rival := (state.coarse or landmarks)[0].rival:
+        first = state.coarse or landmarks
+        doubts += self._unclear(first, shape, state.volume)
+        if rival := first[0].rival:
             doubts.append(
                 f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
                 f"{100 * rival.share:.0f} % as many votes"
@@ -202,6 +206,18 @@ class Detector:
         return [
             "they look alike and are told apart by what surrounds them, and the scan shows "
             f"neither what lies {places}"
+        ]
+
+    def _unclear(self, first: tuple[Landmark, ...], shape: Shape, volume: Volume) -> list[str]:
+        """Say if the first network, which tells look-alikes apart, detects too few of them."""
+        if not len(self._surroundings):
+            return []
+        detected, shown = count_clear(first, shape, volume)
+        if detected >= MIN_CLEAR * shown:
+            return []
+        return [
+            f"at first sight of the whole scan {detected} of {shown} that it should show are "
+            "detected; does the patient lie as the file says?"
         ]
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":

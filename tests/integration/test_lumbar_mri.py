@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
@@ -22,6 +23,7 @@ from tests.support.spines import (
     AMBIGUOUS,
     CONTRASTS,
     LORDOSIS,
+    MISLAID,
     MODEL,
     SUBJECTS,
     read_spine,
@@ -105,6 +107,25 @@ def test_no_level_is_sure_where_another_arrangement_has_nearly_as_many_votes(
             "low_confidence",
             "out_of_field",
         }
+
+
+@pytest.mark.parametrize("kind", MISLAID)
+def test_no_level_is_sure_where_the_patient_does_not_lie_as_the_affine_says(
+    detector: Detector, data_dir: Path, kind: str
+) -> None:
+    """The second network detects whatever the first one has taken for the lumbar spine."""
+    name = "subject-40"
+    volume, world_from_truth = MISLAID[kind](read_spine(data_dir, name))
+    truth = read_landmarks(spine_files(data_dir, name).landmarks)
+    answer = detector.detect(volume)
+    assert any("at first sight" in warning for warning in answer.warnings)
+    found = [one for one in answer.landmarks if one.ras_mm is not None]
+    away_mm = [
+        np.linalg.norm(one.ras_mm - transform(world_from_truth, truth[one.name])) for one in found
+    ]
+    assert max(away_mm) > 30.0
+    assert {one.status for one in found} == {"low_confidence"}
+    assert all(one.region95_mm is None for one in found)
 
 
 def test_what_is_no_spine_shows_none(detector: Detector, data_dir: Path) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
+from scipy.ndimage import affine_transform
+from scipy.spatial.transform import Rotation
 
-from app.geometry import scaling, translation
+from app.geometry import Affine, scaling, transform, translation
 from app.io import Volume, read_volume
 from app.training.data.specimens import SpecimenFiles
 
@@ -102,6 +104,39 @@ def _middle_of_a_blank_scan(volume: Volume) -> Volume:
     voxels[shown] = volume.voxels[shown]
     return replace(volume, voxels=voxels)
 
+
+def _turned(volume: Volume) -> tuple[Volume, Affine]:
+    """Scan the patient with slices 44 degrees oblique: the affine says so."""
+    turn = np.eye(4)
+    turn[:3, :3] = Rotation.from_euler("x", 44, degrees=True).as_matrix()
+    shape = (305, 305, 137)  # It ends 30 to 40 mm beyond the scan.
+    middle = transform(volume.affine, (np.array(volume.voxels.shape) - 1) / 2)
+    affine = translation(middle) @ turn @ translation(-middle) @ volume.affine
+    affine = affine @ translation((np.array(volume.voxels.shape) - shape) / 2)
+    index = np.linalg.inv(volume.affine) @ affine
+    voxels = affine_transform(
+        volume.voxels.astype(np.float32), index[:3, :3], index[:3, 3], shape, order=1
+    )
+    return replace(volume, voxels=voxels, affine=affine), np.eye(4)
+
+
+def _with_wrong_signs(*signs: float) -> Callable[[Volume], tuple[Volume, Affine]]:
+    """Have an affine with wrong signs of x, y and z, as of LPS that is taken for RAS."""
+
+    def change(volume: Volume) -> tuple[Volume, Affine]:
+        wrong = scaling(signs)
+        return replace(volume, affine=wrong @ volume.affine), wrong
+
+    return change
+
+
+MISLAID: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
+    "far from the axes of the scan": _turned,
+    "front to back": _with_wrong_signs(1.0, -1.0, 1.0),
+    "in RAS called LPS": _with_wrong_signs(-1.0, -1.0, 1.0),
+}
+"""Spines that do not lie as a network of upright scans takes them to, and the map of their true
+landmarks, mm of the scan as it was -> mm, RAS."""
 
 CONTRASTS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "inverted": _curve(0.0, 0.9, 0.7, 0.5, 0.3, 0.1),
