@@ -7,13 +7,15 @@ misplaced landmarks have no influence.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from app.geometry import Points, PointSet
 from app.shapes.similarity import MIN_LANDMARKS, Similarity, drop_collapsed, fit_similarity
+from app.shapes.symmetry import find_partners
 
 MAX_CANDIDATES: Final = 12
 """Specimens tried as the initial shape; most are right, so the best one is."""
@@ -45,7 +47,7 @@ PointSets = Float64[np.ndarray, "specimens landmarks 3"]
 Residuals = Float64[np.ndarray, "specimens landmarks"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RobustShape:
     """The median constellation of several specimens.
 
@@ -65,6 +67,11 @@ class RobustShape:
     residual_mm: Residuals
     limit_mm: Float64[np.ndarray, " landmarks"]
     consistent: bool
+
+    @cached_property
+    def partners(self) -> Int64[np.ndarray, " landmarks"] | None:
+        """Each landmark's mirror image, as ``find_partners`` has it."""
+        return find_partners(self.points)
 
 
 def estimate_robust_shape(point_sets: Sequence[PointSet]) -> RobustShape | None:

@@ -9,10 +9,12 @@ from jaxtyping import Int64
 
 from app.geometry import Points
 from app.shapes.robust_shape import RobustShape, fit_to, residuals
-from app.shapes.symmetry import find_partners
 
 MAX_SWAPS: Final = 6
 """Swapped pairs searched for in one scan; with more, all of its names are in doubt."""
+
+MAX_TRIED: Final = 30
+"""Likeliest pairs tried for each: of a curve placed backwards, all points are misplaced."""
 
 MAX_REMAINING_ERROR: Final = 1 / 3
 """A swap explains two misplaced landmarks if it leaves at most this share of their errors."""
@@ -85,10 +87,9 @@ def _relabel(labelling: Labelling, order: np.ndarray, shape: RobustShape) -> Lab
 def _best_swap(labelling: Labelling, shape: RobustShape) -> tuple[int, int, Labelling] | None:
     """Find the two landmarks whose swap puts both in place, if there are such."""
     limit = shape.limit_mm
-    misplaced = labelling.misplaced(limit)
     before = labelling.cost(limit)
     best: tuple[int, int, Labelling] | None = None
-    for first, second in ((a, b) for n, a in enumerate(misplaced) for b in misplaced[n + 1 :]):
+    for first, second in _likely_swaps(labelling, shape):
         order = np.arange(len(limit))
         order[[first, second]] = second, first
         swapped = _relabel(labelling, order, shape)
@@ -97,18 +98,35 @@ def _best_swap(labelling: Labelling, shape: RobustShape) -> tuple[int, int, Labe
         within = bool((swapped.residual_mm[pair] <= limit[pair]).all())
         explained = remaining <= MAX_REMAINING_ERROR and within
         if explained and swapped.cost(limit) < (best[2].cost(limit) if best else before):
-            best = int(first), int(second), swapped
+            best = first, second, swapped
     return best
+
+
+def _likely_swaps(labelling: Labelling, shape: RobustShape) -> list[tuple[int, int]]:
+    """List pairs of misplaced landmarks, those first that lie where the other one belongs.
+
+    As they are fitted now: the fit is robust, and a swap hardly changes it. Each pair is fitted
+    anew when it is tried, which takes too long for all those of many landmarks.
+    """
+    misplaced = labelling.misplaced(shape.limit_mm)
+    fit, _ = fit_to(labelling.points[None], shape.points)
+    (fitted,) = fit.apply(labelling.points[misplaced][None])
+    apart = np.linalg.norm(fitted[:, None] - shape.points[misplaced], axis=2)
+    first, second = np.triu_indices(len(misplaced), 1)
+    swapped = apart[first, second] + apart[second, first]
+    share = swapped / (apart[first, first] + apart[second, second])
+    order = np.argsort(share, kind="stable")[:MAX_TRIED]
+    pairs = np.stack([misplaced[first[order]], misplaced[second[order]]], axis=1)
+    return [(one, other) for one, other in pairs.tolist()]
 
 
 def _swap_sides(labelling: Labelling, shape: RobustShape) -> Labelling | None:
     """Swap the names of all left and right landmarks; None unless that explains the residuals."""
     if len(labelling.misplaced(shape.limit_mm)) < 4:
         return None
-    partners = find_partners(shape.points)
-    if partners is None:
+    if shape.partners is None:
         return None
-    swapped = _relabel(labelling, partners, shape)
+    swapped = _relabel(labelling, shape.partners, shape)
     before, after = labelling.cost(shape.limit_mm), swapped.cost(shape.limit_mm)
     known = np.isfinite(swapped.residual_mm).sum() >= 0.5 * np.isfinite(labelling.residual_mm).sum()
     return swapped if known and after <= MAX_REMAINING_ERROR * before else None

@@ -18,8 +18,10 @@ from app.shapes import (
     find_outliers,
     fit_similarity,
     read_cohort,
+    swaps,
     write_shape_report,
 )
+from app.shapes.robust_shape import fit_to
 from tests.support.synthetic import SHAPE_LANDMARKS, make_shape
 
 NAMES = tuple(f"p{number}" for number in range(SHAPE_LANDMARKS))
@@ -217,3 +219,28 @@ def test_report_on_real_skulls_shows_the_two_points_that_are_exchanged(
     ]
     space = analyse_shapes(cohort)
     assert space.specimens[int(space.distance.argmax())] == "SF_CamEiJ"
+
+
+def test_of_a_curve_that_was_placed_backwards_few_pairs_are_fitted_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of its points are misplaced; with 250 of them, fitting all their pairs took minutes."""
+    angle = np.linspace(0, 3, 40)
+    curve = np.stack([40 * np.cos(angle), 25 * np.sin(angle), 6 * angle**2], axis=1)
+    random = np.random.default_rng(2)
+    shape = np.concatenate([make_shape(3), curve])
+    points = shape + random.normal(0, 0.3, (14, *shape.shape))
+    points[6, SHAPE_LANDMARKS:] = points[6, : SHAPE_LANDMARKS - 1 : -1]
+    fits: list[np.ndarray] = []
+
+    def fit_and_count(sets: np.ndarray, shape: np.ndarray) -> object:
+        fits.append(sets)
+        return fit_to(sets, shape)
+
+    monkeypatch.setattr(swaps, "fit_to", fit_and_count)
+    names = tuple(f"p{number}" for number in range(len(shape)))
+    outliers = find_outliers(Cohort(tuple("abcdefghijklmn"), names, points))
+    assert outliers is not None
+    assert [one.specimen for one in outliers] == ["g"]
+    assert len(outliers[0].misplaced) >= 40
+    assert 1 < len(fits) <= 50
