@@ -19,7 +19,7 @@ openapi       documentation beyond the types
 """
 
 from app.api.app import create_app
-from app.api.dependencies import Shared, SharedDep
+from app.api.dependencies import Shared
 from app.api.middleware import ID_HEADER, LEFT_EXTENSION, REFUSAL_EXTENSION
 
-__all__ = ["ID_HEADER", "LEFT_EXTENSION", "REFUSAL_EXTENSION", "Shared", "SharedDep", "create_app"]
+__all__ = ["ID_HEADER", "LEFT_EXTENSION", "REFUSAL_EXTENSION", "Shared", "create_app"]

@@ -13,6 +13,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.registry import Collector
 
 from app.inference import StageTimes
 
@@ -30,11 +31,17 @@ VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 
 
 class Metrics:
-    """The service's counters and histograms."""
+    """The service's counters and histograms.
+
+    Attributes:
+        registry: All of them.
+        shown: What ``render`` writes: the registry, unless that is to be labelled.
+    """
 
     def __init__(self) -> None:
         """Create all of them, at zero."""
         self.registry = CollectorRegistry()
+        self.shown: Collector = self.registry
         ProcessCollector(registry=self.registry)
         self._requests = self._counter("requests", "Requests by outcome.", "route", "code")
         self._latency = self._histogram(
@@ -130,7 +137,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Write all metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.shown)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"landmarkd_{name}", text, labels, registry=self.registry)

@@ -23,17 +23,16 @@ from typing import Final, cast
 
 import ray
 import torch
-from fastapi import FastAPI, Response
-from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api import ID_HEADER, SharedDep, create_app
-from app.engine import DECODE_SLOTS, METRICS_MEDIA_TYPE
+from app.api import ID_HEADER, create_app
+from app.engine import DECODE_SLOTS
 from app.errors import NotReady, StartupError
 from app.server.log_format import configure_logging
 from app.settings import Settings
@@ -118,7 +117,7 @@ def application(scale: Scale) -> serve.Application:
 
 def _create_replica(settings: Settings) -> FastAPI:
     """Build the application of this replica, on the device that Ray assigned to it."""
-    configure_logging(settings.log_level, settings.log_format)
+    log = configure_logging(settings.log_level, settings.log_format)
     device = "cuda:0" if ray.get_gpu_ids() else "cpu"
     # The address is the proxy's, so that of the settings does not tell which hosts are allowed.
     hosts = settings.allowed_hosts or ("localhost",)
@@ -130,16 +129,13 @@ def _create_replica(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def wait_for_models(app: FastAPI) -> AsyncIterator[None]:
         async with lifespan(app):
+            metrics = app.state.shared.metrics
+            metrics.registry.register(log)
+            metrics.shown = LabelledMetrics(metrics.registry, replica)
             await asyncio.shield(app.state.starting)
             yield
 
-    async def get_metrics(shared: SharedDep) -> Response:
-        labelled = LabelledMetrics(shared.metrics.registry, replica)
-        return Response(generate_latest(labelled), media_type=METRICS_MEDIA_TYPE)
-
     app.router.lifespan_context = wait_for_models
-    # The first matching route is used.
-    app.router.routes.insert(0, APIRoute("/metrics", get_metrics, include_in_schema=False))
     app.add_middleware(ReplicaMiddleware, replica=replica)
     return app
 

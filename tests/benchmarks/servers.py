@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
@@ -199,9 +199,10 @@ def answers(server: Server, contents: Sequence[bytes]) -> list[bytes]:
     return [reply.body for reply in replies]
 
 
-def replicas_of(server: Server) -> set[str]:
+def replicas_of(server: Server, headers: Mapping[str, str] | None = None) -> set[str]:
     """Ask which replicas answer; each answer is that of one of them."""
-    probes = Stream((Message("probe", "/metrics", keep=True),), clients=4, count=16)
+    probe = Message("probe", "/metrics", headers=headers, keep=True)
+    probes = Stream((probe,), clients=4, count=16)
     replies = send(Load(server.port, (probes,)))
     return {name.decode() for reply in replies for name in REPLICA.findall(reply.body)}
 

@@ -81,7 +81,7 @@ def server(models: Path) -> Iterator[Server]:
     limits = {"MAX_BODY_BYTES": "4MiB", "MAX_IN_FLIGHT": "2", "DRAIN_S": "20"}
     model = models / MODEL
     with serving(TWO_REPLICAS, model, THREADS="1", API_KEYS=KEYS, **limits) as started:
-        while len(replicas_of(started)) < 2:
+        while len(replicas_of(started, HEADERS)) < 2:
             pass
         yield started
 
@@ -180,6 +180,14 @@ def test_call_without_a_key_is_refused_before_its_body_arrives(server: Server) -
         assert connection.recv(65_536).startswith(b"HTTP/1.1 401")
 
 
+def test_metrics_need_a_key_and_tell_of_lines_that_the_log_has_dropped(
+    client: httpx.Client,
+) -> None:
+    refused = client.get("/metrics", headers={"Authorization": "Bearer wrong"})
+    assert problem_of(refused).code == "unauthorized"
+    assert metrics_have(client, "log_lines_dropped_total{replica=", "} 0.0")
+
+
 def test_body_over_the_limit_is_refused_before_it_arrives(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(head(10 << 20) + b"x")
@@ -224,13 +232,13 @@ def test_disconnect_is_counted_and_frees_its_slot(server: Server, client: httpx.
 
 
 def test_service_survives_a_killed_replica(server: Server, client: httpx.Client) -> None:
-    before = replicas_of(server)
+    before = replicas_of(server, HEADERS)
     victim, *_ = replica_processes(server)
     os.kill(victim, signal.SIGKILL)
     # Requests on the way to it are lost; later ones are answered by the other replica.
     while client.post(URL, content=toy_scan()).status_code != 200:
         pass
-    while len(replicas_of(server) - before) < 1:
+    while len(replicas_of(server, HEADERS) - before) < 1:
         pass
     assert [client.post(URL, content=toy_scan()).status_code for _ in range(8)] == [200] * 8
 
