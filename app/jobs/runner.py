@@ -119,8 +119,11 @@ class JobRunner:
                 for _ in range(CONCURRENCY):
                     group.create_task(self._work())
         except asyncio.CancelledError:
-            # After what the pool's one thread does now, which may be to claim a scan.
-            await self._insist(self.store.release_all)
+            # After what the pool's one thread does now, which may be to claim a scan. Where the
+            # disk takes nothing, the next start does it.
+            loop = asyncio.get_running_loop()
+            with contextlib.suppress(NotStored):
+                await loop.run_in_executor(self._pool, self.store.release_all)
             raise
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from app.jobs.records import Claim
 from app.jobs.store import JobStore
 from app.model import Registry
 from app.settings import Settings
-from tests.unit.jobs import DAY_S, ENOUGH, order
+from tests.unit.jobs import DAY_S, ENOUGH, opened_databases, order
 
 PATIENCE_S = 30.0
 
@@ -115,4 +115,28 @@ def test_scan_that_is_claimed_during_a_stop_counts_as_not_tried(
     folder = JobFolder(tmp_path, ENOUGH, DAY_S)
     assert JobStore(folder).claim(suspect=True) is None
     assert JobStore(folder).claim() is not None
+    folder.close()
+
+
+def test_disk_that_takes_nothing_does_not_hold_up_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opened_databases(monkeypatch)
+
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path)
+        await runner.accept("anna", partial(runner.store.accept, order(), b"scan", None))
+        await engine.asked.wait()
+        opened[0].execute("PRAGMA query_only = ON")
+        engine.may_answer.set()
+        await steps()
+        running.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait((running,))
+        assert running.cancelled()
+        await runner.close()
+
+    asyncio.run(scenario())
+    folder = JobFolder(tmp_path, ENOUGH, DAY_S)
+    assert JobStore(folder).claim(suspect=True) is not None
     folder.close()
