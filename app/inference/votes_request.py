@@ -202,12 +202,12 @@ def _timing_of(times: tuple[float, ...]) -> StageTimes:
 
 def _field_of(archive: Archive, request: VotesRequest) -> Field:
     """View the arrays as a field, checked whole."""
-    # Votes are float32 whatever they come from. Halved here, doubles need no loops compiled for
-    # them; the types of 16 bits share theirs with those of the service's own networks.
-    offsets, probs, scores = (
-        array.float() if array is not None and array.dtype == torch.float64 else array
-        for array in (archive.offsets, archive.probs, archive.scores)
-    )
+    # Votes are float32 whatever they come from: no loops are compiled for doubles, nor for arrays
+    # of two types; one type of 16 bits shares its loops with the service's own networks.
+    arrays = (archive.offsets, archive.probs, archive.scores)
+    types = {array.dtype for array in arrays if array is not None}
+    shared = types.pop() if types in ({torch.float16}, {torch.bfloat16}) else torch.float32
+    offsets, probs, scores = (array if array is None else array.to(shared) for array in arrays)
     field = make_field(offsets=offsets, probs=probs, scores=scores, layout=request.layout)
     _, landmarks, *shape = field.offsets.shape
     voxels, axis = int(np.prod(shape)), max(shape)

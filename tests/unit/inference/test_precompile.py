@@ -9,6 +9,7 @@ from tests.support.spines import SUBJECTS, spine_files
 
 SERVE = """\
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ for threshold in (None, 0.5):
     for landmarks in (0, [0, 1]):
         votes_of_scan = VoteMap(votes, readout, np.eye(4))
         write_scan_heatmaps(votes_of_scan, landmarks, shape, np.eye(4), lambda: None)
-for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+for dtypes in product((torch.float16, torch.bfloat16, torch.float32, torch.float64), repeat=2):
     for name, channels, activation in (
         ("probs", 2, None), ("probs", 3, None), ("scores", 2, "sigmoid"), ("scores", 3, "softmax")
     ):
@@ -65,10 +66,10 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             sizes = [(*shape, n) if order == "last" else (n, *shape) for n in (channels, 6)]
             arrays = {
                 key: torch.full(size, value, dtype=dtype)
-                for key, size, value in zip((name, "offsets"), sizes, (0.7, 0.25), strict=True)
+                for key, size, value, dtype in zip((name, "offsets"), sizes, (0.7, 0.25), dtypes)
             }
             files = [save(arrays)]
-            if dtype != torch.bfloat16:
+            if torch.bfloat16 not in dtypes:
                 files.append(npz({key: array.numpy() for key, array in arrays.items()}))
             layout = Layout(order, "axis", None, activation)
             for content in files:
