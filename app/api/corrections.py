@@ -1,5 +1,6 @@
 """An answer as a person corrected it -> the same, checked, and measured again."""
 
+from codecs import BOM_UTF8
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,9 @@ Each becomes a Python object while no other thread can run."""
 
 CORRECTIONS_BYTES: Final = 64 << 20
 """What an answer of that size takes while it is read, checked and written in another format."""
+
+MAX_QUOTED_CHARACTERS: Final = 80
+"""Of the place of an error, which may be of any length."""
 
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
@@ -48,10 +52,13 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
         )
     try:
         # In two steps: each error of the second refers to its part, and would else copy it.
-        answer = LandmarksAnswer.model_validate(from_json(text))
+        answer = LandmarksAnswer.model_validate(from_json(text.removeprefix(BOM_UTF8)))
     except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:MAX_QUOTED_CHARACTERS]
         raise BadParameter(
-            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors"
+            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors, the "
+            f"first one in {where}: {first['msg']}"
         ) from error
     except ValueError:
         raise BadParameter("expected an answer of POST /v1/landmarks, got no JSON") from None

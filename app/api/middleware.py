@@ -7,17 +7,25 @@ import asyncio
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.origin import OriginCheck
-from app.api.problems import METHODS, TUS_VERSION, problem_response, unexpected_error
+from app.api.problems import (
+    MAX_QUOTED_CHARACTERS,
+    METHODS,
+    TUS_VERSION,
+    problem_response,
+    unexpected_error,
+)
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
-from app.errors import ClientLeft, Draining, HeadTooLarge, LandmarkdError
+from app.errors import BadParameter, ClientLeft, Draining, HeadTooLarge, LandmarkdError
 
 ID_HEADER: Final = "X-Request-ID"
 METHOD_HEADER: Final = "X-HTTP-Method-Override"
@@ -82,7 +90,7 @@ class RequestTracking:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, if it is to be, or pass it on."""
         error: LandmarkdError | None = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
-        error = error or _check_lists(scope) or self._check_origin(scope)
+        error = error or _check_lists(scope) or _check_once(scope) or self._check_origin(scope)
         if error is None:
             await self._app(scope, receive, send)
         else:
@@ -147,6 +155,16 @@ def _check_lists(scope: Scope) -> HeadTooLarge | None:
     return HeadTooLarge(
         f"expected at most {MAX_PARTS} parts in a query, Accept or Content-Type, got more"
     )
+
+
+def _check_once(scope: Scope) -> BadParameter | None:
+    """Refuse a query that names a parameter twice, of which only the last one would count."""
+    names = [name for name, _ in parse_qsl(scope["query_string"], keep_blank_values=True)]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is None:
+        return None
+    name = twice[:MAX_QUOTED_CHARACTERS].decode(errors="replace")
+    return BadParameter(f"query.{name}: expected once, got it again")
 
 
 def _method(scope: Scope) -> str:

@@ -165,6 +165,29 @@ def test_answer_of_more_parts_than_any_has_is_refused_unread(
         read_corrections(content, shared_of(client).engine)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ras_mm": [1, 2]}, "with 1 errors, the first one in landmarks.1.ras_mm"),
+        ({"status": "seen"}, "landmarks.1.status: Input should be 'detected'"),
+        ({"ijk": ["x" * 500, 0, 0]}, "landmarks.1.ijk.0: Input should be a valid number"),
+    ],
+    ids=["coordinates", "status", "number"],
+)
+def test_wrong_answer_is_told_where_it_is_wrong(
+    client: TestClient, answer: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    answer["landmarks"][1].update(change)
+    problem = problem_of(convert(client, answer))
+    assert said in problem.detail
+    assert len(problem.detail) < 300
+
+
+def test_byte_order_mark_is_passed_over(client: TestClient, answer: dict[str, Any]) -> None:
+    content = json.dumps(answer).encode("utf-8-sig")
+    assert read_corrections(content, shared_of(client).engine).landmarks
+
+
 @pytest.mark.parametrize("content", [b"[" * 30_000, b"no JSON", b'{"a": "\xff"}', b""])
 def test_what_is_no_json_is_refused(client: TestClient, content: bytes) -> None:
     with pytest.raises(BadParameter, match="got no JSON"):

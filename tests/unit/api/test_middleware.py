@@ -119,6 +119,16 @@ def test_parameter_names_are_quoted_in_short(client: TestClient) -> None:
     assert len(response.content) < 1000
 
 
+def test_parameter_that_is_given_twice_is_refused(client: TestClient) -> None:
+    """Its last value would count, and the landmarks might be another model's."""
+    response = client.post("/v1/landmarks?model=skull&frame=1&model=spine", content=b"")
+    problem = problem_of(response)
+    assert (problem.code, problem.detail) == (
+        "bad-parameter",
+        "query.model: expected once, got it again",
+    )
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
     ("query", "headers"),
