@@ -34,6 +34,9 @@ UNIT_WARNINGS: Final = {
 TEXT_BYTES: Final = 64 << 10
 """Of a header that is text: several times what the longest honest ones take."""
 
+TEXT_LINES: Final = 2048
+"""Likewise: each takes a microsecond of the event loop, and 64 KiB may hold tens of thousands."""
+
 NUMBER: Final = frozenset("0123456789+-.eE")
 """All that the numbers of such headers are written with; ``float`` accepts more."""
 
@@ -163,7 +166,7 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
         The lines, without line ends.
 
     Raises:
-        BrokenVolume: The header does not end.
+        BrokenVolume: The header does not end, or is too long.
     """
     lines: list[str] = []
     text, start, size = b"", 0, 1024
@@ -181,6 +184,10 @@ def read_lines(stream: FileStream, is_last: Callable[[str], bool]) -> list[str]:
             if is_last(line):
                 stream.read(start)
                 return lines
+            if len(lines) >= TEXT_LINES:
+                raise BrokenVolume(
+                    f"expected a header of at most {TEXT_LINES:,} lines, got a longer one"
+                )
         size *= 2
     raise BrokenVolume(f"expected a header of at most {TEXT_BYTES:,} bytes, got a longer one")
 

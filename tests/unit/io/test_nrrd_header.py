@@ -1,6 +1,7 @@
 """NRRD: types, encodings, spaces, frames, and headers that are refused."""
 
 import gzip
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -190,12 +191,28 @@ def test_header_of_another_file_is_told_though_no_empty_line_ends_it() -> None:
     assert read_volume(as_nrrd().replace(b"\n\n", b"\ndata file:=DOE.raw\n\n", 1)).warnings == ()
 
 
-@pytest.mark.parametrize("header", [b"# x\n" * 20_000, b"x" * 70_000 + b"\n"])
-def test_header_without_an_end_is_refused(header: bytes) -> None:
-    with pytest.raises(BrokenVolume, match=r"at most 65,536 bytes, got a longer one"):
+@pytest.mark.parametrize(
+    ("header", "limit"),
+    [(b"# x\n" * 20_000, "2,048 lines"), (b"x" * 70_000 + b"\n", "65,536 bytes")],
+)
+def test_header_without_an_end_is_refused(header: bytes, limit: str) -> None:
+    with pytest.raises(BrokenVolume, match=f"at most {limit}, got a longer one"):
         read_volume(b"NRRD0004\n" + header)
     with pytest.raises(BrokenVolume, match="cut short"):
         read_volume(b"NRRD0004\n" + header[:1000])
+
+
+@pytest.mark.parametrize("start", [b"NRRD0004\n", b"NDims = 3\n"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_no_more_lines_of_a_header_are_looked_at_than_honest_ones_have(
+    start: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    """On the event loop: of 108 bytes, packed, 20,000 lines took it as long as 20 requests."""
+    content = pack(start + b"#\xff\n" * 20_000 + b"\n")
+    with pytest.raises(BrokenVolume, match=r"at most 2,048 lines, got a longer one"):
+        check_header(content)
+    honest = as_nrrd().replace(b"\n\n", b"\n" + b"key:=value\n" * 2000 + b"\n", 1)
+    check_header(honest)
 
 
 def test_limits_are_checked_by_the_header_alone() -> None:
