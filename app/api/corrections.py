@@ -57,8 +57,8 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:MAX_QUOTED_CHARACTERS]
         raise BadParameter(
-            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} errors, the "
-            f"first one in {where}: {first['msg']}"
+            f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} "
+            f"errors, the first one in {where}: {first['msg']}"
         ) from error
     except ValueError:
         raise BadParameter("expected an answer of POST /v1/landmarks, got no JSON") from None

@@ -58,9 +58,9 @@ MAX_VOTES: Final = 1 << 24
 VOTE_BYTES: Final = 140
 """Memory per vote, as measured: its columns, these again while they are joined, a line of CSV."""
 
-ARRAY_COPIES: Final = 2.2
-"""Times that arrays are in memory: as they are stored, and in another type; most where offsets of
-16 bits are brought to the 32 of the probabilities."""
+ARRAY_COPIES: Final = 3
+"""Times that arrays are in memory: as they are stored, and in float32, which takes twice as much of
+the two types of 16 bits."""
 
 BYTES_PER_VOTE: Final = 8
 """Least that arrays hold per voxel and landmark: four numbers of 16 bits."""
@@ -127,7 +127,7 @@ def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
         BrokenArchive: The file is broken.
     """
     arrays = count_array_bytes(content)
-    memory = BASE_BYTES + int(ARRAY_COPIES * arrays)
+    memory = BASE_BYTES + ARRAY_COPIES * arrays
     votes = min(MAX_VOTES, arrays // BYTES_PER_VOTE, max(0, max_memory - memory) // VOTE_BYTES)
     return memory + votes * VOTE_BYTES, votes
 
