@@ -7,7 +7,7 @@
                           └───── another pass ────┘
 
 Another pass is one of the second-stage network (see ``app.inference.refinement``), or of the first
-in another orientation. Tiles of several scans may share a forward pass (see
+in another orientation, or upside down. Tiles of several scans may share a forward pass (see
 ``app.inference.forward``); each ``ScanState`` gets the votes of its own tiles only. Networks run on
 the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
 """
@@ -31,6 +31,7 @@ from app.inference.refinement import (
     MIN_CLEAR,
     Refiner,
     any_detected,
+    compare_upside_down,
     count_clear,
     has_enough_votes,
     merge_stages,
@@ -49,6 +50,7 @@ from app.preprocessing import (
     make_posed_grid,
     plan_tiles,
     reorient_grid,
+    turn_upside_down,
 )
 from app.voting import Landmark, Shape, positions_of
 
@@ -177,7 +179,7 @@ class Detector:
         shape = self._shape
         if shape is None:
             return landmarks
-        doubts = self._missing_surroundings(landmarks, shape, state.volume)
+        doubts = [*state.doubts, *self._missing_surroundings(landmarks, shape, state.volume)]
         # What the second network sees is all in the pose of what the first one has chosen.
         first = state.coarse or landmarks
         doubts += self._unclear(first, shape, state.volume)
@@ -217,13 +219,13 @@ class Detector:
             return []
         return [
             f"at first sight of the whole scan {detected} of {shown} that it should show are "
-            "detected; does the patient lie as the file says?"
+            "detected, as if the patient did not lie as the file says"
         ]
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()
         if state.pose is None or self._refiner is None:
-            landmarks = coarse = state.locate(self._shape)
+            landmarks = coarse = self._locate_first(state)
             pose = None if self._refiner is None else self._refiner.find_pose(coarse)
         else:
             coarse, pose = state.coarse, None
@@ -235,10 +237,36 @@ class Detector:
         if self._refiner is None:
             return landmarks
         if pose is not None:
+            if self._may_be_upside_down(state, coarse):
+                return self._look_upside_down(state, coarse)
             return self._refine(state, self._refiner, coarse, pose)
         if any_detected(landmarks):
             return landmarks
         return self._try_next_view(state, state.fallback or landmarks)
+
+    def _locate_first(self, state: ScanState) -> tuple[Landmark, ...]:
+        """Locate the landmarks of the first-stage network as the scan lies."""
+        landmarks = state.locate(self._shape)
+        if not state.upside_down:
+            return landmarks
+        state.doubts = compare_upside_down(state.coarse, landmarks)
+        return state.coarse
+
+    def _may_be_upside_down(self, state: ScanState, coarse: tuple[Landmark, ...]) -> bool:
+        """Say whether it is worth a pass to see if the scan is upside down.
+
+        A row of look-alikes is one upside down, too, but then hardly ever all of it is detected.
+        """
+        if not (len(self._surroundings) and self.model.manifest.input.upright):
+            return False
+        is_first = state.pose is None and not state.upside_down
+        return is_first and any(one.status != "detected" for one in coarse)
+
+    def _look_upside_down(self, state: ScanState, coarse: tuple[Landmark, ...]) -> ScanState:
+        """Prepare a pass of the first-stage network over the scan upside down."""
+        start = time.perf_counter()
+        grid = turn_upside_down(state.grid, self.model.manifest.input.orientation)
+        return _next_pass(state, self.model, grid, start, coarse=coarse, upside_down=True)
 
     def _try_next_view(
         self, state: ScanState, fallback: tuple[Landmark, ...]
@@ -274,7 +302,8 @@ class Detector:
         spec, device = model.manifest.input, model.network.device
         grid = make_posed_grid(state.volume, pose, spec, window, device)
         passes = state.refine_passes + 1
-        return _next_pass(state, model, grid, start, coarse=coarse, pose=pose, refine_passes=passes)
+        seen = {"coarse": coarse, "pose": pose, "upside_down": False}
+        return _next_pass(state, model, grid, start, refine_passes=passes, **seen)
 
     def detect(self, volume: Volume, *, on_device: OnDevice = call_here) -> Detection:
         """Find the landmarks of one scan by itself, tile by tile.

@@ -181,6 +181,25 @@ def count_clear(landmarks: Sequence[Landmark], shape: Shape, volume: Volume) -> 
     return int((detected & shown).sum()), int(shown.sum())
 
 
+def compare_upside_down(
+    upright: Sequence[Landmark], upside_down: Sequence[Landmark]
+) -> tuple[str, ...]:
+    """Say if more votes fit together where the first network sees a scan upside down."""
+    mass, other = _sum_mass(upright), _sum_mass(upside_down)
+    if other <= mass:
+        return ()
+    share = 100 * other / max(mass, 1e-9)
+    return (
+        f"upside down, the scan has {share:.0f} % as many votes; does it lie as the file says?",
+    )
+
+
+def _sum_mass(landmarks: Sequence[Landmark]) -> float:
+    """Add up the mass of the landmarks that agree with the fitted shape."""
+    agree = (one for one in landmarks if one.ras_mm is not None and one.expected_ras_mm is None)
+    return sum(one.mass for one in agree)
+
+
 def _box(voxels: np.ndarray, centre: Point, reach: Point) -> np.ndarray:
     """View what lies within a reach of a position along each axis: one voxel to each side at least.
 

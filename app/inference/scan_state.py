@@ -40,6 +40,8 @@ class ScanState:
             number of ``app.preprocessing.VIEWS``, from 1.
         own_grid: The scan in the grid's own orientation, if it may be seen in others; None else.
         fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
+        upside_down: Whether the first-stage network sees the scan upside down, to compare.
+        doubts: What makes it doubtful which landmark is which, as far as passes have shown.
         remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
         votes_ready: When the votes are on the device; another CUDA stream reads them.
@@ -64,6 +66,8 @@ class ScanState:
     view: int = 0
     own_grid: Grid | None = None
     fallback: tuple[Landmark, ...] = ()
+    upside_down: bool = False
+    doubts: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     grid_ready: ReadyEvent = READY
     votes_ready: ReadyEvent = READY

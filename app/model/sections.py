@@ -101,7 +101,7 @@ class InputSpec(Section):
     The edges of a tile are multiples of ``divisor`` and of the network's output stride. With
     ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
     ``max_voxels``; ``tile_overlap`` then says nothing. Where subjects lie as the affine says, as
-    ``upright`` declares, no scan is looked at from other sides.
+    ``upright`` declares, no scan is looked at from other sides to find its landmarks.
     """
 
     orientation: Annotated[str, Field(min_length=3, max_length=3)]

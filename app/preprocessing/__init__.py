@@ -17,6 +17,7 @@ from app.preprocessing.posed_grid import (
     index_grid,
     make_posed_grid,
     reorient_grid,
+    turn_upside_down,
 )
 from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
@@ -36,6 +37,6 @@ __all__ = [
     "Grid", "Pose", "Profiles", "TilePlan",
     "count_tiles", "extract_tile", "find_window", "grid_shape", "index_grid",
     "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
-    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights", "width_of",
-    "within_grid",
+    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights",
+    "turn_upside_down", "width_of", "within_grid",
 ]  # fmt: skip

@@ -92,7 +92,22 @@ def make_posed_grid(
 
 def reorient_grid(grid: Grid, view: int) -> Grid:
     """Permute and flip the axes of a grid into one of ``VIEWS``; no voxel value changes."""
-    order, signs = VIEWS[view]
+    return _reorient(grid, *VIEWS[view])
+
+
+def turn_upside_down(grid: Grid, orientation: str) -> Grid:
+    """Turn a grid by half a turn about its axis from back to front.
+
+    Args:
+        grid: The grid; no voxel value changes.
+        orientation: Where its axes point to, as of ``InputSpec``.
+    """
+    i, j, k = (1 if letter in "PA" else -1 for letter in orientation)
+    return _reorient(grid, (0, 1, 2), (i, j, k))
+
+
+def _reorient(grid: Grid, order: tuple[int, int, int], signs: tuple[int, int, int]) -> Grid:
+    """Permute the axes of a grid, and flip those whose sign is negative."""
     shown_by = np.argsort(order)  # The new axis that each old one becomes.
     turn = np.column_stack([shown_by, np.array(signs)[shown_by]])
     old_from_new = inv_ornt_aff(turn, grid.voxels.shape)

@@ -133,6 +133,7 @@ def _with_wrong_signs(*signs: float) -> Callable[[Volume], tuple[Volume, Affine]
 MISLAID: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
     "far from the axes of the scan": _turned,
     "front to back": _with_wrong_signs(1.0, -1.0, 1.0),
+    "upside down": _with_wrong_signs(1.0, 1.0, -1.0),
     "in RAS called LPS": _with_wrong_signs(-1.0, -1.0, 1.0),
 }
 """Spines that do not lie as a network of upright scans takes them to, and the map of their true

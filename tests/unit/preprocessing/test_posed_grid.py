@@ -16,6 +16,7 @@ from app.preprocessing.posed_grid import (
     Pose,
     make_posed_grid,
     reorient_grid,
+    turn_upside_down,
 )
 from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
@@ -107,6 +108,24 @@ def test_smoothing_is_that_of_resampling(window: tuple[float, float] | None) -> 
     index = indices(coarse.shape)
     where = torch.from_numpy(transform(old_from_new, index)).float()
     np.testing.assert_allclose(sample_at(smooth, where).numpy(), coarse.numpy(), atol=1.5e-5)
+
+
+@pytest.mark.parametrize("orientation", ["RAS", "LPS", "SAL", "PIR"])
+def test_what_is_upside_down_has_its_front_in_front_and_left_and_right_exchanged(
+    orientation: str,
+) -> None:
+    """Every voxel keeps its value and its place."""
+    voxels = torch.arange(3.0 * 4 * 5).reshape(3, 4, 5)
+    grid = Grid(voxels, np.eye(4), oblique_affine(2), (0.5, 0.75, 1.25))
+    turned = turn_upside_down(grid, orientation)
+    axis = next(i for i, letter in enumerate(orientation) if letter in "PA")
+    others = [i for i in range(3) if i != axis]
+    torch.testing.assert_close(turned.voxels, voxels.flip(others))
+    old = transform(turned.to_volume, indices((3, 4, 5)))
+    np.testing.assert_allclose(old[..., axis], indices((3, 4, 5))[..., axis])
+    for i in others:
+        np.testing.assert_allclose(old[..., i], (voxels.shape[i] - 1) - indices((3, 4, 5))[..., i])
+    np.testing.assert_allclose(turned.to_world, grid.to_world @ turned.to_volume)
 
 
 @pytest.mark.parametrize("view", range(len(VIEWS)))
