@@ -164,7 +164,7 @@ def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint
     Args:
         path: A 3D Slicer Markups file (``.mrk.json``), a Slicer list (``.fcsv``) or a table
             (``.csv``, ``.tsv``) with columns ``label,l,p,s`` (LPS mm), ``label,r,a,s`` or
-            ``name,x,y,z`` (RAS mm); a point without coordinates is not defined.
+            ``name,x,y,z`` (RAS mm); a point without coordinates, or with NA, is not defined.
         undefined: Whether to list points that the file marks as not defined, with NaN.
 
     Returns:
@@ -194,6 +194,11 @@ def read_points(path: Path) -> dict[str, FilePoint]:
 def declared_frame(path: Path) -> Frame:
     """Return the frame that a readable landmark file declares for its coordinates."""
     return _read(path)[0]
+
+
+def is_missing(cell: str | None) -> bool:
+    """Return whether a cell of a table stands for no number: it is empty, or R's NA, or NaN."""
+    return (cell or "").strip().lower() in {"", "na", "nan"}
 
 
 def is_landmark_file(path: Path) -> bool:
@@ -388,6 +393,6 @@ def _position(row: Mapping[str, str], axes: str, frame: Frame) -> RasPoint | Non
     cells = [row[axis] for axis in axes]
     defined = (row.get("defined") or "1").strip().lower()
     is_defined = defined == "true" or (defined != "false" and float(defined) != 0)
-    if not (is_defined and any(cells)):
+    if not is_defined or all(map(is_missing, cells)):
         return None
     return RAS_SIGNS[frame] * np.array(cells, dtype=np.float64)

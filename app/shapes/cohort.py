@@ -15,6 +15,7 @@ from app.io import (
     LandmarksAnswer,
     RasPoint,
     is_landmark_file,
+    is_missing,
     landmark_stem,
     list_shown,
     name_in_utf8,
@@ -100,8 +101,12 @@ def _read_table(path: Path) -> Iterator[Specimen]:
 
 def _read_rows(table: str, rows: "csv.DictReader[str]") -> dict[str, dict[str, RasPoint]]:
     axes = ("ras_x_mm", "ras_y_mm", "ras_z_mm")
-    if not {"scan", "label", *axes} <= set(rows.fieldnames or ()):
-        raise BadParameter(f"expected a table with columns scan, label, {', '.join(axes)}")
+    columns = rows.fieldnames or ()
+    if not {"scan", "label", *axes} <= set(columns):
+        raise BadParameter(
+            f"{table}: expected a table with columns scan, label, {', '.join(axes)}, "
+            f"got {','.join(columns)[:200] or 'none'}"
+        )
     specimens: dict[str, dict[str, RasPoint]] = {}
     for row in rows:
         if not any(row[name] for name in ("scan", "label", *axes)):
@@ -125,7 +130,7 @@ def _read_point(cells: Sequence[str | None]) -> RasPoint | None:
     Spreadsheets may leave out the commas behind the last cell of a row that holds something.
     """
     try:
-        point = np.array([float(cell or "nan") for cell in cells])
+        point = np.array([np.nan if is_missing(cell) else float(cell or "") for cell in cells])
     except ValueError:
         return None
     return point if np.isfinite(point).all() or np.isnan(point).all() else None

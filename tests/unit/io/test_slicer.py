@@ -71,7 +71,9 @@ def test_tables_are_read_by_their_column_names(tmp_path: Path, columns: str) -> 
     np.testing.assert_array_equal(read_landmarks(lps)["n"], read_landmarks(ras)["n"])
 
 
-@pytest.mark.parametrize("row", ["0,0,0,0.0", "0,0,0,False", "0,0,0,FALSE", ",,,1", ",,,"])
+@pytest.mark.parametrize(
+    "row", ["0,0,0,0.0", "0,0,0,False", "0,0,0,FALSE", ",,,1", ",,,", "NA,NA,NA,1", "nan,NaN,nan,1"]
+)
 def test_row_of_a_table_without_a_position_is_not_defined(tmp_path: Path, row: str) -> None:
     text = f"label,l,p,s,defined\nm,{row}\nn,1,2,3,True\n"
     assert list(read_landmarks(write(tmp_path / "a.csv", text))) == ["n"]
@@ -107,6 +109,8 @@ def test_coordinate_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,nan,3\n")
     with pytest.raises(ValueError, match="finite"):
         read_landmarks(path)
+    with pytest.raises(ValueError, match="'NA'"):
+        read_landmarks(write(path, "name,x,y,z\nn,1,NA,3\n"))
 
 
 def test_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,24 @@ def test_a_table_may_end_in_rows_of_commas_alone(tmp_path: Path) -> None:
     assert read_cohort(path).specimens == ("a",)
 
 
-@pytest.mark.parametrize("row", ["b,x,1,2", "b,x,1,2,", "b,x,inf,2,3", "b,x,one,2,3"])
+def test_a_table_that_r_wrote_again_is_read(tmp_path: Path) -> None:
+    """Its ``write.csv`` puts a column of row numbers first, and NA where there is no number."""
+    path = tmp_path / "all.csv"
+    columns = '"","scan","label","ras_x_mm","ras_y_mm","ras_z_mm"'
+    path.write_text(f'{columns}\n"1","a","x",1,2,3\n"2","a","y",NA,NA,NA\n')
+    cohort = read_cohort(path)
+    assert cohort.landmarks == ("x", "y")
+    assert_allclose(cohort.points, np.array([[[1, 2, 3], [np.nan] * 3]]))
+
+
+def test_a_table_with_other_separators_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("scan;label;ras_x_mm;ras_y_mm;ras_z_mm\na;x;1,5;2;3\n")
+    with pytest.raises(BadParameter, match=r"^all\.csv: expected .* got scan;label;ras_x_mm;"):
+        read_cohort(path)
+
+
+@pytest.mark.parametrize("row", ["b,x,1,2", "b,x,1,2,", "b,x,1,NA,3", "b,x,inf,2,3", "b,x,one,2,3"])
 def test_a_row_of_a_table_without_a_whole_point_is_refused(row: str, tmp_path: Path) -> None:
     """Such as the last one of a file that was copied in part."""
     path = tmp_path / "all.csv"
