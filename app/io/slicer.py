@@ -332,7 +332,8 @@ def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
     for markup in document["markups"]:
         frame = _frame(str(markup.get("coordinateSystem", "LPS")))
         units = markup.get("coordinateUnits", "mm")
-        if set(np.atleast_1d(units)) != {"mm"}:  # Perhaps one of each axis.
+        # Perhaps a code, its scheme and its meaning: mm, UCUM, millimeter.
+        if (units[0] if isinstance(units, list) else units) != "mm":
             raise ValueError(f"expected coordinates in mm, got {units}")
         points = markup["controlPoints"]
         if not isinstance(points, list):

@@ -99,6 +99,19 @@ def test_unknown_frame_or_unit_is_refused(tmp_path: Path) -> None:
         read_landmarks(write(tmp_path / "d.mrk.json", json.dumps(micrometres)))
 
 
+@pytest.mark.parametrize("code", ["mm", "um"])
+def test_unit_may_be_a_code_with_its_scheme_and_meaning(tmp_path: Path, code: str) -> None:
+    """As the schema of 3D Slicer allows, and its reader takes it."""
+    point = {"label": "n", "position": [1, 2, 3]}
+    markups = [{"coordinateUnits": [code, "UCUM", "a unit"], "controlPoints": [point]}]
+    path = write(tmp_path / "a.mrk.json", json.dumps({"markups": markups}))
+    if code == "mm":
+        np.testing.assert_array_equal(read_landmarks(path)["n"], [-1, -2, 3])
+    else:
+        with pytest.raises(ValueError, match="expected coordinates in mm, got"):
+            read_landmarks(path)
+
+
 def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,2,3\nn,1,2,4\n")
     with pytest.raises(ValueError, match="'n' twice"):
