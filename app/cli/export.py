@@ -41,6 +41,8 @@ def export(
     name = format_ or (SUFFIXES.get(output.suffix) if output else None)
     if name is None and (output is not None or report is None):
         raise BadParameter(f"--format: expected one of {FORMAT_NAMES}, got none")
+    if output is not None and answers.resolve() == output.resolve():
+        raise BadParameter(f"-o: expected another file than the one that is read, got {output}")
     cohort = read_cohort(answers)
     console = Console(stderr=True, highlight=False)
     if name is not None:

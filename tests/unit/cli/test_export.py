@@ -73,6 +73,18 @@ def test_nothing_is_read_before_it_is_known_what_for(answers: Path, tmp_path: Pa
     assert not (tmp_path / "all.txt").exists()
 
 
+def test_the_table_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """It may be hours of detection, and its name is what the export would naturally have."""
+    table, link = tmp_path / "all.csv", tmp_path / "link.csv"
+    content = "scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n"
+    table.write_text(content)
+    link.symlink_to(table)
+    for output in (table, link):
+        with pytest.raises(BadParameter, match=r"-o: expected another file than the one"):
+            run(table, "-o", output)
+    assert table.read_text() == content
+
+
 def test_a_report_says_which_packages_it_misses(
     answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
