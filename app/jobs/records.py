@@ -36,8 +36,8 @@ class Claim:
     """A scan that is to be run now.
 
     Attributes:
-        id: Of the scan.
-        job: Id of its job.
+        id: Of the scan, as long as its job is there; then perhaps of another's.
+        job: Id of its job, which no other has.
         entry: Its number in the job's archive; None if the job's file is the scan.
         attempts: How often it has been run, this time included.
         order: What is to be found.

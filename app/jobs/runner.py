@@ -79,7 +79,7 @@ class JobRunner:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="jobs")
         self._file_pool = ThreadPoolExecutor(WRITING + CONCURRENCY, "job files")
         self._calling, self._writing = FairBudget(CALLING), FairBudget(WRITING)
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[Claim, _Run] = {}
         self._changed = asyncio.Event()
         self._last_owner = ""
         metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
@@ -107,7 +107,7 @@ class JobRunner:
 
     def progress(self) -> dict[int, Tiles]:
         """Return how far the scans are that are running, by their ids."""
-        return {scan: (run.tile, run.tiles) for scan, run in self._runs.items()}
+        return {claim.id: (run.tile, run.tiles) for claim, run in self._runs.items()}
 
     async def run(self) -> None:
         """Run what is queued until this is cancelled; then what is running is queued again."""
@@ -164,13 +164,13 @@ class JobRunner:
     async def _run(self, claim: Claim) -> None:
         """Run a scan, and keep what became of it."""
         task = asyncio.create_task(self._find(claim))
-        self._runs[claim.id] = _Run(claim.job, task)
+        self._runs[claim] = _Run(claim.job, task)
         try:
             await asyncio.wait((task,))
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            del self._runs[claim.id]
+            del self._runs[claim]
         if (keep := self._outcome(claim, task)) is not None:
             # What waits for its turn is kept, too, if the service stops: it is not found again.
             await asyncio.shield(self._insist(keep))
@@ -244,7 +244,7 @@ class JobRunner:
 
     def _note_progress(self, claim: Claim, progress: Progress) -> None:
         with contextlib.suppress(KeyError):
-            run = self._runs[claim.id]
+            run = self._runs[claim]
             run.tile, run.tiles = progress.tile, progress.tiles
 
 

@@ -82,7 +82,8 @@ class JobStore:
         """Have a scan that is running run again, if it is still there; this attempt counts."""
         with self.folder.transaction() as db:
             db.execute(
-                "UPDATE scan SET state = 'queued' WHERE id = ? AND state = 'running'", (claim.id,)
+                "UPDATE scan SET state = 'queued' WHERE id = ? AND job = ? AND state = 'running'",
+                (claim.id, claim.job),
             )
 
     def release_all(self) -> None:
@@ -105,8 +106,9 @@ class JobStore:
         """
         with self.folder.transaction() as db:
             settled = db.execute(
-                "UPDATE scan SET state = ?, outcome = ? WHERE id = ? AND state = 'running'",
-                (state, outcome, claim.id),
+                "UPDATE scan SET state = ?, outcome = ?"
+                " WHERE id = ? AND job = ? AND state = 'running'",
+                (state, outcome, claim.id, claim.job),
             ).rowcount
             extra = settled * max(0, len(outcome.encode()) - SCAN_BYTES)
             db.execute("UPDATE job SET bytes = bytes + ? WHERE id = ?", (extra, claim.job))

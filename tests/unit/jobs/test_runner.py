@@ -118,6 +118,29 @@ def test_scan_that_is_claimed_during_a_stop_counts_as_not_tried(
     folder.close()
 
 
+def test_job_after_one_that_was_removed_while_it_ran_is_run_as_any(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path)
+        accept = partial(runner.store.accept, order(), b"scan", None)
+        removed = await runner.accept("anna", accept)
+        await engine.asked.wait()
+        engine.asked.clear()
+        await runner.call("anna", partial(runner.store.remove, "anna", removed))
+        job = await runner.accept("anna", accept)
+        await engine.asked.wait()
+        runner.cancel(removed)
+        engine.may_answer.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while runner.progress():
+                await steps()
+        assert not running.done()
+        find = partial(runner.store.find, "anna", job)
+        assert (await runner.call("anna", find)).counts == {"failed": 1}
+        await stopped(runner, running, threading.Event())
+
+    asyncio.run(scenario())
+
+
 def test_disk_that_takes_nothing_does_not_hold_up_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

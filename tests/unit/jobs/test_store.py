@@ -153,6 +153,18 @@ def test_job_that_is_removed_while_it_runs_leaves_nothing(store: JobStore, tmp_p
     assert (store.folder.usage.queued, store.folder.usage.bytes) == (0, 0)
 
 
+def test_scan_is_not_taken_for_the_one_that_was_removed_before_it(store: JobStore) -> None:
+    removed = store.accept(order(), SCAN, None)
+    late = claimed(store)
+    store.remove("anna", removed)
+    job = store.accept(order("bert"), SCAN, None)
+    claim = claimed(store)
+    assert not store.settle(late, "done", "{}")
+    store.release(late)
+    assert store.find("bert", job).counts == {"running": 1}
+    assert store.settle(claim, "failed", "{}")
+
+
 def test_what_is_kept_is_counted(store: JobStore) -> None:
     content = bytes(100_000)
     store.accept(order(), content, None)
