@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
         sync(path.parent)
     except OSError as error:
-        if error.filename == str(partial):
+        if error.errno and error.filename in (None, str(partial)):  # A full disk names no file.
             error.filename = str(path)  # The name that its user knows.
         raise
     finally:

@@ -11,11 +11,10 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import tomlkit
 import torch
-from safetensors.torch import save_model
 from torch import Tensor
 
 from app.errors import BadParameter, ModelRefused
-from app.model import build_network, split_name, write_selfcheck
+from app.model import build_network, split_name, write_selfcheck, write_tensors
 
 MAX_JSON: Final = 16 << 20
 """Bytes of a JSON file: plans and bundles have some kilobytes."""
@@ -146,7 +145,7 @@ def save_weights(
             f"{name}: {path.stem}: expected weights of {architecture} with the arguments given, "
             f"got {error!s:.300}"
         ) from error
-    save_model(network, str(path))
+    write_tensors(path, network.state_dict())
 
 
 def write_folder(

@@ -19,7 +19,7 @@ registry      the models that serve, why others do not, and hot reload
 
 from app.model.cpu import find_last_convolution, norm_groups
 from app.model.editing import editing, update_hashes
-from app.model.files import hash_file
+from app.model.files import hash_file, write_tensors
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
 from app.model.mean_shape import load_shape, place_surroundings
@@ -47,5 +47,5 @@ __all__ = [
     "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
     "load_model", "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
     "read_manifest", "scan_models", "split_name", "update_hashes", "write_precisions",
-    "write_selfcheck",
+    "write_selfcheck", "write_tensors",
 ]  # fmt: skip

@@ -1,13 +1,14 @@
 """model folder -> its files: inside the folder, never elsewhere, and their hashes."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from app.durable import replacing
 from app.errors import ModelRefused
 
 
@@ -92,6 +93,23 @@ def parse_tensors(folder: Path, key: str, data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except SafetensorError as error:
         raise ModelRefused(f"{folder.name}: {key}: not safetensors: {error}") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, or replace it, for all to read: a service may be another user.
+
+    A tensor of several names is stored under the first of them; the loader knows the others.
+
+    Raises:
+        OSError: The disk takes no more. So it is made in memory: safetensors would raise another.
+    """
+    stored: dict[object, str] = {}
+    for name, tensor in sorted(tensors.items()):
+        stored.setdefault((tensor.data_ptr(), tensor.shape) if tensor.numel() else name, name)
+    content = safetensors.torch.save({name: tensors[name].contiguous() for name in stored.values()})
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+        partial.chmod(0o644)
 
 
 def hash_file(path: Path) -> str:

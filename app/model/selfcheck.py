@@ -15,14 +15,12 @@ import numpy as np
 import tomlkit
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor
 
-from app.durable import replacing
 from app.errors import ModelRefused, NetworkFailed
 from app.geometry import Points
 from app.model.editing import editing, update_hashes
-from app.model.files import read_tensors
+from app.model.files import read_tensors, write_tensors
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest
 from app.model.network import Network
@@ -144,10 +142,7 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         field = run_noise(manifest, network)
         if manifest.selfcheck.expected is not None:
             samples = _make_samples(manifest, field)
-            with replacing(folder / manifest.selfcheck.expected) as path:
-                save_file(samples, path)
-                # safetensors lets only the owner read; a service often runs as another user.
-                path.chmod(0o644)
+            write_tensors(folder / manifest.selfcheck.expected, samples)
     return manifest
 
 

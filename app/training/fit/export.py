@@ -7,13 +7,11 @@ from typing import Final
 
 import tomlkit
 import torch
-from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
-from app.durable import replacing
 from app.geometry import Points
-from app.model import editing, hash_file, write_selfcheck
+from app.model import editing, hash_file, write_selfcheck, write_tensors
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
 
@@ -50,18 +48,12 @@ def write_model_folder(
     folder.mkdir(parents=True, exist_ok=True)
     plain = copy.deepcopy(network).half().cpu()
     convert_conv3d_weight_memory_format(plain, torch.contiguous_format)
-    # save_model stores a tensor once that a network registers under several names.
-    with replacing(folder / "weights.safetensors") as partial:
-        save_model(plain, str(partial))
+    write_tensors(folder / "weights.safetensors", plain.state_dict())
     if mean is not None:
-        with replacing(folder / "shape.safetensors") as partial:
-            save_file({"mean": torch.from_numpy(mean)}, partial)
+        write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})
     with editing(folder, new=_new(folder)) as document:
         _update(document, folder, recipe, names)
     write_selfcheck(folder)
-    # safetensors writes files that only their owner may read; a service often runs as another user.
-    for file in folder.glob("*.safetensors"):
-        file.chmod(0o644)
 
 
 def attach_refine(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """MONAI bundles become model folders that answer what the originals do."""
 
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -205,6 +206,13 @@ def test_manifest_says_what_the_bundle_says(tmp_path: Path) -> None:
     assert (network.architecture, network.activation) == ("monai.networks.nets:UNet", "sigmoid")
     assert network.arguments == ARGUMENTS
     assert (manifest.voting.threshold, manifest.voting.radius_mm) == (0.2, 5.8)
+
+
+def test_weights_are_for_all_to_read(tmp_path: Path) -> None:
+    """A service often runs as another user."""
+    bundle = write_bundle(tmp_path / "bundle", build(), "model.pt")
+    folder = import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM])
+    assert stat.S_IMODE((folder / "weights.safetensors").stat().st_mode) == 0o644
 
 
 def test_options_count_more_than_the_bundle(tmp_path: Path) -> None:
