@@ -4,7 +4,8 @@ A model has one network or two. The first sees scans as they come; the second, i
 ``refine`` within the first one's, sees the subject closer, in the pose that the first has found.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-from app.compute import choose_device
-from app.errors import BadParameter, StartupError
+from app.compute import choose_device, describe_out_of_memory, is_out_of_memory
+from app.errors import BadParameter, InsufficientMemory, StartupError
 from app.geometry import Points
 from app.model import WHOLE, IntensitySpec, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, mean_shape
@@ -127,13 +128,15 @@ def plan_first(options: Options, checked: CheckedData) -> Plan:
 def run_first(options: Options, plan: Plan, console: Console) -> bool:
     """Read the specimens of a plan, and train the first network."""
     names, recipe = plan.names, plan.recipe
-    specimens: Sequence[Specimen] = [
-        load_specimen(files, names, recipe.spacing_mm, recipe.intensity, recipe.missing)
-        for files in with_progress([one.files for one in plan.split.train], "Preparing", console)
-    ]
-    if options.mirror:
-        specimens = mirrored(specimens, mean_of(plan.split.train, names))
-    return run_training(options, plan, specimens, console)
+    files = with_progress([one.files for one in plan.split.train], "Preparing", console)
+    with memory_of(options):
+        specimens: Sequence[Specimen] = [
+            load_specimen(one, names, recipe.spacing_mm, recipe.intensity, recipe.missing)
+            for one in files
+        ]
+        if options.mirror:
+            specimens = mirrored(specimens, mean_of(plan.split.train, names))
+        return run_training(options, plan, specimens, console)
 
 
 def plan_refine(options: Options, checked: CheckedData) -> Plan:
@@ -190,18 +193,38 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
     # In mm of the subject, as in service: a grid is coarser in one that is larger than the mean.
     spacings = [fit_pose(one.rows(plan.names), mean).scale * recipe.spacing_mm for one in known]
     files = with_progress([one.files for one in known], "Preparing", console)
-    specimens: Sequence[Specimen] = [
-        load_specimen(one, plan.names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
-        for one, mm in zip(files, spacings, strict=True)
-    ]
-    if options.mirror:
-        specimens = mirrored(specimens, mean)
-    posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
-    return run_training(options, plan, posed, console)
+    with memory_of(options):
+        specimens: Sequence[Specimen] = [
+            load_specimen(one, plan.names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
+            for one, mm in zip(files, spacings, strict=True)
+        ]
+        if options.mirror:
+            specimens = mirrored(specimens, mean)
+        posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
+        return run_training(options, plan, posed, console)
 
 
 FIRST: Final = Stage(plan_first, run_first, is_refine=False)
 SECOND: Final = Stage(plan_refine, run_refine, is_refine=True)
+
+
+@contextmanager
+def memory_of(options: Options) -> Iterator[None]:
+    """Turn what torch and Python raise when memory runs out into an error that says what helps.
+
+    Raises:
+        InsufficientMemory: What is done in this context needs more memory than there is.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        shortage = describe_out_of_memory(error, choose_device(options.device))
+        raise InsufficientMemory(
+            f"expected a training that fits the memory: {shortage}; one of a smaller batch, a "
+            "coarser spacing or narrower filters needs less"
+        ) from error
 
 
 def run_training(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.errors import BadParameter, LandmarkdError, StartupError
+from app.errors import BadParameter, InsufficientMemory, LandmarkdError, StartupError
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
@@ -341,3 +341,18 @@ def test_open_options_are_chosen_from_the_data(tmp_path: Path) -> None:
     finer = ("--spacing", "0.2", "--check")
     output = " ".join(landmarkd("train", data / "scans", data / "landmarks", *finer).split())
     assert "│ --tile │ 64 │ the scans are 2.7 times as long" in output
+
+
+@pytest.mark.parametrize("command", ["train", "refine"])
+def test_training_that_does_not_fit_the_memory_says_so_and_what_helps(
+    tmp_path: Path, command: str
+) -> None:
+    """Here one of so many channels that no address space holds its weights."""
+    data, model = write_data(tmp_path / "data"), tmp_path / "mine"
+    files = (data / "scans", data / "landmarks")
+    if command == "refine":
+        landmarkd("train", *files, "-o", model, *SMALL, "--validate", "none")
+    words = ("train", *files, "-o", model) if command == "train" else ("refine", model, *files)
+    message = r"needed 432000000000000 bytes more, .*; one of a smaller batch, a coarser"
+    with pytest.raises(InsufficientMemory, match=message):
+        landmarkd(*words, *SMALL, "--filters", "2000000,4,4")
