@@ -17,8 +17,7 @@ from app.training.record import read_record, seen_by
 def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     """List the scans that either network of a model was trained on, as far as its records say.
 
-    Scans are matched by name, and also by content if the model was trained with folds, whose file
-    keeps the hash of each scan.
+    Scans are matched by name, and also by content, of which records and folds keep hashes.
 
     Returns:
         Their names; empty if nothing says what the model was trained on.
@@ -26,10 +25,12 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     Raises:
         ModelRefused: The folder is no model.
     """
-    names = {name for record in _records(folder) for name in seen_by(record)}
+    records = [record or {} for record in _records(folder)]
+    names = {name for record in records for name in seen_by(record)}
     folds = read_folds(folder)
     known = {} if folds is None else folds.digests
     digests = {known[name] for name in names if name in known}
+    digests.update(*(record.get("digests", {}).values() for record in records))
     return [
         files.name
         for files in specimens
