@@ -105,7 +105,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     stored: dict[object, str] = {}
     for name, tensor in sorted(tensors.items()):
-        stored.setdefault((tensor.data_ptr(), tensor.shape) if tensor.numel() else name, name)
+        place = tensor.data_ptr(), tensor.shape, tensor.stride()
+        stored.setdefault(place if tensor.numel() else name, name)
     content = safetensors.torch.save({name: tensors[name].contiguous() for name in stored.values()})
     with replacing(path) as partial:
         partial.write_bytes(content)
