@@ -8,6 +8,7 @@ import json
 import logging
 import time
 import traceback
+import warnings
 from typing import Final, Literal
 
 from app.errors import StartupError
@@ -21,6 +22,9 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "color_message",
 }
 
+FILE_READERS: Final = ("highdicom", "nibabel", "pydicom")
+"""They log, and warn of, what stands in the files they read: UIDs, or what is wrong with a name."""
+
 
 def configure_logging(
     level: Literal["debug", "info", "warning", "error"], log_format: Literal["json", "text"]
@@ -28,6 +32,8 @@ def configure_logging(
     """Write the log of the process to standard error."""
     handler = LogWriter()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.addFilter(lambda record: record.name.partition(".")[0] not in FILE_READERS)
+    warnings.filterwarnings("ignore", module=f"({'|'.join(FILE_READERS)})\\b")
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # It logs every request of the demo, which the service logs, too.
     logging.getLogger("httpx").setLevel(logging.WARNING)

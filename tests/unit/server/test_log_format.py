@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,27 @@ def fail() -> None:
         int("Jane Doe")
     except ValueError as error:
         raise RuntimeError("Jane Doe again") from error
+
+
+FILE_READERS_SAY = """
+import logging, warnings
+from app.server.log_format import configure_logging
+
+log = configure_logging("debug", "json")
+logging.getLogger("highdicom.sr.sop").info("copy Patient-related attributes from Jane")
+logging.getLogger("pydicom").error("invalid name: Jane")
+warnings.warn_explicit("invalid name: Jane", UserWarning, "valuerep.py", 1, "pydicom.valuerep")
+logging.getLogger("app.x").info("hello")
+log.close()
+"""
+
+
+def test_what_libraries_say_of_the_files_they_read_is_not_logged() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FILE_READERS_SAY], capture_output=True, check=True, text=True
+    )
+    (line,) = run.stderr.splitlines()
+    assert json.loads(line)["message"] == "hello"
 
 
 def test_line_is_a_json_object_with_its_fields() -> None:
