@@ -252,6 +252,7 @@ class Registry:
         """
         folders = {folder.name: folder for folder in scan_models(self._root)}
         if name not in folders:
+            self._forget_refusal(name)
             known = ", ".join(folders) or "none"
             raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")
         return self._store(folders[name])
@@ -264,5 +265,8 @@ class Registry:
             self.refusals = {**self.refusals, folder.name: str(refusal)}
             raise
         self.models = {**self.models, folder.name: loaded}
-        self.refusals = {name: why for name, why in self.refusals.items() if name != folder.name}
+        self._forget_refusal(folder.name)
         return loaded
+
+    def _forget_refusal(self, folder: str) -> None:
+        self.refusals = {name: why for name, why in self.refusals.items() if name != folder}

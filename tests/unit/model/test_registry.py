@@ -1,6 +1,7 @@
 """The registry: good folders serve, bad ones say why, and a reload never leaves a gap."""
 
 import os
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -337,6 +338,19 @@ def test_refused_reload_leaves_the_old_model_serving(tmp_path: Path, registry: R
     assert "network.sha256" in registry.refusals["toy"]
     (folder / "weights.safetensors").write_bytes(good)
     registry.reload("toy")
+    assert not registry.refusals
+
+
+def test_refused_folder_that_is_gone_is_no_longer_listed_once_its_reload_is_asked_for(
+    tmp_path: Path, registry: Registry
+) -> None:
+    folder = make_model_folder(tmp_path)
+    (folder / "weights.safetensors").unlink()
+    registry.load_all()
+    assert list(registry.refusals) == ["toy"]
+    shutil.rmtree(folder)
+    with pytest.raises(UnknownModel):
+        registry.reload("toy")
     assert not registry.refusals
 
 
