@@ -113,7 +113,9 @@ def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
     """Hash each scan with its landmarks, to detect later whether anything has changed."""
     digests = {}
     for specimen in specimens:
-        positions = {name: np.round(point, 3).tolist() for name, point in specimen.points.items()}
+        positions = dict.fromkeys(specimen.absent) | {
+            name: np.round(point, 3).tolist() for name, point in specimen.points.items()
+        }
         affine = np.round(specimen.affine, 6).tolist()
         content = [specimen.digest, affine, sorted(positions.items())]
         digests[specimen.name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.errors import LandmarkdError
 from app.geometry import Affine, Points, distance_beyond, spacing_of
-from app.io import UNIT_WARNINGS, RasPoint, Volume, read_landmarks, read_volume
+from app.io import UNIT_WARNINGS, RasPoint, Volume, read_truth, read_volume
 from app.training.data.issues import Issue
 from app.training.data.specimens import SpecimenFiles, rows_of
 
@@ -27,6 +27,7 @@ class SpecimenSummary:
         affine: Voxel index -> mm, RAS.
         digest: SHA-256 of the voxel values, hex, whatever the header says.
         points: Landmarks by name, in mm, RAS.
+        absent: Names of those that a person has marked as not in the scan.
     """
 
     files: SpecimenFiles
@@ -34,6 +35,7 @@ class SpecimenSummary:
     affine: Affine
     digest: str
     points: Mapping[str, RasPoint]
+    absent: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -69,9 +71,12 @@ def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]
     """
     issues: list[Issue] = []
     points: Mapping[str, RasPoint] = {}
+    absent: frozenset[str] = frozenset()
     volume: Volume | None = None
     try:
-        points = read_landmarks(files.landmarks)
+        truth = read_truth(files.landmarks)
+        points = {name: point for name, point in truth.items() if point is not None}
+        absent = frozenset(truth.keys() - points.keys())
         if not points:
             issues.append(Issue("error", files.landmarks.name, "expected landmarks, got none"))
     except (ValueError, OSError) as error:
@@ -88,7 +93,7 @@ def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]
     if points:
         i, j, k = volume.voxels.shape
         digest = _digest(volume.voxels)
-        summary = SpecimenSummary(files, (i, j, k), volume.affine, digest, points)
+        summary = SpecimenSummary(files, (i, j, k), volume.affine, digest, points, absent)
     inside = summary is not None and not summary.outside
     issues += [_issue_of(files.name, warning, inside) for warning in volume.warnings]
     return summary, issues

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import json
 import os
 import resource
 import shutil
@@ -173,6 +174,28 @@ def test_landmarks_that_were_corrected_are_not_taken_for_learned(
     with pytest.raises(StartupError, match=r"expected the same scans .*, got others of two"):
         run(changed, folder, "--steps", 1)
     assert "all 1 steps are done" in run(data, folder, "--steps", 1)
+
+
+def test_a_landmark_that_was_marked_as_absent_since_is_not_taken_for_learned(
+    data: Path, tmp_path: Path
+) -> None:
+    """Of one that a file does not list nothing was learned, not even that it is not there."""
+    folder, changed = tmp_path / "mine", tmp_path / "changed"
+    shutil.copytree(data, changed)
+    file = changed / "landmarks" / "two.csv"
+    points = {name: np.array(point) for name, point in read_landmarks(file).items()}
+    file.unlink()
+    unlisted = {name: point for name, point in points.items() if name != "e"}
+    write_points(changed, "two", unlisted)
+    run(changed, folder, "--steps", 1)
+    write_points(changed, "two", points)
+    marked = json.loads((changed / "landmarks" / "two.mrk.json").read_text())
+    marked["markups"][0]["controlPoints"][-1]["positionStatus"] = "missing"
+    (changed / "landmarks" / "two.mrk.json").write_text(json.dumps(marked))
+    with pytest.raises(StartupError, match=r"expected the same scans .*, got others of two"):
+        run(changed, folder, "--steps", 1)
+    write_points(changed, "two", unlisted)
+    assert "all 1 steps are done" in run(changed, folder, "--steps", 1)
 
 
 def test_training_in_bfloat16_writes_finite_weights(data: Path, tmp_path: Path) -> None:
