@@ -142,8 +142,20 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         field = run_noise(manifest, network)
         if manifest.selfcheck.expected is not None:
             samples = _make_samples(manifest, field)
+            _check_same(manifest, samples, run_noise(manifest, network))
             write_tensors(folder / manifest.selfcheck.expected, samples)
     return manifest
+
+
+def _check_same(manifest: Manifest, samples: Samples, again: Field) -> None:
+    """Check that a network answers as it did before, as no answer could be relied on otherwise."""
+    try:
+        _compare(manifest, samples, again)
+    except ModelRefused as error:
+        raise ModelRefused(
+            f"{manifest.name}: network: expected the same answer to the same noise, got another: "
+            "it keeps a state, or draws random numbers, as one that was exported for training does"
+        ) from error
 
 
 def write_precisions(folder: Path, shifts_mm: Mapping[LowerPrecision, float]) -> None:

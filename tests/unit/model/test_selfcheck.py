@@ -181,6 +181,16 @@ def test_answer_that_is_no_number_is_refused_as_such_and_not_written(tmp_path: P
     assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
 
 
+def test_network_that_draws_random_numbers_is_refused_as_such_and_not_written(
+    tmp_path: Path,
+) -> None:
+    """As one with dropout that was exported for training: each start would have refused it."""
+    random = graph([node("RandomUniformLike", "x", "y")])
+    with pytest.raises(ModelRefused, match="the same answer to the same noise, got another: it"):
+        make_blob_folder(tmp_path, random.SerializeToString(), network=HEATMAP)
+    assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
+
+
 def test_logarithms_of_no_probability_are_compared(tmp_path: Path) -> None:
     nodes = [node("Sub", "x half", "z"), node("Relu", "z", "p"), node("Log", "p", "y")]
     onnx = graph(nodes, array("half", 0.5)).SerializeToString()
