@@ -5,6 +5,7 @@ size of the file is the offset at which the next part begins, so that it survive
 file does. It is charged as it arrives, to what all jobs may take. All methods block.
 """
 
+import sqlite3
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,10 @@ MAX_OPEN: Final = 64
 
 MAX_OPEN_OF_ONE: Final = 16
 """Of these, of one owner."""
+
+IDLE_S: Final = 600.0
+"""An upload to which nothing was added for so long makes room for another: nobody may know its
+address any more."""
 
 UPLOAD_BYTES: Final = JOB_BYTES + SCAN_BYTES
 """That an upload counts as besides its file: as a job of one scan."""
@@ -78,21 +83,12 @@ class UploadStore:
 
         Raises:
             TooLarge: It would never fit.
-            QueueFull: It does not fit beside other jobs, or there are too many uploads.
+            QueueFull: It does not fit beside other jobs, or there are too many uploads in progress.
             NotStored: The disk took no more.
         """
         with self._folder.transaction() as db:
             self._folder.require_room(order.owner, length + UPLOAD_BYTES)
-            owners = db.execute(
-                "SELECT owner FROM job JOIN upload ON job = id WHERE NOT accepted"
-            ).fetchall()
-            own = sum(row["owner"] == order.owner for row in owners)
-            if len(owners) >= MAX_OPEN or own >= MAX_OPEN_OF_ONE:
-                raise QueueFull(
-                    f"expected at most {MAX_OPEN} unfinished uploads, and {MAX_OPEN_OF_ONE} of one "
-                    f"client, got one more; finish or delete others",
-                    RETRY_S,
-                )
+            self._make_place(db, order.owner)
             job = insert_job(db, order, 0, UPLOAD_BYTES)
             db.execute("INSERT INTO upload VALUES (?, ?, ?)", (job, length, time.time()))
         try:
@@ -101,6 +97,28 @@ class UploadStore:
             self._folder.abandon(job)
             raise
         return self.look(order.owner, job)
+
+    def _make_place(self, db: sqlite3.Connection, owner: str) -> None:
+        """Have a place free for another upload of an owner, if need be an idle one's."""
+        uploads = db.execute(
+            "SELECT id, owner, touched_s FROM job JOIN upload ON job = id WHERE NOT accepted"
+            " ORDER BY touched_s"
+        ).fetchall()
+        own = [row for row in uploads if row["owner"] == owner]
+        rivals = own if len(own) >= MAX_OPEN_OF_ONE else uploads
+        if rivals is uploads and len(uploads) < MAX_OPEN:
+            return
+        if rivals[0]["touched_s"] > time.time() - IDLE_S:
+            raise QueueFull(
+                f"expected at most {MAX_OPEN} unfinished uploads, and {MAX_OPEN_OF_ONE} of one "
+                f"client, got one more; finish or delete others",
+                RETRY_S,
+            )
+        self._remove(db, rivals[0]["id"])
+
+    def _remove(self, db: sqlite3.Connection, upload: str) -> None:
+        self.files.remove(upload)  # First, which gives room on a full disk.
+        db.execute("DELETE FROM job WHERE id = ?", (upload,))
 
     def look(self, owner: str, upload: str) -> OpenUpload:
         """Find an upload of an owner.
@@ -176,8 +194,7 @@ class UploadStore:
                 (now - self._folder.ttl_s,),
             ).fetchall()
             for row in late:
-                self.files.remove(row["id"])  # First, which gives room on a full disk.
-                db.execute("DELETE FROM job WHERE id = ?", (row["id"],))
+                self._remove(db, row["id"])
             db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
             (first,) = db.execute(
                 "SELECT min(touched_s) FROM upload JOIN job ON id = job WHERE NOT accepted"

@@ -110,6 +110,28 @@ def test_number_of_unfinished_uploads_is_bounded(
     assert MAX_OPEN > MAX_OPEN_OF_ONE
 
 
+def test_idle_upload_makes_room_for_another(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen that were given up kept a client out for a day, and those of four clients all."""
+    given_up, *others = (store.start(order(), 10) for _ in range(MAX_OPEN_OF_ONE))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + uploads.IDLE_S)
+    for upload in others:
+        add(store, upload, FILE[:5])
+    store.start(order(), 10)
+    with pytest.raises(UnknownJob):
+        store.look("anna", given_up.id)
+    assert not (tmp_path / "scans" / given_up.id).exists()
+    with pytest.raises(QueueFull):
+        store.start(order(), 10)
+    monkeypatch.setattr(uploads, "MAX_OPEN", MAX_OPEN_OF_ONE)
+    with pytest.raises(QueueFull):
+        store.start(order("bert"), 10)
+    monkeypatch.setattr(time, "time", lambda: now + 2 * uploads.IDLE_S)
+    store.start(order("bert"), 10)
+
+
 def test_upload_that_the_disk_does_not_take_holds_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
