@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -133,7 +133,8 @@ def measure(
 ) -> Measurement:
     """Run a model over scans; one that fails does not stop the others.
 
-    Landmarks of the files that the model does not know are named in a warning.
+    Landmarks of the files that the model does not know are named in a warning; a file that lists
+    only such is taken for one of other names, with which nothing could be compared.
     """
     names = {landmark.name for landmark in detector.model.manifest.landmarks}
     outcomes: list[Outcome] = []
@@ -145,6 +146,7 @@ def measure(
             begin = time.perf_counter()
             volume, truth = read_in_frame(files)
             unknown.update(dict.fromkeys(label for label in truth if label not in names))
+            _check_names(truth, names, files)
             outcomes.extend(validate_scan(detector, files.name, volume, truth, missing))
             seconds.append(time.perf_counter() - begin)
         except (LandmarkdError, OSError, ValueError) as error:
@@ -154,6 +156,11 @@ def measure(
         console.print(message, style="yellow", highlight=False, soft_wrap=True)
     taken = statistics.median(seconds) if seconds else None
     return Measurement(tuple(outcomes), tuple(failures), taken)
+
+
+def _check_names(truth: Mapping[str, Point | None], names: Set[str], files: SpecimenFiles) -> None:
+    if truth and not names & truth.keys():
+        raise ValueError(f"expected landmarks of the model in {files.landmarks.name}, got none")
 
 
 def compare(

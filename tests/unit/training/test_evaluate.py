@@ -170,6 +170,19 @@ def test_landmarks_that_the_model_does_not_know_are_named(report: Path) -> None:
     )
 
 
+def test_a_file_of_other_names_is_a_failure_and_no_empty_table(
+    phantoms: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(phantoms, data)
+    for file in (data / "landmarks").iterdir():  # As 3D Slicer puts the name of its list first.
+        file.write_text(file.read_text().replace('"label": "', '"label": "F-'))
+    result = evaluate(data)
+    assert result.exit_code == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.endswith("expected landmarks of the model in phantom-5004.mrk.json, got none")
+
+
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither is swallowed, nor does one that looks like an end tag end the command."""
     names = ("tip [left]", "tip [/right]")
