@@ -187,7 +187,8 @@ def read_points(path: Path) -> dict[str, FilePoint]:
         return _by_name(_read(path)[1])
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         # An unexpected structure may raise any of these.
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        kind = {ValueError: "", KeyError: "nothing by the name of "}.get(type(error))
+        reason = f"{type(error).__name__}: {error}" if kind is None else f"{kind}{error}"
         raise ValueError(f"{path.name} cannot be read: {reason}") from error
 
 

@@ -112,6 +112,14 @@ def test_unit_may_be_a_code_with_its_scheme_and_meaning(tmp_path: Path, code: st
             read_landmarks(path)
 
 
+def test_control_point_without_a_label_is_refused(tmp_path: Path) -> None:
+    """Of curves, the points between are often not named."""
+    markups = [{"controlPoints": [{"position": [1, 2, 3]}]}]
+    path = write(tmp_path / "a.mrk.json", json.dumps({"markups": markups}))
+    with pytest.raises(ValueError, match="nothing by the name of 'label'"):
+        read_landmarks(path)
+
+
 def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "name,x,y,z\nn,1,2,3\nn,1,2,4\n")
     with pytest.raises(ValueError, match="'n' twice"):
