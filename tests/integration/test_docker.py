@@ -78,6 +78,12 @@ def test_compose_accepts_the_files_with_all_their_services(
     compose(*files, "--profile", "gpu", "config", "--quiet")
 
 
+def test_compose_builds_both_images_with_the_torch_of_the_index_that_is_named() -> None:
+    index = "https://example.org/older-cuda"
+    config = compose("--profile", "gpu", "config", TORCH_INDEX=index)
+    assert config.count(f"TORCH_INDEX: {index}") == 2
+
+
 def test_phantom_is_answered_right_through_the_published_port(service: ServiceContainer) -> None:
     assert_answers_right(service)
 
