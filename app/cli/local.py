@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from app.compute import choose_devices
+from app.cli.terminal import console
+from app.compute import choose_devices, has_compiled_loops
 from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
@@ -36,6 +37,8 @@ def load_model(folder: Path, settings: Settings) -> LoadedModel:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if console.is_terminal and not has_compiled_loops():
+        console.print("Compiling loops: once on this machine, for half a minute or more.")
     allow = settings.allow_torchscript
     device = first_device(settings)
     return load_checked(folder, device, settings.precision, allow_torchscript=allow)

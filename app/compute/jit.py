@@ -65,6 +65,11 @@ def _if_possible(save: Callable[..., None]) -> Callable[..., None]:
     return save_overload
 
 
+def has_compiled_loops() -> bool:
+    """Say whether loops as they are now have been compiled on this machine."""
+    return any(Path(_config["CACHE_DIR"]).glob("*/*.nbi"))
+
+
 def has_triton(device: torch.device) -> bool:
     """Say whether kernels written in Triton, which not every platform has, run on a device."""
     return device.type == "cuda" and find_spec("triton") is not None

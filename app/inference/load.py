@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app.compute import OnDevice, call_here, is_out_of_memory
+from app.compute import OnDevice, call_here, has_compiled_loops, is_out_of_memory
 from app.errors import InsufficientMemory, ModelRefused, NotReady
 from app.inference.detector import Detector
 from app.inference.precompile import compile_loops
@@ -46,6 +46,8 @@ def load_checked(
         ModelRefused: The folder cannot be used; the key and the reason are named.
         NotReady: The device's thread has ended.
     """
+    if not has_compiled_loops():
+        logger.info("compiling loops, once on this machine")
     try:
         model = load_model(
             folder, device, precision, allow_torchscript=allow_torchscript, on_device=on_device
