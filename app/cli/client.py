@@ -57,8 +57,13 @@ class ProblemError(LandmarkdError):
     title = "The service refused the request"
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(f"{problem.title}: {problem.detail}")
+        # Arguments are what a copy is made of, as where another process raises it.
+        super().__init__(problem)
         self.problem = problem
+
+    def __str__(self) -> str:
+        """Say what the service refused, and why."""
+        return f"{self.problem.title}: {self.problem.detail}"
 
 
 class Unreachable(LandmarkdError):

@@ -1,6 +1,7 @@
 """The client, with servers that are not landmarkd."""
 
 import math
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,15 @@ def test_problem_is_raised_with_its_details() -> None:
         with pytest.raises(ProblemError, match="Busy: later") as caught:
             client.detect(b"x")
         assert caught.value.problem.code == "queue-full"
+
+
+def test_problem_comes_back_from_another_process() -> None:
+    """A pool of processes pickles it, and waited forever for one that could not be read again."""
+    problem = Problem.model_validate_json(PROBLEM)
+    again = pickle.loads(pickle.dumps(ProblemError(problem)))  # noqa: S301 - its own
+    assert isinstance(again, ProblemError)
+    assert again.problem == problem
+    assert str(again) == "Busy: later"
 
 
 def test_folder_is_finished_behind_a_broken_proxy(tmp_path: Path) -> None:
