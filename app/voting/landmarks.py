@@ -58,6 +58,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from app.errors import BadParameter
 from app.geometry import Points, transform
 from app.model import LandmarkSpec
 from app.shapes import MIN_LANDMARKS
@@ -199,7 +200,14 @@ def locate(
 
     Returns:
         One landmark per spec, in their order.
+
+    Raises:
+        BadParameter: Votes, read-out and specs are not of the same number of landmarks.
     """
+    if len(specs) != readout.landmarks:
+        raise BadParameter(
+            f"expected specs for {readout.landmarks} landmarks, as are read out, got {len(specs)}"
+        )
     votes = drop_padding(votes.cpu(), readout)
     modes = find_modes(votes, readout, shape.modes if shape else DEFAULT_MODES)
     positions = _position(modes, readout, frame)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from app.errors import BadParameter
 from app.geometry import transform, translation
 from app.model.outputs import Field
 from app.preprocessing.grid import Grid
@@ -29,6 +30,7 @@ from tests.support.synthetic import (
     scattered,
     shuffled,
     thinned,
+    votes_at,
 )
 
 Array = NDArray[np.float64]
@@ -58,6 +60,17 @@ def test_a_landmark_without_votes_has_no_position() -> None:
     assert landmark == Landmark(
         "0", "", "not_found", None, None, 0.0, 0.0, 0.0, None, None, None, None, ()
     )
+
+
+def test_another_number_of_landmarks_is_refused() -> None:
+    """Also where so many votes would be counted past the end of an array."""
+    many = votes_at(np.full((10_000, 3), 20.0), landmark=list(range(10_000)))
+    with pytest.raises(BadParameter, match=r"votes for 1 landmarks, .* got some for 10000"):
+        find(many)
+    readout = make_readout(make_grid(), make_manifest(2))
+    frame = GridFrame(np.eye(4), np.eye(4))
+    with pytest.raises(BadParameter, match=r"specs for 2 landmarks, as are read out, got 3"):
+        locate(concat_votes([]), readout, frame, make_manifest(3).landmarks)
 
 
 def test_confident_votes_that_agree_on_nothing_are_no_landmark() -> None:
