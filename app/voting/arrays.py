@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.errors import BadArrays, BadGeometry, TooLarge
+from app.errors import BadArrays, BadGeometry, BadParameter, TooLarge
 from app.geometry import Affine
 from app.io import FLOAT32_MAX, MAX_REACH_MM, check_spacing
 from app.model import Field
@@ -27,6 +27,12 @@ TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 ROUNDING: Final = 1e-5
 """How far outside [0, 1] a probability may lie: interpolation and softmax in float32 round."""
+
+LAYOUT_WORDS: Final = {
+    "channels": ("first", "last"),
+    "order": ("axis", "landmark"),
+    "activation": ("sigmoid", "softmax", None),
+}
 
 BLOCK_SIZE: Final = 1 << 23
 """Voxels times landmarks filtered at once: the number of votes is checked after each block."""
@@ -44,12 +50,22 @@ class Layout:
             channel more than landmarks.
         activation: What turns scores into probabilities; None: ``softmax`` if there is a
             background, else ``sigmoid``. Says nothing of probabilities.
+
+    Raises:
+        BadParameter: One of them is another word.
     """
 
     channels: Literal["first", "last"] = "last"
     order: Literal["axis", "landmark"] = "axis"
     background: bool | None = None
     activation: Literal["sigmoid", "softmax"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other words: they would be taken for one of these, and positions be wrong."""
+        for name, words in LAYOUT_WORDS.items():
+            if (given := getattr(self, name)) not in words:
+                expected = ", ".join(map(repr, words))
+                raise BadParameter(f"{name}: expected one of {expected}; got {given!r}")
 
 
 def make_field(

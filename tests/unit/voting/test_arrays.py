@@ -1,5 +1,6 @@
 """Arrays: every layout becomes the same field, and what does not fit is named."""
 
+from inspect import unwrap
 from typing import Any, Literal
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.errors import BadArrays, TooLarge
+from app.errors import BadArrays, BadParameter, TooLarge
 from app.model.outputs import Field
 from app.voting.arrays import (
     Layout,
@@ -109,6 +110,20 @@ def test_array_that_does_not_fit_is_named(
     given = {"probs": PROBS, "offsets": OFFSETS} | arrays
     with pytest.raises(BadArrays, match=words):
         make_field(**given, layout=Layout(**layout))
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"channels": "First"}, "channels: expected one of 'first', 'last'; got 'First'"),
+        ({"order": "axes"}, "order: expected one of 'axis', 'landmark'; got 'axes'"),
+        ({"activation": "none"}, "activation: expected one of 'sigmoid', .*; got 'none'"),
+    ],
+)
+def test_layout_of_another_word_is_refused(layout: dict[str, Any], words: str) -> None:
+    unchecked = unwrap(Layout.__init__)  # Types are checked at each call while tests run only.
+    with pytest.raises(BadParameter, match=words):
+        unchecked(object.__new__(Layout), **layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
