@@ -22,9 +22,9 @@ from app.measurements import REGION95_SIGMAS
 from app.shapes.similarity import fit_similarity
 
 Kind = Literal["rigid", "similarity", "affine"]
-Landmarks = LandmarksAnswer | Mapping[str, RasPoint]
-"""An answer, or positions in mm, RAS, by name, as ``read_landmarks`` returns them; NaN where one is
-missing."""
+Landmarks = LandmarksAnswer | Mapping[str, RasPoint | None]
+"""An answer, or positions in mm, RAS, by name, as ``read_landmarks`` and ``read_truth`` return
+them; NaN or None where one is missing."""
 
 MIN_PAIRS: Final[Mapping[Kind, int]] = {"rigid": 3, "similarity": 3, "affine": 4}
 TRANSFORM_SUFFIXES: Final = (".tfm", ".txt", ".mat")
@@ -89,8 +89,8 @@ def register(moving: Landmarks, fixed: Landmarks, kind: Kind = "rigid") -> Regis
         of the other alone count, and all landmarks alike where neither has any.
 
     Raises:
-        BadParameter: There is no such kind, they share too few landmarks, or these lie on a line
-            or, for an affine map, in a plane.
+        BadParameter: There is no such kind, a position is not x, y, z, they share too few
+            landmarks, or these lie on a line or, for an affine map, in a plane.
     """
     if kind not in MIN_PAIRS:
         raise BadParameter(f"expected kind one of {', '.join(MIN_PAIRS)}; got {kind!r}")
@@ -130,7 +130,16 @@ def _positions(landmarks: Landmarks) -> dict[str, RasPoint]:
         return {
             one.name: np.array(one.ras_mm) for one in landmarks.landmarks if one.ras_mm is not None
         }
-    return {name: point for name, point in landmarks.items() if np.isfinite(point).all()}
+    points: dict[str, RasPoint] = {}
+    for name, given in landmarks.items():
+        if given is None:
+            continue
+        point = np.asarray(given, dtype=np.float64)
+        if point.shape != (3,):
+            raise BadParameter(f"{name}: expected x, y, z in mm, RAS, or None; got {given}")
+        if np.isfinite(point).all():
+            points[name] = point
+    return points
 
 
 def _variance(landmarks: Landmarks, names: list[str]) -> Float64[np.ndarray, " n"] | None:

@@ -152,6 +152,8 @@ def test_missing_landmarks_are_left_out() -> None:
     assert_allclose(fit.fixed_to_moving, move("rigid"), atol=1e-9)
     undefined = register(half | {"a": np.full(3, np.nan)}, named(FIXED))
     assert list(undefined.residual_mm) == ["b", "c", "e", "f"]
+    absent = register(half | {"a": None}, named(FIXED))
+    assert list(absent.residual_mm) == ["b", "c", "e", "f"]
     few = {name: half[name] for name in "fce"}
     assert register(few, named(FIXED)).left_out_mm == np.inf
 
@@ -186,6 +188,13 @@ def test_landmarks_that_do_not_tell_the_transform_are_refused(
     some = dict(zip(NAMES, points, strict=False))
     with pytest.raises(BadParameter, match=message):
         register(some, some, kind)
+
+
+@pytest.mark.parametrize("point", [[1.0, 2.0], [[1.0, 2.0, 3.0]], 4.0])
+def test_a_position_that_is_none_is_named(point: object) -> None:
+    unchecked = unwrap(register)
+    with pytest.raises(BadParameter, match="c: expected x, y, z in mm, RAS, or None; got"):
+        unchecked(named(FIXED) | {"c": point}, named(FIXED))
 
 
 def test_a_kind_that_there_is_not_is_refused() -> None:
