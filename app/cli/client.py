@@ -122,6 +122,7 @@ class Client:
             series: Which series of a DICOM archive, from 0.
 
         Raises:
+            NotAVolume: There are no DICOM files in the folder.
             ProblemError: The service refused the request; the problem says why.
             Unreachable: No service answers.
         """
@@ -174,7 +175,7 @@ class Client:
 
         Raises:
             ProblemError: The service refused the file, or keeps no jobs; the problem says why.
-            BrokenVolume: The file has become shorter meanwhile.
+            BrokenVolume, NotAVolume: The file has become shorter; the folder has no DICOM files.
             Unreachable: No service answers.
         """
         with _open(content) as file:

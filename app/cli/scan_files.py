@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from app.errors import NotAVolume
 from app.io import SCAN_SUFFIXES, is_dicom, list_shown, scan_stem
 
 HEAD_BYTES: Final = 256
@@ -63,9 +64,15 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def read_scan(path: Path) -> bytes:
-    """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive."""
+    """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive.
+
+    Raises:
+        NotAVolume: There are none in the folder.
+    """
     if not path.is_dir():
         return path.read_bytes()
+    if not any(_dicom_files(path)):
+        raise NotAVolume(f"expected a scan, or a folder of DICOM files, got none in {path}")
     target = io.BytesIO()
     # Neither names nor dates of files are anybody's business.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:

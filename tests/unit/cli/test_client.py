@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
-from app.errors import BrokenVolume
+from app.errors import BrokenVolume, NotAVolume
 from app.io import correct, read_truth
 from app.io.schemas import Problem
 from app.jobs.uploads import MAX_OPEN_OF_ONE
@@ -140,6 +140,14 @@ def test_problem_comes_back_from_another_process() -> None:
     assert isinstance(again, ProblemError)
     assert again.problem == problem
     assert str(again) == "Busy: later"
+
+
+def test_folder_without_dicom_files_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "one.nii").write_bytes(toy_scan())
+    with Client("http://127.0.0.1:1") as client:
+        for call in (client.detect, client.submit):
+            with pytest.raises(NotAVolume, match=f"DICOM files, got none in {tmp_path}"):
+                call(tmp_path)
 
 
 def test_folder_is_finished_behind_a_broken_proxy(tmp_path: Path) -> None:
