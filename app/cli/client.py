@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from app.cli.scan_files import read_scan
-from app.errors import BrokenVolume, LandmarkdError
+from app.errors import BrokenVolume, LandmarkdError, TooLarge
 from app.io import (
     CaseAnswer,
     JobAnswer,
@@ -342,7 +343,12 @@ class Client:
             raise self._stranger(response)
         return response.headers[name]
 
-    def _stranger(self, response: httpx.Response) -> Unreachable:
+    def _stranger(self, response: httpx.Response) -> LandmarkdError:
+        if response.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # For good, unlike others.
+            return TooLarge(
+                f"expected a proxy at {self._http.base_url} that lets requests of this size pass, "
+                "got HTTP status 413"
+            )
         return Unreachable(
             f"expected a service at {self._http.base_url}, got HTTP status "
             f"{response.status_code} with a body that is not landmarkd's"

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from app.cli import client as clients
 from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
-from app.errors import BrokenVolume, NotAVolume
+from app.errors import BrokenVolume, NotAVolume, TooLarge
 from app.io import correct, read_truth
 from app.io.schemas import Problem
 from app.jobs.uploads import MAX_OPEN_OF_ONE
@@ -76,6 +76,15 @@ def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> No
         jobs = partial(client.submit, b"x"), partial(client.result, "job"), client.jobs
         for call in (detect, keep, client.models, client.readiness, *jobs):
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
+                call()
+
+
+@pytest.mark.timeout(20)
+def test_a_size_that_a_proxy_refuses_is_not_sent_again() -> None:
+    """As nginx does by default above 1 MiB: parts of a file were sent again for two minutes."""
+    with answering(413, HTML) as url, Client(url) as client:
+        for call in (partial(client.detect, b"x"), partial(client.wait, "job")):
+            with pytest.raises(TooLarge, match=r"a proxy at .* got HTTP status 413"):
                 call()
 
 
