@@ -110,9 +110,10 @@ def collect(forward_pass: ForwardPass) -> float:
     for state, part, time in zip(states, collected, forward_pass.vote_times, strict=True):
         state.add(part)
         state.vote_s += time.seconds()
-    votes_ready = record_event(states[0].model.network.device)
     for state in dict.fromkeys(states):
         state.network_s += forward_pass.network_time.seconds()
-        state.votes_ready = votes_ready
         state.merge_tiles()
+    votes_ready = record_event(states[0].model.network.device)  # Merged votes, too.
+    for state in states:
+        state.votes_ready = votes_ready
     return forward_pass.total_time.seconds()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.compute.transfer import READY, ReadyEvent
 from app.geometry import distance_inside
 from app.inference import scan_state
 from app.inference.detector import Detector
@@ -87,3 +88,20 @@ def test_tiles_that_cannot_be_merged_for_want_of_memory_wait_and_count_once(
     assert len(state.votes) == MERGED_TILES + 1
     collect(launch([(state, MERGED_TILES + 1)]))
     assert (len(state.votes), state.unmerged) == (1, 0)
+
+
+def test_votes_are_ready_only_once_they_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA another stream reads them, which waits for nothing else."""
+    state = Detector(load_toy(tmp_path)).prepare(scan(1, (60, 66, 140)))
+    pieces = []
+
+    def note(_device: torch.device) -> ReadyEvent:
+        pieces.append(len(state.votes))
+        return READY
+
+    monkeypatch.setattr("app.inference.forward.record_event", note)
+    for index in range(MERGED_TILES):
+        collect(launch([(state, index)]))
+    assert pieces == [*range(1, MERGED_TILES), 1]
