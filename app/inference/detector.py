@@ -165,6 +165,7 @@ class Detector:
         Returns:
             The landmarks; or the state of another pass, with the times so far, to be run next.
         """
+        state.share_grids()
         outcome = self._locate_or_continue(state)
         if isinstance(outcome, ScanState) or not any_detected(outcome):
             return outcome

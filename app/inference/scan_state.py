@@ -99,6 +99,15 @@ class ScanState:
             self.grid_ready.wait(values)
         self.grid_ready = READY
 
+    def share_grids(self) -> None:
+        """Keep the grids until the current CUDA stream, which may turn them, is done with them.
+
+        To be called once all tiles have run.
+        """
+        for grid in (self.grid, self.own_grid):
+            if grid is not None:
+                self.votes_ready.wait(grid.voxels)
+
     def merged_votes(self) -> Votes:
         """Put the votes of all tiles together, on the current CUDA stream."""
         if isinstance(self.mean, DenseMean):

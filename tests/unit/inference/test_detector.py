@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from app.compute.transfer import READY, ReadyEvent
 from app.geometry import distance_inside
@@ -105,3 +106,29 @@ def test_votes_are_ready_only_once_they_are_merged(
     for index in range(MERGED_TILES):
         collect(launch([(state, index)]))
     assert pieces == [*range(1, MERGED_TILES), 1]
+
+
+class Noted(ReadyEvent):
+    """Notes for which values a stream waits."""
+
+    def __init__(self, waited: list[Tensor]) -> None:
+        object.__setattr__(self, "waited", waited)
+
+    def wait(self, values: Tensor) -> None:
+        vars(self)["waited"].append(values)
+
+
+def test_grids_are_kept_for_the_stream_on_which_a_scan_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may turn one for another pass, which lets go of the first before that is done."""
+    waited: list[Tensor] = []
+    monkeypatch.setattr("app.inference.forward.record_event", lambda _device: Noted(waited))
+    detector = Detector(load_toy(tmp_path))
+    state = detector.prepare(scan(1))
+    state.own_grid = replace(state.grid, voxels=state.grid.voxels.clone())
+    for index in range(len(state.plan)):
+        collect(launch([(state, index)]))
+    detector.finish(state)
+    for grid in (state.grid, state.own_grid):
+        assert any(values is grid.voxels for values in waited)
