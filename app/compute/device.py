@@ -21,9 +21,10 @@ Voxels = Float[Tensor, "i j k"]
 Result = TypeVar("Result")
 
 OUT_OF_MEMORY: Final = re.compile(
-    r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE
+    r"out of memory|can't allocate memory|not enough memory|_ALLOC(ATION)?_FAILED", re.IGNORECASE
 )
-"""What torch's errors say on CUDA, and on the CPU of each operating system."""
+"""What torch's errors say on CUDA, where cuBLAS and cuDNN have codes of their own, and on the CPU
+of each operating system."""
 
 ALLOCATION: Final = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB)|\d+)", re.IGNORECASE)
 
@@ -152,7 +153,7 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory ran out; on the CPU torch raises RuntimeError."""
+    """Say whether an error means that memory ran out; not all that torch raises has a class."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None

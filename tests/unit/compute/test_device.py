@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.compute.device import CPU_PASSES, HOST, choose_device, choose_devices, fast_precisions
+from app.compute.device import (
+    CPU_PASSES,
+    HOST,
+    choose_device,
+    choose_devices,
+    fast_precisions,
+    is_out_of_memory,
+)
 from app.errors import StartupError
 
 
@@ -72,3 +79,21 @@ def test_fast_precisions_of_a_host_are_those_it_has_instructions_for() -> None:
     if "avx512_bf16" not in flags and "amx_bf16" not in flags:
         assert "bfloat16" not in fast or not flags
     assert set(fast) <= {"bfloat16", "float16"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory",
+    ],
+)
+def test_memory_that_runs_out_is_known_by_the_words_of_whoever_wants_it(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message))
+
+
+def test_other_errors_are_not_taken_for_memory_that_ran_out() -> None:
+    for status in ("CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_BAD_PARAM"):
+        assert not is_out_of_memory(RuntimeError(f"CUDA error: {status}"))
