@@ -19,6 +19,7 @@ from app.compute.device import (
     choose_devices,
     describe_out_of_memory,
     fast_precisions,
+    is_device_failure,
     is_out_of_memory,
     memory_headroom,
     release_memory,
@@ -45,7 +46,7 @@ __all__ = [
     "NamedDevice", "OnDevice", "ReadyEvent", "SharedCores", "Stopwatch", "Voxels",
     "adopt_thread_limit", "as_numbers", "call_here", "choose_device", "choose_devices",
     "describe_out_of_memory", "fast_precisions", "has_compiled_loops", "has_triton",
-    "is_out_of_memory", "limit_heaps", "memory_headroom", "numba_jit", "record_event",
-    "release_memory", "run_split", "set_device", "total_memory", "upload", "upload_numbers",
-    "value",
+    "is_device_failure", "is_out_of_memory", "limit_heaps", "memory_headroom", "numba_jit",
+    "record_event", "release_memory", "run_split", "set_device", "total_memory", "upload",
+    "upload_numbers", "value",
 ]  # fmt: skip

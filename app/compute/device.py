@@ -159,6 +159,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
+def is_device_failure(error: BaseException) -> bool:
+    """Say whether an error is the device's own, as of CUDA: after most, no call to it works."""
+    return any(isinstance(one, torch.AcceleratorError) for one in (error, error.__cause__))
+
+
 def describe_out_of_memory(error: BaseException, device: torch.device) -> str:
     """Say how much memory the last allocation needed, if the error does, and the device has."""
     found = ALLOCATION.search(str(error))

@@ -16,7 +16,9 @@ on the same thread, one within the other. The results are those that scans have 
 
 A device whose network runs out of memory ``MAX_CONSECUTIVE_OOM`` times in a row, each time for a
 single tile, is unhealthy: it runs no tiles until the models have passed their self-checks again. A
-scan that is too large to be prepared says nothing about the device.
+scan that is too large to be prepared says nothing about the device. After an error of the device
+itself, such as CUDA's for an illegal access, models are checked, too: where they fail, all that
+follows would, so the thread ends, and so does another that cannot pass the checks in its place.
 """
 
 import logging
@@ -32,6 +34,7 @@ from app.compute import (
     NamedDevice,
     SharedCores,
     adopt_thread_limit,
+    is_device_failure,
     record_event,
     release_memory,
     set_device,
@@ -353,6 +356,8 @@ class DeviceWorker:
         # Removed here and not only by the event loop, so that the next batch has none of its tiles.
         job.failed = True
         self._queue.remove(job)
+        if is_device_failure(error):
+            self._queue.add_call(Call(self._self_check))  # Ends the thread if that fails, too.
         self._emit(Settled(job, error))
 
     def _count_out_of_memory(self) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from app.compute.device import HOST, NamedDevice, OnDevice
 from app.engine.devices import Devices
 from app.engine.host_pool import run_in_daemon_thread
 from app.engine.jobs import DetectRequest
 from app.engine.metrics import Metrics
-from app.errors import ModelRefused, NotReady
+from app.errors import ModelRefused, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
 from app.io.volume import Volume
@@ -187,6 +188,40 @@ def test_lost_device_leaves_the_other_answering(model: LoadedModel, networks: li
 
     asyncio.run(scenario())
     assert not networks[0].batches
+
+
+class Unusable(nn.Module):
+    """A network on a CUDA device that has failed: from the first error on all calls raise."""
+
+    def forward(self, _tiles: Tensor) -> Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_device_whose_driver_reports_an_error_is_checked_and_lost_if_it_fails(
+    model: LoadedModel, networks: list[Faulty]
+) -> None:
+    """Or else it would be the first to be free again, and be given all scans."""
+    copies = {0: with_network(model, Unusable()), 1: with_network(model, networks[1])}
+    spread_model = replace(copies[0], copies=copies)
+
+    async def scenario() -> None:
+        async with Running() as running:
+            first, second = running.devices.loops
+            with pytest.raises(NetworkFailed, match="AcceleratorError"):
+                await running.ask(spread_model, scan(1))
+            await asyncio.wrap_future(first.queue.submit(lambda: None))
+            assert running.checked == ["cpu:0"]
+            assert first.unhealthy_reason is None
+            running.unsound = {0}
+            with pytest.raises(NetworkFailed, match="AcceleratorError"):
+                await running.ask(spread_model, scan(2))
+            await until(lambda: first.lost)
+            for seed in (3, 4):
+                await running.ask(spread_model, scan(seed))
+            assert second.unhealthy_reason is None
+
+    asyncio.run(scenario())
+    assert networks[1].batches
 
 
 def test_on_lost_is_called_only_when_all_devices_are_lost(model: LoadedModel) -> None:
