@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
@@ -155,9 +156,9 @@ class CopyStreams(threading.local):
 
 
 class Stopwatch:
-    """Measures the time that a device takes, without synchronising with it.
+    """Measures the time that a device takes for stages of work, without synchronising with it.
 
-    It starts when it is made, on the current stream.
+    The first stage begins when it is made, on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -165,7 +166,7 @@ class Stopwatch:
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
         self._paused_s = 0.0
-        self._record()
+        self.end_stage()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -174,24 +175,21 @@ class Stopwatch:
         yield
         self._paused_s += time.perf_counter() - start_s
 
-    def stop(self) -> None:
-        """Stop, on the same stream."""
-        self._record()
-
-    def seconds(self) -> float:
-        """Return the time measured, after waiting for the device to be done."""
-        if not self._events:
-            return self._times[1] - self._times[0] - self._paused_s
-        self._events[1].synchronize()
-        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
-
-    def _record(self) -> None:
+    def end_stage(self) -> None:
+        """End a stage and begin the next, on the same stream."""
         if self._device.type == "cpu":
-            self._times.append(time.perf_counter())
+            self._times.append(time.perf_counter() - self._paused_s)
             return
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        """Return the time of each stage that has ended, after waiting for the device."""
+        if not self._events:
+            return [end - start for start, end in pairwise(self._times)]
+        self._events[-1].synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairwise(self._events)]
 
 
 def set_device(device: torch.device) -> None:

@@ -21,16 +21,12 @@ class ForwardPass:
     Attributes:
         states: The scan of each tile.
         parts: For each tile, a function that waits for what is kept of it and returns that.
-        network_time: Of the network.
-        vote_times: Of collecting each tile's votes.
-        total_time: Of everything.
+        stopwatch: Of its stages: the network, then the reading of each tile's votes.
     """
 
     states: tuple[ScanState, ...]
     parts: tuple[Callable[[], Votes | WeightedTile], ...]
-    network_time: Stopwatch
-    vote_times: tuple[Stopwatch, ...]
-    total_time: Stopwatch
+    stopwatch: Stopwatch
 
 
 def launch(
@@ -51,26 +47,23 @@ def launch(
     """
     model = tiles[0][0].model
     device = model.network.device
-    total_time, network_time = Stopwatch(device), Stopwatch(device)
+    stopwatch = Stopwatch(device)
     for state in dict.fromkeys(state for state, _ in tiles):
         state.wait_for_grid()
 
     def pause() -> None:
         if give_way is not None:
-            with total_time.paused(), network_time.paused():
+            with stopwatch.paused():
                 give_way()
 
     images = [extract_tile(state.grid.voxels, state.plan, index) for state, index in tiles]
     fields = model.network.predict_tiles(images, pause)
-    network_time.stop()
-    parts, vote_times = [], []
+    stopwatch.end_stage()
+    parts = []
     for (state, index), field in zip(tiles, fields, strict=True):
-        vote_times.append(Stopwatch(device))
         parts.append(_launch_part(state, index, field))
-        vote_times[-1].stop()
-    total_time.stop()
-    states = tuple(state for state, _ in tiles)
-    return ForwardPass(states, tuple(parts), network_time, tuple(vote_times), total_time)
+        stopwatch.end_stage()
+    return ForwardPass(tuple(state for state, _ in tiles), tuple(parts), stopwatch)
 
 
 def _launch_part(state: ScanState, index: int, field: Field) -> Callable[[], Votes | WeightedTile]:
@@ -107,13 +100,14 @@ def collect(forward_pass: ForwardPass) -> float:
     """
     states = forward_pass.states
     collected = [wait() for wait in forward_pass.parts]
-    for state, part, time in zip(states, collected, forward_pass.vote_times, strict=True):
+    network_s, *votes_s = forward_pass.stopwatch.seconds()
+    for state, part, vote_s in zip(states, collected, votes_s, strict=True):
         state.add(part)
-        state.vote_s += time.seconds()
+        state.vote_s += vote_s
     for state in dict.fromkeys(states):
-        state.network_s += forward_pass.network_time.seconds()
+        state.network_s += network_s
         state.merge_tiles()
     votes_ready = record_event(states[0].model.network.device)  # Merged votes, too.
     for state in states:
         state.votes_ready = votes_ready
-    return forward_pass.total_time.seconds()
+    return network_s + sum(votes_s)

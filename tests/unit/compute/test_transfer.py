@@ -99,8 +99,25 @@ def test_numbers_are_copied_in_their_order() -> None:
 def test_stopwatch_shows_the_same_whenever_it_is_read() -> None:
     watch = Stopwatch(CPU)
     torch.ones(50, 60, 70).sum()
-    watch.stop()
-    assert 0 < watch.seconds() == watch.seconds() < 10
+    watch.end_stage()
+    (seconds,) = watch.seconds()
+    assert watch.seconds() == [seconds]
+    assert 0 < seconds < 10
+
+
+def test_stopwatch_tells_stages_apart() -> None:
+    start_s = time.perf_counter()
+    watch = Stopwatch(CPU)
+    for wait_s in (0.1, 0.0, 0.2):
+        ready_s = time.perf_counter() + wait_s
+        while time.perf_counter() < ready_s:
+            pass
+        watch.end_stage()
+    all_s = time.perf_counter() - start_s
+    first, second, third = watch.seconds()
+    assert first >= 0.1
+    assert third >= 0.2
+    assert first + second + third < all_s
 
 
 def test_stopwatch_leaves_out_what_it_is_paused_for() -> None:
@@ -109,8 +126,8 @@ def test_stopwatch_leaves_out_what_it_is_paused_for() -> None:
     with watch.paused():
         while time.perf_counter() < start_s + 0.2:
             pass
-    watch.stop()
-    assert watch.seconds() < time.perf_counter() - start_s - 0.2
+    watch.end_stage()
+    assert sum(watch.seconds()) < time.perf_counter() - start_s - 0.2
 
 
 @contextmanager
