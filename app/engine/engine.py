@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -57,7 +57,6 @@ BODY_PART: Final = 4
 """One part in so many of the memory is for the bodies of requests: scans take several times more
 once they are decoded."""
 
-State = Literal["loading", "running", "draining"]
 T = TypeVar("T")
 
 
@@ -110,7 +109,7 @@ class Engine:
         self.limits = VolumeLimits.of(settings)
         self._settings = settings
         self._metrics = metrics
-        self._state: State = "loading"
+        self._loaded = False
         self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
         self._loading = asyncio.Lock()
         self._reloads: dict[str, asyncio.Task[None]] = {}
@@ -138,10 +137,10 @@ class Engine:
         """Return whether requests can be answered, and why not."""
         models = dict.fromkeys(self.registry.models, "ready") | dict(self.registry.refusals)
         unhealthy = self.devices.unhealthy_reason
-        if self._state == "loading":
-            reason = "models are being loaded"
-        elif self._state == "draining":
+        if not self.admission.open:
             reason = "the service is stopping"
+        elif not self._loaded:
+            reason = "models are being loaded"
         elif unhealthy is not None and not self.devices.healthy_count:
             reason = unhealthy
         elif not self.registry.models:
@@ -159,12 +158,11 @@ class Engine:
                 await run_in_daemon_thread(self.registry.load_all)
         except NotReady:
             # The devices' threads have ended: no failure if that was asked for.
-            if self._state != "draining":
+            if self.admission.open:
                 raise
         for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
-        if self._state == "loading":
-            self._state = "running"
+        self._loaded = True
 
     async def reload(self, name: str) -> None:
         """Load a model's folder again; swap it in if it passes its self-check on every device.
@@ -188,7 +186,6 @@ class Engine:
 
     def close(self) -> None:
         """Refuse new requests from now on."""
-        self._state = "draining"
         self.admission.open = False
 
     async def stop(self, *, at_once: bool = False) -> None:
@@ -274,7 +271,7 @@ class Engine:
         Raises:
             LandmarkdError: See the tree in ``app.errors``.
         """
-        if self._state == "loading":
+        if not self._loaded:
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
         look = partial(self._forecast, content, model, selection, heatmaps)
