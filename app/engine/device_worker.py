@@ -220,7 +220,7 @@ class DeviceWorker:
         """Bring a scan to the device, unless its job is abandoned."""
         if not job.has_waiters:
             return None
-        job.queue_s = time.perf_counter() - job.queued_s
+        job.queue_s = time.perf_counter() - job.created_s
         return job.detector.prepare(job.request.volume)
 
     def _queue_tiles(self, job: Job, state: ScanState) -> None:
@@ -236,9 +236,9 @@ class DeviceWorker:
         now = time.perf_counter()
         jobs = {job.state: job for job in batch.requests() if job.state is not None}
         for state, job in jobs.items():
-            if not state.started:
-                state.started = True
+            if job.queued_s is not None:
                 job.queue_s += now - job.queued_s
+                job.queued_s = None
                 if not job.tiles_run:  # Of another pass it is neither the size nor the first wait.
                     self._metrics.observe_wait(len(state.plan), job.queue_s)
         tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]

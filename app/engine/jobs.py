@@ -89,7 +89,7 @@ class Job:
         detector: The model on the device.
         waiters: The clients that wait; none: the job is abandoned.
         created_s: When it was created, by ``time.perf_counter()``.
-        queued_s: Since when it waits for the device, by the same clock.
+        queued_s: Since when its tiles wait for the device, by the same clock; None: they do not.
         queue_s: How long it has waited for the device in all.
         state: The scan on the device.
         tiles_run: Tiles that have run.
@@ -101,7 +101,7 @@ class Job:
     detector: Detector
     waiters: list[Waiter]
     created_s: float = field(default_factory=time.perf_counter)
-    queued_s: float = field(default_factory=time.perf_counter)
+    queued_s: float | None = None
     queue_s: float = 0.0
     state: ScanState | None = None
     tiles_run: int = 0

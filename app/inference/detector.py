@@ -363,7 +363,6 @@ def _next_pass(
         model=model,
         grid=grid,
         plan=_plan_of(model, grid),
-        started=False,
         votes=[],
         unmerged=0,
         prepare_s=state.prepare_s + time.perf_counter() - start,

@@ -45,7 +45,6 @@ class ScanState:
         remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
         votes_ready: When the votes are on the device; another CUDA stream reads them.
-        started: Whether any tile was given to the device.
         profiles: Weights of the tiles' voxels, on the device.
         prepare_s: Time of preparing, in all passes so far; likewise those that follow.
         network_s: Forward passes; a shared one counts in full for each of its scans.
@@ -71,7 +70,6 @@ class ScanState:
     remarks: tuple[str, ...] = ()
     grid_ready: ReadyEvent = READY
     votes_ready: ReadyEvent = READY
-    started: bool = False
     prepare_s: float = 0.0
     network_s: float = 0.0
     vote_s: float = 0.0
