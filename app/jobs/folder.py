@@ -141,16 +141,11 @@ class JobFolder:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
 
     def abandon(self, job: str) -> None:
-        """Remove a job, or an upload, that could not be kept; at the latest with the next change.
-
-        The disk may take nothing: so its file goes first, which gives room to it.
-        """
+        """Remove a job, or upload, that could not be kept; at the latest with the next change."""
         with self._mutex:
             self._abandoned.add(job)
-        with suppress(NotStored):
-            self.files.remove(job)
-            with self.transaction():
-                pass  # Whatever was abandoned goes with any.
+        with suppress(NotStored):  # The disk may take nothing.
+            self.forget(job)
 
     def _recover(self) -> None:
         """Bring in order what a process has left that ended at any moment."""
