@@ -50,12 +50,10 @@ Describe = Callable[[BaseException, str], Problem]
 
 @dataclass(slots=True)
 class _Run:
-    """A scan that is being run: of which job, by what, and how far it is."""
+    """What runs a scan, and how far it is."""
 
-    job: str
     task: "asyncio.Task[LandmarksAnswer]"
-    tile: int = 0
-    tiles: int = 0
+    tiles: Tiles = (0, 0)
 
 
 class JobRunner:
@@ -101,13 +99,13 @@ class JobRunner:
 
     def cancel(self, job: str) -> None:
         """End the runs of a job that was removed."""
-        for run in self._runs.values():
-            if run.job == job:
+        for claim, run in self._runs.items():
+            if claim.job == job:
                 run.task.cancel()
 
     def progress(self) -> dict[int, Tiles]:
         """Return how far the scans are that are running, by their ids."""
-        return {claim.id: (run.tile, run.tiles) for claim, run in self._runs.items()}
+        return {claim.id: run.tiles for claim, run in self._runs.items()}
 
     async def run(self) -> None:
         """Run what is queued until this is cancelled; then what is running is queued again."""
@@ -164,7 +162,7 @@ class JobRunner:
     async def _run(self, claim: Claim) -> None:
         """Run a scan, and keep what became of it."""
         task = asyncio.create_task(self._find(claim))
-        self._runs[claim] = _Run(claim.job, task)
+        self._runs[claim] = _Run(task)
         try:
             await asyncio.wait((task,))
         finally:
@@ -244,8 +242,7 @@ class JobRunner:
 
     def _note_progress(self, claim: Claim, progress: Progress) -> None:
         with contextlib.suppress(KeyError):
-            run = self._runs[claim]
-            run.tile, run.tiles = progress.tile, progress.tiles
+            self._runs[claim].tiles = progress.tile, progress.tiles
 
 
 async def _in_turn(
