@@ -99,21 +99,17 @@ class JobFolder:
                 for job in tuple(self._abandoned):
                     self._db.execute("DELETE FROM job WHERE id = ?", (job,))
                     self._abandoned.remove(job)
-                self._db.execute("BEGIN IMMEDIATE")
-                yield self._db
-                usage = Usage(
-                    *self._db.execute(
-                        "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
-                    ).fetchone()
-                )
-                self._db.execute("COMMIT")
+                with self._db:  # Commits what was begun, or rolls it back.
+                    self._db.execute("BEGIN IMMEDIATE")
+                    yield self._db
+                    usage = Usage(
+                        *self._db.execute(
+                            "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
+                        ).fetchone()
+                    )
                 self.usage = usage
-            except BaseException as error:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError):
-                    raise not_stored() from error
-                raise
+            except sqlite3.OperationalError as error:
+                raise not_stored() from error
 
     def require_room(self, owner: str, size: int) -> None:
         """Check, in a transaction, that an owner may keep so many bytes more.
