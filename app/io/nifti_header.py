@@ -7,8 +7,10 @@ import math
 from typing import Final
 
 import numpy as np
+from nibabel.affines import from_matvec
 from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
+from nibabel.quaternions import quat2mat
 
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import Affine, Points, corners, scaling, spacing_of, transform
@@ -200,18 +202,9 @@ def _qform(fields: Nifti1Header) -> Affine:
     squared = b * b + c * c + d * d
     if not squared <= 1.0 + QUATERNION_TOLERANCE:
         return np.full((4, 4), np.nan)
-    length = max(1.0, math.sqrt(squared))
-    b, c, d = b / length, c / length, d / length
-    a = math.sqrt(max(0.0, 1.0 - b * b - c * c - d * d))
-    affine = np.eye(4)
-    affine[:3, :3] = [
-        [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
-        [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
-        [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
-    ]
+    rotation = quat2mat((math.sqrt(max(0.0, 1.0 - squared)), b, c, d))
     handedness = -1.0 if fields["pixdim"][0] < 0 else 1.0
     spacing = np.array(fields["pixdim"][1:4], dtype=np.float64)
     spacing[spacing < 0] = np.nan
-    affine[:3, :3] *= spacing * [1.0, 1.0, handedness]
-    affine[:3, 3] = [float(fields[f"qoffset_{axis}"]) for axis in "xyz"]
-    return affine
+    offset = [float(fields[f"qoffset_{axis}"]) for axis in "xyz"]
+    return np.asarray(from_matvec(rotation * spacing * [1.0, 1.0, handedness], offset))
