@@ -122,7 +122,6 @@ class Image:
             the series, which tells it from others like it, if there is one.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
-        frames: Images in the file.
         planes: One for each frame.
         problem: Why there are no planes: what the file shows is no part of a 3D scan, or what it
             says about it is malformed.
@@ -132,7 +131,6 @@ class Image:
     kind: str
     offset: int
     length: int | None
-    frames: int = 0
     planes: tuple[Plane, ...] = ()
     problem: RequestError | None = None
 
@@ -178,7 +176,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
             )
     except RequestError as error:  # Of this file alone: the scan may be another series.
         return Image(uids, kind, head.offset, head.length, problem=error.with_traceback(None))
-    return Image(uids, kind, head.offset, head.length, frames, planes)
+    return Image(uids, kind, head.offset, head.length, planes)
 
 
 def _kind(values: Mapping[int, bytes]) -> str:

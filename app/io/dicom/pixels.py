@@ -50,14 +50,14 @@ def read_frames(stream: FileStream, image: Image) -> Iterator[np.ndarray]:
         BadVoxels: Nothing here decodes its pixels.
     """
     stream.skip(image.offset)
-    pixels = image.planes[0].pixels
+    pixels, frames = image.planes[0].pixels, len(image.planes)
     if image.length is not None:
         buffer = np.empty((pixels.rows, pixels.columns), pixels.dtype)
-        for _ in range(image.frames):
+        for _ in range(frames):
             stream.fill(buffer.reshape(-1).view(np.uint8).data)
             yield _significant(buffer, pixels)
     else:
-        for data in _split_frames(stream, image.frames, 2 * pixels.frame_bytes + SLACK_BYTES):
+        for data in _split_frames(stream, frames, 2 * pixels.frame_bytes + SLACK_BYTES):
             yield _significant(_decode(data, pixels, stream.check_cancelled), pixels)
 
 

@@ -217,7 +217,7 @@ def _read_images(
             image = read_image(file, index, check_cancelled)
         if image is not None:
             images[index] = image
-            count += max(1, image.frames)
+            count += max(1, len(image.planes))
         if count > MAX_IMAGES:
             raise BadGeometry(f"expected at most {MAX_IMAGES:,} images, got more")
     if not images:
