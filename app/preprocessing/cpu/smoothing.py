@@ -5,8 +5,7 @@ it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, no_type_check
+from typing import Final, NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Float32, Float64, Shaped
@@ -21,8 +20,7 @@ Filter = tuple[Float32[np.ndarray, " _half"], Float32[np.ndarray, " _size"]]
 """A symmetric filter: its taps from the first to the middle one, and a factor for each voxel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(NamedTuple):
     """Numbers that voxel values become: ``clip((value - lower) scale, least, most)``.
 
     Attributes:
@@ -61,9 +59,7 @@ def smooth_planes(
     """
     a, b, c = voxels.shape
     before, above, left = (len(taps) - 1 for taps, _ in filters)
-    limits = np.array(
-        [levels.lower, levels.scale, levels.least, levels.most, levels.rounding], np.float32
-    )
+    limits = np.array(levels, np.float32)
 
     def fill(begin: int, end: int) -> None:
         line = np.zeros(c + 2 * left, np.float32)
