@@ -54,9 +54,23 @@ def check_noise(manifest: Manifest, network: Network, expected: Samples | None) 
         The answer.
 
     Raises:
-        ModelRefused: The answer differs by more than the tolerance, or there is none.
+        ModelRefused: The answer differs by more than the tolerance or has another shape than
+            promised, or the network raises.
     """
-    field = run_noise(manifest, network)
+    name, noise = manifest.name, make_noise(manifest)
+    try:
+        field = network.predict(noise[None])[0]
+    except torch.OutOfMemoryError:
+        raise
+    except NetworkFailed as error:
+        raise ModelRefused(f"{name}: network: {error}") from error
+    except Exception as error:
+        # Anything at all may come out of a network; only torch's first line is for users.
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelRefused(
+            f"{name}: network: expected an answer to a tile of {list(noise.shape[1:])}, "
+            f"got {type(error).__name__}: {reason:.200}"
+        ) from error
     if expected is not None:
         _compare(manifest, expected, field)
     return field
@@ -103,28 +117,6 @@ def make_noise(manifest: Manifest) -> Float[Tensor, "1 i j k"]:
     return torch.from_numpy(values).float()
 
 
-def run_noise(manifest: Manifest, network: Network) -> Field:
-    """Run the network on its self-check's noise.
-
-    Raises:
-        ModelRefused: The network raises, or answers in another shape than promised.
-    """
-    name, noise = manifest.name, make_noise(manifest)
-    try:
-        return network.predict(noise[None])[0]
-    except torch.OutOfMemoryError:
-        raise
-    except NetworkFailed as error:
-        raise ModelRefused(f"{name}: network: {error}") from error
-    except Exception as error:
-        # Anything at all may come out of a network; only torch's first line is for users.
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelRefused(
-            f"{name}: network: expected an answer to a tile of {list(noise.shape[1:])}, "
-            f"got {type(error).__name__}: {reason:.200}"
-        ) from error
-
-
 def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifest:
     """Write a model folder's hashes and its self-check file.
 
@@ -139,7 +131,7 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         manifest = parse_manifest(folder.name, tomlkit.dumps(document))
         module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
         network = Network(manifest, module, torch.device("cpu"))
-        field = run_noise(manifest, network)
+        field = check_noise(manifest, network, expected=None)
         if manifest.selfcheck.expected is not None:
             samples = _make_samples(manifest, field)
             _check_same(manifest, samples, run_noise(manifest, network))
