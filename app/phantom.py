@@ -6,7 +6,6 @@ of a few centimetres, and its centre is the landmark. Structures are continuous 
 evaluated at voxel centres, so no rounding moves a landmark.
 """
 
-import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from blake3 import blake3
 from jaxtyping import Float64
 
 from app.geometry import Affine, Points, spacing_of, transform, translation
-from app.io import Volume, markups_json, write_nifti
+from app.io import Volume, markups_json, write_gzip, write_nifti
 
 Point = Float64[np.ndarray, " 3"]
 Distance = Callable[[Float64[np.ndarray, "i j k 3"]], Float64[np.ndarray, "i j k"]]
@@ -91,8 +90,7 @@ def make_phantom(seed: int) -> Phantom:
 
 def scan_bytes(phantom: Phantom) -> bytes:
     """Encode the scan of a phantom as a gzipped NIfTI-1 file; equal phantoms give equal bytes."""
-    content = write_nifti(phantom.volume.voxels, phantom.volume.affine)
-    return gzip.compress(content, compresslevel=1, mtime=0)
+    return write_gzip([write_nifti(phantom.volume.voxels, phantom.volume.affine)])
 
 
 def write_phantom(phantom: Phantom, path: Path) -> Path:
