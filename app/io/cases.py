@@ -16,11 +16,10 @@ from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom import is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, write_gzip
-from app.io.metaimage_header import METAIMAGE_MAGIC
-from app.io.nrrd_header import NRRD_MAGIC
+from app.io.nifti_header import read_nifti_header
 from app.io.schemas import CaseAnswer, LandmarkAnswer, LandmarksAnswer
 from app.io.slicer import OWN_KEY, RasPoint, read_points, write_mrk_json
-from app.io.volume import Volume
+from app.io.volume import Volume, choose_reader
 
 JUDGEMENT: Final = {"status", "decided_by", "confidence", "region95_mm"}
 """What a kept point says of itself besides its position."""
@@ -184,10 +183,7 @@ def _unknown(landmark: LandmarkAnswer, **known: Any) -> LandmarkAnswer:
 
 
 def _is_nifti(content: Content) -> bool:
-    others = (NRRD_MAGIC, *METAIMAGE_MAGIC)
-    return not is_dicom(content) and not FileStream(content).peek(max(map(len, others))).startswith(
-        others
-    )
+    return not is_dicom(content) and choose_reader(FileStream(content)) is read_nifti_header
 
 
 def _is_sure(landmark: LandmarkAnswer, shape: np.ndarray) -> bool:

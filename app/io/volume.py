@@ -139,7 +139,7 @@ def read_volume(
         return _make_volume(scan.header, stored, digest, [])
     check_series(selection.series, 1)
     stream = FileStream(content, check_cancelled)
-    header = _read_header(stream)
+    header = choose_reader(stream)(stream)
     index = _check_limits(header, limits, selection.frame)
     stored, warnings = _read_frame(stream, header, index)
     return _make_volume(header, stored, stream.hexdigest(), warnings)
@@ -204,7 +204,7 @@ def check_header(
         check_series(selection.series, 1)
         # No more of a file that is whole: its header may lie behind millions of empty members.
         stream = FileStream(content[:HEAD_BYTES])
-        header = _read_header(stream)
+        header = choose_reader(stream)(stream)
         _check_limits(header, limits, selection.frame)
         if len(content) < HEAD_BYTES:  # It is the whole file.
             _check_length(stream, header)
@@ -231,7 +231,8 @@ def _find_series(
 def _is_scan(file: StoredFile, check_cancelled: Callable[[], None]) -> bool:
     """Say whether a file of an archive begins as a scan of another format than DICOM."""
     try:
-        _read_header(FileStream(file.open(check_cancelled).read(HEAD_BYTES)))
+        stream = FileStream(file.open(check_cancelled).read(HEAD_BYTES))
+        choose_reader(stream)(stream)
     except RequestError:
         return False
     return True
@@ -246,14 +247,12 @@ def _check_length(stream: FileStream, header: Header) -> None:
         )
 
 
-def _read_header(stream: FileStream) -> Header:
-    """Read the header of a file of the format that its first bytes tell."""
+def choose_reader(stream: FileStream) -> Callable[[FileStream], Header]:
+    """Return what reads a header of the format that the first bytes of a file tell."""
     start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
     if start.startswith(NRRD_MAGIC):
-        return read_nrrd_header(stream)
-    if start.startswith(METAIMAGE_MAGIC):
-        return read_metaimage_header(stream)
-    return read_nifti_header(stream)
+        return read_nrrd_header
+    return read_metaimage_header if start.startswith(METAIMAGE_MAGIC) else read_nifti_header
 
 
 def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
