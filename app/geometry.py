@@ -12,7 +12,7 @@ from itertools import permutations, product
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 Affine = Float64[np.ndarray, "4 4"]
 """A map between two 3D frames, acting on homogeneous column vectors."""
@@ -49,6 +49,15 @@ def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
 def corners(shape: Sequence[int]) -> Float64[np.ndarray, "8 3"]:
     """Return the indices of the eight corner voxels of an array."""
     return np.array(list(product(*((0.0, n - 1.0) for n in shape))))
+
+
+@np.errstate(invalid="ignore")
+def is_inside(
+    points: Points | tuple[float, float, float], shape: Sequence[int] | np.ndarray
+) -> Bool[np.ndarray, "*n"]:
+    """Test which indices lie in an array, up to the faces of its outermost voxels; no NaN does."""
+    index = np.asarray(points)
+    return np.asarray(((index >= -0.5) & (index <= np.asarray(shape) - 0.5)).all(axis=-1))
 
 
 def distance_beyond(

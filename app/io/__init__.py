@@ -16,7 +16,6 @@ cases             the files of a case that is kept: a scan, and who decided its 
 
 from app.io.cases import (
     correct,
-    is_inside,
     pack_scan,
     read_case,
     read_placed,
@@ -98,7 +97,7 @@ __all__ = [
     "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Selection",
     "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
     "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "extract_scan",
-    "find_evidence", "is_dicom", "is_inside", "is_landmark_file", "is_missing", "landmark_stem",
+    "find_evidence", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem",
     "list_shown", "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format",
     "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume",
     "scan_stem", "write_answer", "write_case", "write_gzip", "write_long", "write_nifti",

@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from app.errors import BadParameter
-from app.geometry import LPS_FROM_RAS, Affine, transform
+from app.geometry import LPS_FROM_RAS, Affine, is_inside, transform
 from app.io.dicom import is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, write_gzip
 from app.io.nifti_header import read_nifti_header
@@ -94,7 +94,7 @@ def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
     A doubtful point, or one outside the scan, that nobody has judged has no position there, as
     nothing should be learned from it.
     """
-    shape = np.array(answer.volume.shape)
+    shape = answer.volume.shape
     points = [one if _is_sure(one, shape) else _unplaced(one) for one in answer.landmarks]
     document = json.loads(write_mrk_json(answer.model_copy(update={"landmarks": points})))
     (markup,) = document["markups"]
@@ -186,17 +186,11 @@ def _is_nifti(content: Content) -> bool:
     return not is_dicom(content) and choose_reader(FileStream(content)) is read_nifti_header
 
 
-def _is_sure(landmark: LandmarkAnswer, shape: np.ndarray) -> bool:
+def _is_sure(landmark: LandmarkAnswer, shape: Sequence[int]) -> bool:
     if landmark.decided_by == "person":
         return True
     inside = landmark.ijk is not None and is_inside(landmark.ijk, shape)
-    return landmark.status == "detected" and inside
-
-
-def is_inside(ijk: tuple[float, float, float], shape: np.ndarray) -> bool:
-    """Return whether a voxel index lies in a scan, up to the faces of its outermost voxels."""
-    index = np.array(ijk)
-    return bool(((index >= -0.5) & (index <= shape - 0.5)).all())
+    return landmark.status == "detected" and bool(inside)
 
 
 def _unplaced(landmark: LandmarkAnswer) -> LandmarkAnswer:

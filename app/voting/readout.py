@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from app.geometry import Affine, transform
+from app.geometry import Affine, is_inside, transform
 from app.model import Manifest
 from app.preprocessing import Grid
 
@@ -69,7 +69,7 @@ class ScanExtent:
         Args:
             points: In grid voxels; NaN lies nowhere.
         """
-        return _within(transform(self.to_volume, points), self.shape)
+        return is_inside(transform(self.to_volume, points), self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Readout:
         Args:
             points: In grid voxels; NaN lies nowhere.
         """
-        inside = _within(points, self.shape)
+        inside = is_inside(points, self.shape)
         return inside if self.scan is None else inside & self.scan.contains(points)
 
 
@@ -188,9 +188,3 @@ def choose_cells(readout: Readout) -> Cells:
         shape.append(-(-size // edge) + 2 * margin)
         first.append(-edge * margin)
     return Cells(tuple(edges), tuple(shape), tuple(first))
-
-
-@np.errstate(invalid="ignore")
-def _within(points: Float64[np.ndarray, "*n 3"], shape: tuple[int, ...]) -> Bool[np.ndarray, "*n"]:
-    """Test which points lie in an array, up to the faces of its outermost voxels."""
-    return np.asarray(((points >= -0.5) & (points <= np.array(shape) - 0.5)).all(axis=-1))

@@ -30,6 +30,7 @@ from app.api.upload.plan import CASE, plan_upload
 from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
 from app.engine import Engine
 from app.errors import BadParameter, NotConfigured, TooLarge
+from app.geometry import is_inside
 from app.io import (
     SEARCH_BYTES,
     CaseAnswer,
@@ -43,7 +44,6 @@ from app.io import (
     check_header,
     check_start,
     is_dicom,
-    is_inside,
     pack_scan,
     read_volume,
     write_case,
