@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.scan_files import read_scan
 from app.cli.terminal import describe_fault
 from app.durable import write_file
-from app.errors import BadParameter, LandmarkdError, NotAVolume
+from app.errors import BadParameter, InsufficientMemory, LandmarkdError, NotAVolume, TooLarge
 from app.io import LONG_COLUMNS, AnswerFormat, LandmarksAnswer, name_in_utf8, write_long
 
 Model: TypeAlias = tuple[str, str]
@@ -221,8 +221,24 @@ class Tally:
         return text + (f"; {len(self.failures)} failed" if self.failures else "")
 
 
-def _read(path: Path) -> bytes:
+def _answer(
+    path: Path, find: Callable[[bytes], LandmarksAnswer], max_bytes: int | None
+) -> LandmarksAnswer:
     try:
+        return find(_read(path, max_bytes))
+    except MemoryError as error:
+        raise InsufficientMemory(
+            "expected a scan that fits the memory, got a larger one"
+        ) from error
+
+
+def _read(path: Path, max_bytes: int | None) -> bytes:
+    try:
+        # Before it is read: the system may end the process that takes too much memory.
+        if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
+            raise TooLarge(
+                f"expected at most {max_bytes:,} bytes (limit inflated_bytes), got {size:,}"
+            )
         return read_scan(path)
     except OSError as error:
         own = str(error.filename) == str(path)
@@ -240,12 +256,14 @@ def detect_all(
     console: Console,
     *,
     resume: bool = False,
+    max_bytes: int | None = None,
 ) -> Tally:
     """Find the landmarks of scans; one that fails does not stop the others.
 
     Ctrl-C does, and an answer that cannot be written, as no other could be written either.
 
-    With ``resume``, scans whose answer is there are left out.
+    With ``resume``, scans whose answer is there are left out; files of more than ``max_bytes`` fail
+    without being read.
     """
     tally = Tally()
     bar = Progress(
@@ -264,7 +282,7 @@ def detect_all(
                 tally.skipped += 1
             else:
                 try:
-                    answer = find(_read(path))
+                    answer = _answer(path, find, max_bytes)
                     sink.write(path, answer)
                     last = tally.add(name, answer)
                 except LandmarkdError as error:

@@ -179,7 +179,9 @@ def detect(
         with console.status("Loading the model" if url is None else "Connecting"):
             find = _finder(stack, url, model, models_dir, device, check)
             find = partial(find, frame=frame, series=series)
-        tally = detect_all(files, find, sink, console, resume=resume)
+        # A service has limits of its own.
+        max_bytes = read_settings().max_inflated_bytes if url is None else None
+        tally = detect_all(files, find, sink, console, resume=resume, max_bytes=max_bytes)
     _conclude(tally, output if to_folder else "")
 
 
