@@ -43,7 +43,10 @@ GIVE_UP_S: Final = 10.0
 RETRY_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Waits between attempts, of which each may get further than the one before."""
 
-PASSING: Final = (408, 429, 503)
+FULL: Final = 429
+"""Status of a service with as many requests, or bytes of them, in work as it takes."""
+
+PASSING: Final = (408, FULL, 503)
 """Statuses of a service that is busy, restarting, or at the other end of a slow line."""
 
 
@@ -136,18 +139,22 @@ class Client:
         )
         return self._parse(LandmarksAnswer, response)
 
-    def detect_patiently(self, content: Scan, **options: Any) -> LandmarksAnswer:
-        """Do as ``detect``; of a service that restarts meanwhile, wait until it is ready again.
+    def detect_in_turn(self, content: Scan, **options: Any) -> LandmarksAnswer:
+        """Do as ``detect``; wait some minutes for room in a service that is full."""
+        return _persist(partial(self.detect, content, **options), _is_full)
 
-        The scan is sent twice at most, as it may be what ended the service.
+    def detect_patiently(self, content: Scan, **options: Any) -> LandmarksAnswer:
+        """Do as ``detect_in_turn``; of a service that restarts, wait until it is ready again.
+
+        The scan is worked on twice at most, as it may be what ended the service.
         """
         try:
-            return self.detect(content, **options)
+            return self.detect_in_turn(content, **options)
         except (Unreachable, ProblemError) as error:
             if not _is_passing(error):
                 raise
         _persist(partial(self._send, "GET", "/readyz"))
-        return self.detect(content, **options)
+        return self.detect_in_turn(content, **options)
 
     def submit(
         self,
@@ -355,20 +362,27 @@ class Client:
         )
 
 
-def _persist(attempt: Callable[[], T]) -> T:
+def _is_full(error: Unreachable | ProblemError) -> bool:
+    return isinstance(error, ProblemError) and error.problem.status == FULL
+
+
+def _is_passing(error: Unreachable | ProblemError) -> bool:
+    return isinstance(error, Unreachable) or error.problem.status in PASSING
+
+
+def _persist(
+    attempt: Callable[[], T],
+    is_passing: Callable[[Unreachable | ProblemError], bool] = _is_passing,
+) -> T:
     """Try until it succeeds, for some minutes; a refusal is final."""
     for wait_s in RETRY_S:
         try:
             return attempt()
         except (Unreachable, ProblemError) as error:
-            if not _is_passing(error):
+            if not is_passing(error):
                 raise
         time.sleep(wait_s)
     return attempt()
-
-
-def _is_passing(error: Unreachable | ProblemError) -> bool:
-    return isinstance(error, Unreachable) or error.problem.status in PASSING
 
 
 def _read(content: Scan) -> bytes:

@@ -244,7 +244,7 @@ def _finder(
     def find(content: bytes, **selection: int | None) -> LandmarksAnswer:
         nonlocal is_there
         # Not of one that has never answered, or is gone: each scan would wait for minutes.
-        detect = client.detect_patiently if is_there else client.detect
+        detect = client.detect_patiently if is_there else client.detect_in_turn
         try:
             answer = detect(content, model=model, **selection)
         except Unreachable:

@@ -1,14 +1,17 @@
-"""Scans for which memory is short: their own failure, and that of no other."""
+"""Scans for which memory, or room in a service, is short."""
 
 import csv
 import resource
 from pathlib import Path
+from threading import Thread
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
+from app.cli.client import Client
 from app.cli.main import app
-from tests.support.services import toy_scan
+from tests.support.services import ServiceProcess, toy_scan, until
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,20 @@ def test_a_scan_larger_than_the_memory_does_not_stop_the_others(
     assert message in result.stderr
     with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:
         assert {row["scan"] for row in csv.DictReader(file)} == {"a", "z"}
+
+
+def test_scans_wait_for_room_in_a_service(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "scan.nii").write_bytes(toy_scan((24, 26, 18)))
+    service = ServiceProcess(models, MAX_IN_FLIGHT="1")
+    large = toy_scan((150, 140, 120))
+    with Client(service.url) as other:
+        thread = Thread(target=other.detect, args=(large,))
+        try:
+            thread.start()
+            until(lambda: "requests_in_flight 1.0" in httpx.get(f"{service.url}/metrics").text)
+            words = ("detect", str(tmp_path / "scan.nii"), "--url", service.url)
+            result = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "scan.json")])
+            thread.join()
+        finally:
+            service.kill()
+    assert result.exit_code == 0, result.output
