@@ -9,6 +9,9 @@ from typing import Final
 PARTIAL: Final = ".partial"
 """How the names end of what a process that was killed has left."""
 
+NAME_END: Final = 40
+"""Characters of a file's name in that of what takes its place."""
+
 
 def write_file(path: Path, content: bytes | bytearray | memoryview) -> None:
     """Write a file, or replace it; see ``replacing``."""
@@ -23,8 +26,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Whenever the process or the machine stops, the file is as it was before, or as it shall be.
     Afterwards it is as it shall be.
     """
-    # Several processes may write one file at once, such as the first folds of a training.
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    # Several processes may write one file at once, such as the first folds of a training; and the
+    # name may be as long as any may be.
+    partial = path.with_name(f".{path.name[-NAME_END:]}.{os.getpid()}{PARTIAL}")
     try:
         yield partial
         sync(partial)

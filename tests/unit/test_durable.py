@@ -43,6 +43,13 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
     assert steps == [(f".file.{os.getpid()}{PARTIAL}", False), (tmp_path.name, True)]
 
 
+@pytest.mark.parametrize("letter", ["x", "\N{CJK UNIFIED IDEOGRAPH-4E2D}"])
+def test_name_may_be_as_long_as_any(tmp_path: Path, letter: str) -> None:
+    path = tmp_path / (letter * (250 // len(letter.encode())) + ".json")
+    write_file(path, NEW)
+    assert path.read_bytes() == NEW
+
+
 def test_fault_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere" / "file", tmp_path):
         with pytest.raises(OSError, match=r"No such file|directory") as caught:
