@@ -203,6 +203,23 @@ def test_page_says_why_the_service_makes_no_heatmap(
     assert page.get_attribute(HEATMAP, "aria-pressed") == "false"
 
 
+def test_scan_that_was_written_again_is_named_where_it_cannot_be_sent_again(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
+) -> None:
+    scan = tmp_path / "head.nii.gz"
+    scan.write_bytes(SCAN)
+    with opened(browser, page_service.url) as page:
+        page.set_input_files("#file", scan)
+        page.wait_for_selector("#rows tr")
+        scan.write_bytes(SCAN + bytes(1))
+        page.click(HEATMAP)
+        page.wait_for_selector('#heatmap:text("It was changed, moved or removed")')
+        # As a service with a store would offer it.
+        page.eval_on_selector("#keeping", "(one) => (one.hidden = false)")
+        page.click("#keep")
+        page.wait_for_selector('#problem-title:text("File not readable")')
+
+
 def test_measurements_follow_corrections(page: Page, answer: list[dict[str, Any]]) -> None:
     ends = {one["name"]: np.array(one["ras_mm"]) for one in answer if one["ras_mm"]}
     values = "#measurements td:nth-child(2)"

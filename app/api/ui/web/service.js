@@ -109,12 +109,13 @@ function problemOf(text, status, retryAfter) {
   return new Problem({ code: "unexpected", status, ...words }, retryAfter);
 }
 
-async function request(path, options = {}) {
+/** Call the service; `file` is what the body has of the user's disk. */
+async function request(path, options = {}, file = null) {
   let response;
   try {
     response = await fetch(path, { ...options, headers: headers(options.headers) });
   } catch {
-    throw foundOut("unreachable");
+    throw foundOut(file && !(await isReadable(file)) ? "unreadable" : "unreachable");
   }
   // No call answers HTML, but a proxy may, such as a form to log in.
   const isPage = response.headers.get("Content-Type")?.startsWith("text/html");
@@ -156,7 +157,7 @@ export async function convertAnswer(answer, format) {
 export async function makeHeatmap(file, query, signal) {
   const headers = { "Content-Type": "application/octet-stream" };
   const options = { method: "POST", body: file, headers, signal };
-  return (await request(`v1/heatmaps?${new URLSearchParams(query)}`, options)).blob();
+  return (await request(`v1/heatmaps?${new URLSearchParams(query)}`, options, file)).blob();
 }
 
 /** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
@@ -164,7 +165,7 @@ export async function keepCase(file, answer, choice) {
   const body = new FormData();
   body.append("volume", file);
   body.append("answer", new Blob([JSON.stringify(answer)]));
-  return (await request(`v1/cases?${new URLSearchParams(choice)}`, { method: "POST", body })).json();
+  return (await request(`v1/cases?${new URLSearchParams(choice)}`, { method: "POST", body }, file)).json();
 }
 
 /**
