@@ -1,13 +1,15 @@
 """Scans on the page whose header another program reads otherwise than the service."""
 
+import io
 from typing import Any
 
 import nibabel as nib
+import nrrd
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from app.geometry import spacing_of
+from app.geometry import LPS_FROM_RAS, spacing_of
 from app.io.volume import read_volume
 from tests.support.browser import (
     NEAR_MM,
@@ -27,6 +29,7 @@ from tests.support.browser import (
 from tests.support.services import ServiceProcess
 
 VOLUME = read_volume(SCAN)
+VOXEL_MM = float(spacing_of(VOLUME.affine).min())
 MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
 
 
@@ -40,6 +43,22 @@ def written(per_mm: float = 1.0, unit: str = "mm", qform: np.ndarray | None = No
         image.set_qform(qform, code=2)
     content: bytes = image.to_bytes()
     return content
+
+
+def frames_first() -> bytes:
+    """Write an NRRD file of two frames, whose axis comes first, as in a sequence of 3D Slicer."""
+    voxels = np.rint(VOLUME.voxels).astype(np.int16)
+    world = LPS_FROM_RAS @ VOLUME.affine
+    directions = np.vstack([np.full(3, np.nan), world[:3, :3].T])
+    header = {
+        "space": "left-posterior-superior",
+        "space directions": directions,
+        "space origin": world[:3, 3],
+        "kinds": ["list", "domain", "domain", "domain"],
+    }
+    file = io.BytesIO()
+    nrrd.write(file, np.stack([voxels[::-1], voxels]), header)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -82,3 +101,27 @@ def test_scan_is_shown_where_the_service_read_it(
         assert_allclose(crosshair(page), expected, atol=NEAR_MM)
         voxel = np.linalg.inv(VOLUME.affine) @ [*expected, 1.0]
         assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
+
+
+def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_not_shown(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+) -> None:
+    with opened(browser, page_service.url) as page:
+        drop(page, ("sequence.seq.nrrd", frames_first()))
+        page.fill("#choice", "1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#rows tr")
+        assert text_of(page, "#unseen") == "The viewer cannot show this scan."
+        assert page.is_visible("#unseen")
+        assert page.is_hidden("#views")
+        assert page.evaluate("landmarkd.viewer.nv.volumes.length") == 0
+        for one in answer:
+            if one["ras_mm"]:
+                found = landmark(page, one["name"])["ras_mm"]
+                assert_allclose(found, one["ras_mm"], atol=VOXEL_MM)
+        # Corrections and another scan go on.
+        page.keyboard.press("a")
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector('#facts:text("plain.nii")')
+        assert page.is_hidden("#unseen")
+        assert page.is_visible("#views")

@@ -15,6 +15,7 @@ import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
+const UNSEEN = "The viewer cannot show this scan.";
 const REST_MS = 300; // after a correction, until measurements are computed again
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);
@@ -128,9 +129,12 @@ function showAnswer(entry, visible) {
   entry.selected ??= nearestToAll(edits.landmarks);
   results.show(edits.answer, file.name);
   offerDownloads(file.name, edits, showProblem);
-  state.visible = visible;
-  if (visible) {
-    state.viewer.setGeometry(edits.original.volume);
+  state.visible = visible && state.viewer.setGeometry(edits.original.volume);
+  if (visible && !state.visible) {
+    state.viewer.clear();
+    state.shown = Promise.resolve(explain(UNSEEN));
+  }
+  if (state.visible) {
     state.viewer.setLandmarks(edits.landmarks);
     element("names").checked = state.viewer.names;
   }
@@ -234,19 +238,23 @@ function measureSoon(entry) {
 
 /** Show a scan in the viewer; return whether it is shown. */
 async function showScan({ file, choice }) {
-  const note = element("unseen");
   await viewing;
   if (!state.viewer) return false;
   try {
     await state.viewer.show(file, choice.frame);
     set("window", "auto");
-    note.hidden = true;
+    return explain("");
   } catch (error) {
-    note.textContent = error.note ?? "The viewer cannot show this scan.";
-    note.hidden = false;
+    return explain(error.note ?? UNSEEN);
   }
-  element("views").hidden = element("hint").hidden = !note.hidden;
-  return note.hidden;
+}
+
+/** Say why a scan is not shown; return whether it is, because there is nothing to say. */
+function explain(why) {
+  element("unseen").textContent = why;
+  element("unseen").hidden = !why;
+  element("views").hidden = element("hint").hidden = Boolean(why);
+  return !why;
 }
 
 /** Fill the list of models; rejects with `unauthorized` if the service needs a key. */

@@ -104,14 +104,19 @@ class Viewer {
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
   }
 
-  /** Put the scan where the service read it: NiiVue may prefer another form of a NIfTI file, and takes any unit for mm. */
-  setGeometry({ affine, spacing_mm }) {
+  /**
+   * Put the scan where the service read it: NiiVue may prefer another form of a NIfTI file, and takes any unit for mm.
+   * Return whether it has the same voxels: in an NRRD file whose frames come before the axes in space, it has not.
+   */
+  setGeometry({ shape, affine, spacing_mm }) {
     const [volume] = this.nv.volumes;
+    if (shape.some((size, axis) => size !== volume.hdr.dims[axis + 1])) return false;
     const at = transform(invert(volume.hdr.affine), this.crosshair);
     volume.hdr.pixDims.splice(1, 3, ...spacing_mm);
     volume.setAffine(affine);
     this.nv.updateGLVolume();
     this.nv.scene.crosshairPos = this.nv.mm2frac(transform(affine, at));
+    return true;
   }
 
   /** Show the landmarks of a scan, new or changed ones; `select` shows which one is chosen. */
