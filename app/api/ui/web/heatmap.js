@@ -31,6 +31,7 @@ export class Heatmap {
     } catch (error) {
       if (signal.aborted) return;
       this.#index = -1;
+      if (error.code === "unauthorized") element("ask-key").hidden = false;
       this.#say(`No heatmap of ${name}: ${error.message}`);
     }
   }

@@ -360,6 +360,7 @@ async function submitKey(event) {
     const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
     for (const entry of refused) again(entry);
     work();
+    if (queue.current?.edits?.decided) measureSoon(queue.current); // what the key before was refused
   } catch (error) {
     showProblem(error);
   }
