@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import SCAN, Browser, drop, opened
+from tests.support.browser import SCAN, Browser, drop, opened, text_of
 from tests.support.services import ServiceProcess
 
 DESK = {"viewport": {"width": 1400, "height": 900}}
@@ -22,3 +22,22 @@ def test_long_name_of_a_file_widens_nothing(
             sizes = "(one) => [one.scrollWidth, one.clientWidth]"
             needed, given = page.eval_on_selector(part, sizes)
             assert needed == given, part
+
+
+def test_bounds_of_a_ratio_are_as_fine_as_its_value(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    replace = """() => {
+        const { queue } = landmarkd;
+        const { current } = queue;
+        const known = { value: 0.5123, interval95: [0.4987, 0.5261], reason: null };
+        current.edits.original.measurements = [{ name: "ratio", unit: "", points: [], ...known }];
+        queue.current = null;
+        queue.onShow(current);
+    }"""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        page.evaluate(replace)
+        page.wait_for_selector('#measurements td:text("ratio")')
+        assert text_of(page, "#measurements tr") == "ratio0.5120.499 \N{EN DASH} 0.526"

@@ -196,8 +196,9 @@ function rowOf(landmark, frame) {
 
 function measurementRow({ name, description, unit, value, interval95, reason }) {
   const row = document.createElement("tr");
-  const interval = interval95 ? interval95.map((bound) => bound.toFixed(1)).join(" – ") : "–";
-  const cells = [name, value === null ? "–" : value.toFixed(unit ? 1 : 3) + UNITS[unit], interval];
+  const digits = unit ? 1 : 3;
+  const interval = interval95 ? interval95.map((bound) => bound.toFixed(digits)).join(" – ") : "–";
+  const cells = [name, value === null ? "–" : value.toFixed(digits) + UNITS[unit], interval];
   row.append(...cells.map((text) => create("td", text)));
   row.title = reason || description || name;
   return row;
