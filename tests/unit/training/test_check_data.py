@@ -197,7 +197,7 @@ def points_twice(data: Path) -> None:
         (constant, "s2", "all voxels have the same value"),
         (singular, "s2.nii.gz", "expected three independent axes"),
         (bad_json, "s2.mrk.json", "cannot be read"),
-        (other_json, "s2.mrk.json", "cannot be read: KeyError: 'markups'"),
+        (other_json, "s2.mrk.json", "cannot be read: nothing by the name of 'markups'"),
         (no_points, "s2.mrk.json", "expected landmarks, got none"),
         (other_columns, "s2.csv", "name,x,y,z, got Name,X,Y,Z"),
         (no_landmark_file, "s2.nii.gz", "found none; is it S 2.mrk.json?"),
