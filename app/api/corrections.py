@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from app.api.problems import quote
 from app.engine import Engine
 from app.errors import BadParameter
 from app.geometry import LPS_FROM_RAS, transform
@@ -22,9 +23,6 @@ Each becomes a Python object while no other thread can run."""
 
 CORRECTIONS_BYTES: Final = 64 << 20
 """What an answer of that size takes while it is read, checked and written in another format."""
-
-MAX_QUOTED_CHARACTERS: Final = 80
-"""Of the place of an error, which may be of any length."""
 
 TOLERANCE_MM: Final = 1e-3
 """Between positions in different frames; far below what anybody can place."""
@@ -55,7 +53,7 @@ def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
         answer = LandmarksAnswer.model_validate(from_json(text.removeprefix(BOM_UTF8)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:MAX_QUOTED_CHARACTERS]
+        where = quote(".".join(map(str, first["loc"])))
         raise BadParameter(
             f"expected an answer of POST /v1/landmarks, got JSON with {error.error_count()} "
             f"errors, the first one in {where}: {first['msg']}"

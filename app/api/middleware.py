@@ -16,13 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.origin import OriginCheck
-from app.api.problems import (
-    MAX_QUOTED_CHARACTERS,
-    METHODS,
-    TUS_VERSION,
-    problem_response,
-    unexpected_error,
-)
+from app.api.problems import METHODS, TUS_VERSION, problem_response, quote, unexpected_error
 from app.api.request_log import PROBES, RECORD_KEY, RequestRecord, log_request
 from app.engine import Metrics
 from app.errors import BadParameter, ClientLeft, Draining, HeadTooLarge, LandmarkdError
@@ -163,7 +157,7 @@ def _check_once(scope: Scope) -> BadParameter | None:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is None:
         return None
-    name = twice[:MAX_QUOTED_CHARACTERS].decode(errors="replace")
+    name = quote(twice.decode(errors="replace"))
     return BadParameter(f"query.{name}: expected once, got it again")
 
 

@@ -139,9 +139,10 @@ def _explain(request: Request, item: Mapping[str, Any]) -> str:
         queries = request.scope["route"].dependant.query_params
         known = [name for query in queries for name in query.field_info.annotation.model_fields]
         return describe_unknown("parameter", item["loc"][-1], known)
-    where = ".".join(_quote(str(part)) for part in item["loc"])
-    return f"{where}: {item['msg']}; got {_quote(repr(item.get('input')))}"
+    where = ".".join(quote(str(part)) for part in item["loc"])
+    return f"{where}: {item['msg']}; got {quote(repr(item.get('input')))}"
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
+    """Cut what a client sent, which may be of any length, to be named in an error."""
     return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "…"
