@@ -122,12 +122,12 @@ EXAMPLE_ANSWER: Final[dict[str, Any]] = {
     },
 }
 
-_FORMATS: Final[dict[str, Any]] = {form.media_type: {"schema": _BINARY} for form in FORMATS} | {
+LANDMARKS_CONTENT: Final[dict[str, Any]] = {
+    form.media_type: {"schema": _BINARY} for form in FORMATS
+} | {
     "application/json": {"example": EXAMPLE_ANSWER},
     "application/vnd.slicer.markups+json": {"schema": {"type": "object"}},
 }
-
-LANDMARKS_CONTENT: Final[dict[str, Any]] = _FORMATS
 
 EVENTS_CONTENT: Final[dict[str, Any]] = {
     EVENT_STREAM: {
@@ -139,7 +139,7 @@ EVENTS_CONTENT: Final[dict[str, Any]] = {
 
 REPORT_CONTENT: Final[dict[str, Any]] = {REPORT.media_type: {"schema": _BINARY}}
 
-VOTES_CONTENT: Final[dict[str, Any]] = _FORMATS | {
+VOTES_CONTENT: Final[dict[str, Any]] = LANDMARKS_CONTENT | {
     form.media_type: {"schema": _BINARY} for form in VOTES_FORMATS
 }
 
