@@ -105,16 +105,19 @@ class UploadStore:
             " ORDER BY touched_s"
         ).fetchall()
         own = [row for row in uploads if row["owner"] == owner]
-        rivals = own if len(own) >= MAX_OPEN_OF_ONE else uploads
-        if rivals is uploads and len(uploads) < MAX_OPEN:
+        if len(own) >= MAX_OPEN_OF_ONE:
+            oldest = own[0]
+        elif len(uploads) >= MAX_OPEN:
+            oldest = uploads[0]
+        else:
             return
-        if rivals[0]["touched_s"] > time.time() - IDLE_S:
+        if oldest["touched_s"] > time.time() - IDLE_S:
             raise QueueFull(
                 f"expected at most {MAX_OPEN} unfinished uploads, and {MAX_OPEN_OF_ONE} of one "
                 f"client, got one more; finish or delete others",
                 RETRY_S,
             )
-        self._remove(db, rivals[0]["id"])
+        self._remove(db, oldest["id"])
 
     def _remove(self, db: sqlite3.Connection, upload: str) -> None:
         self.files.remove(upload)  # First, which gives room on a full disk.
