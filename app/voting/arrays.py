@@ -7,7 +7,7 @@ read in place, through views.
 import math
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -28,10 +28,13 @@ TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ROUNDING: Final = 1e-5
 """How far outside [0, 1] a probability may lie: interpolation and softmax in float32 round."""
 
+Channels = Literal["first", "last"]
+Order = Literal["axis", "landmark"]
+Activation = Literal["sigmoid", "softmax"]
 LAYOUT_WORDS: Final = {
-    "channels": ("first", "last"),
-    "order": ("axis", "landmark"),
-    "activation": ("sigmoid", "softmax", None),
+    "channels": get_args(Channels),
+    "order": get_args(Order),
+    "activation": (*get_args(Activation), None),
 }
 
 BLOCK_SIZE: Final = 1 << 23
@@ -55,10 +58,10 @@ class Layout:
         BadParameter: One of them is another word.
     """
 
-    channels: Literal["first", "last"] = "last"
-    order: Literal["axis", "landmark"] = "axis"
+    channels: Channels = "last"
+    order: Order = "axis"
     background: bool | None = None
-    activation: Literal["sigmoid", "softmax"] | None = None
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         """Refuse other words: they would be taken for one of these, and positions be wrong."""
@@ -265,7 +268,7 @@ def _has_background(name: str, channels: int, landmarks: int, layout: Layout) ->
     return expected[channels]
 
 
-def _activation(background: bool, landmarks: int, layout: Layout) -> Literal["sigmoid", "softmax"]:
+def _activation(background: bool, landmarks: int, layout: Layout) -> Activation:
     """Decide what turns scores into probabilities."""
     if layout.activation == "softmax" and not background:
         raise BadArrays(
