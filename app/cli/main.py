@@ -228,7 +228,8 @@ def _finder(
 ) -> Callable[..., LandmarksAnswer]:
     """Return what finds the landmarks of a scan, given its bytes, frame and series.
 
-    The model is checked as soon as it is known: that of a service by its first answer.
+    The model is checked as soon as it is known: that of a service by its first answer, whose
+    version is then asked for, as the service may load another among the scans.
     """
     if url is None:
         from app.cli.local import LocalDetector
@@ -239,19 +240,20 @@ def _finder(
     from app.cli.client import Client, Unreachable
 
     client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
-    is_there = False
+    is_there, wanted = False, model
 
     def find(content: bytes, **selection: int | None) -> LandmarksAnswer:
-        nonlocal is_there
+        nonlocal is_there, wanted
         # Not of one that has never answered, or is gone: each scan would wait for minutes.
         detect = client.detect_patiently if is_there else client.detect_in_turn
         try:
-            answer = detect(content, model=model, **selection)
+            answer = detect(content, model=wanted, **selection)
         except Unreachable:
             is_there = False
             raise
         is_there = True
         check(answer.model)
+        wanted = f"{answer.model.name}@{answer.model.version}"
         return answer
 
     return find
