@@ -1,4 +1,4 @@
-"""Scans on the page whose header another program reads otherwise than the service."""
+"""Where scans and points lie on the page: headers that are read in several ways, and the edge."""
 
 import io
 from typing import Any
@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from app.geometry import LPS_FROM_RAS, spacing_of
+from app.geometry import LPS_FROM_RAS, is_inside, spacing_of, transform
 from app.io.volume import read_volume
 from tests.support.browser import (
     NEAR_MM,
     SAME_GREY,
     SCAN,
     Browser,
+    Page,
     choose,
     compare_points,
     crosshair,
+    drag,
     drawn,
     drop,
     landmark,
@@ -125,3 +127,21 @@ def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_not_shown(
         page.wait_for_selector('#facts:text("plain.nii")')
         assert page.is_hidden("#unseen")
         assert page.is_visible("#views")
+
+
+def test_point_that_is_dragged_out_of_the_scan_stays_at_its_edge(
+    page: Page, answer: list[dict[str, Any]]
+) -> None:
+    name = answer[0]["name"]
+    choose(page, name)
+    drag(page, name, 0, 600, -9)
+    page.mouse.up()
+    after = landmark(page, name)
+    volume = page.evaluate("landmarkd.queue.current.edits.original.volume")
+    ijk, shape = np.array(after["ijk"], dtype=np.float64), volume["shape"]
+    assert is_inside(ijk, shape)
+    assert not is_inside(ijk + 0.01, shape) or not is_inside(ijk - 0.01, shape)
+    where = transform(np.array(volume["affine"]), ijk)
+    assert_allclose(after["ras_mm"], where, atol=NEAR_MM)
+    assert_allclose(crosshair(page), where, atol=NEAR_MM)
+    assert mark_of(page, name, 0)["radius"] > 0  # It is still seen, and can be dragged back.

@@ -62,12 +62,18 @@ export class Edits {
 
   // Each of the following returns the index of the landmark that it changed, or -1.
 
-  /** Put a landmark at a position in mm, RAS; `on`: as one step with the one before, such as of a key held down. */
-  place(index, ras, { on = false } = {}) {
-    const ijk = transform(invert(this.original.volume.affine), ras);
+  /**
+   * Put a landmark at a position in mm, RAS, or, if that is outside of the scan, at its edge; `on`: as one step with the
+   * one before, such as of a key held down.
+   */
+  place(index, position, { on = false } = {}) {
+    const { affine, shape } = this.original.volume;
+    // Up to the faces of the outermost voxels, as the service takes it.
+    const inside = (at, axis) => Math.min(Math.max(at, -0.5), shape[axis] - 0.5);
+    const ijk = transform(invert(affine), position).map(inside);
+    const ras = transform(affine, ijk);
     const lps = [-ras[0], -ras[1], ras[2]].map((mm) => mm + 0); // no -0
-    const position = { status: "detected", ijk, ras_mm: ras, lps_mm: lps };
-    return this.#change(index, { ...UNKNOWN, ...position }, on);
+    return this.#change(index, { ...UNKNOWN, status: "detected", ijk, ras_mm: ras, lps_mm: lps }, on);
   }
 
   /** Say that a landmark is where the network found it, or that it is absent as the network says. */
