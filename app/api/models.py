@@ -66,6 +66,8 @@ async def get_model(name: str, shared: SharedDep) -> ModelInfo:
 async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
     """Read a model's folder again; if it is refused, the loaded model stays in use."""
     await shared.engine.reload(name)
+    if shared.jobs is not None:
+        shared.jobs.resume()
     return describe_model(shared.engine, name, shared.engine.registry.models[name])
 
 

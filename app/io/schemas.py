@@ -282,6 +282,11 @@ class JobSummary(_WireModel):
         description="`finished`: each of its scans is done or has failed."
     )
     model: str
+    reason: str | None = Field(
+        None,
+        description="Why none of its scans can run now, as when its model is not loaded: it waits "
+        "until that is over. Null if they can, or it is finished.",
+    )
     created: datetime
     expires: datetime | None = Field(description="When it is removed; null until it is finished.")
     total: int = Field(description="Number of its scans,")

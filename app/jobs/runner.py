@@ -3,6 +3,9 @@
 A scan counts as running from before its file is opened until its outcome is kept. So a process that
 is killed meanwhile leaves it behind as such, and the next one runs it again: alone, because it may
 be what killed the process, and no more than ``MAX_ATTEMPTS`` times.
+
+A scan whose model is not loaded waits until it is, in this process or a later one, and holds up
+none of another model.
 """
 
 import asyncio
@@ -16,11 +19,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
-from app.errors import GivenUp, NotReady, NotStored
+from app.errors import GivenUp, NotReady, NotStored, UnknownModel
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
 from app.jobs.folder import JobFolder
-from app.jobs.records import Claim, Tiles
+from app.jobs.records import Claim, KeptJob, Tiles
 from app.jobs.store import JobStore
 from app.jobs.uploads import UploadStore
 
@@ -103,6 +106,23 @@ class JobRunner:
             if claim.job == job:
                 run.task.cancel()
 
+    def resume(self) -> None:
+        """Run what has waited for a model, which was loaded now."""
+        self._changed.set()
+
+    def why_waits(self, job: KeptJob) -> str | None:
+        """Say why no scan of a job can run now; None if one can, or all are settled."""
+        if job.finished_s is not None:
+            return None
+        state = self._engine.readiness()
+        if not state.ready:
+            return state.reason
+        try:
+            self._engine.registry.get(job.model)
+        except UnknownModel as error:
+            return str(error)
+        return None
+
     def progress(self) -> dict[int, Tiles]:
         """Return how far the scans are that are running, by their ids."""
         return {claim.id: run.tiles for claim, run in self._runs.items()}
@@ -112,6 +132,7 @@ class JobRunner:
         try:
             while (claim := await self._claim(suspect=True)) is not None:
                 await self._run(claim)
+            await self._log_waiting()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._sweep())
                 for _ in range(CONCURRENCY):
@@ -129,6 +150,13 @@ class JobRunner:
         await asyncio.to_thread(self._file_pool.shutdown)
         await asyncio.to_thread(self._pool.shutdown)  # Outcomes that are being kept come first.
         await asyncio.to_thread(self._folder.close)
+
+    async def _log_waiting(self) -> None:
+        """Tell the operator of scans whose model is not loaded: perhaps it will never be again."""
+        waiting = await self._insist(partial(self.store.waiting, self._engine.registry.names))
+        for model, scans in waiting.items():
+            fields = {"model": model, "scans": scans}
+            logger.warning("jobs wait for a model that is not loaded", extra=fields)
 
     async def _work(self) -> None:
         while True:
@@ -155,7 +183,10 @@ class JobRunner:
             return None
         while not self._engine.readiness().ready:  # noqa: ASYNC110 - there is no event of that
             await asyncio.sleep(RETRY_S)
-        claim = await self._insist(partial(self.store.claim, self._last_owner, suspect=suspect))
+        names = self._engine.registry.names
+        claim = await self._insist(
+            partial(self.store.claim, names, self._last_owner, suspect=suspect)
+        )
         self._last_owner = claim.order.owner if claim else ""
         return claim
 

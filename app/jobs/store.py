@@ -6,7 +6,7 @@ them is settled, each once. All methods block; they may be called from any threa
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from app.io import Content
 from app.jobs.files import unknown_job
 from app.jobs.folder import JOB_BYTES, SCAN_BYTES, JobFolder
 from app.jobs.records import Claim, KeptJob, Order, State, Tiles
-from app.jobs.tables import JOBS, NEXT_SCAN, SCANS, insert_job, order_of, queue_scans
+from app.jobs.tables import JOBS, NEXT_SCAN, SCANS, WAITING, insert_job, order_of, queue_scans
 
 
 class JobStore:
@@ -56,10 +56,13 @@ class JobStore:
             raise
         return job
 
-    def claim(self, after: str = "", *, suspect: bool = False) -> Claim | None:
+    def claim(
+        self, models: Collection[str], after: str = "", *, suspect: bool = False
+    ) -> Claim | None:
         """Choose the scan to run next: the owners' in turn, of each the oldest.
 
         Args:
+            models: Names of the models that can be run; the scans of others wait for theirs.
             after: Owner of the scan that was claimed last.
             suspect: Whether to choose among those only that were running when a process ended.
 
@@ -67,8 +70,9 @@ class JobStore:
             The scan, which counts as running from now on; None if there is none.
         """
         with self.folder.transaction() as db:
-            row = db.execute(NEXT_SCAN, (after, suspect)).fetchone()
-            row = row or db.execute(NEXT_SCAN, ("", suspect)).fetchone()
+            names = json.dumps([*models])
+            row = db.execute(NEXT_SCAN, (after, suspect, names)).fetchone()
+            row = row or db.execute(NEXT_SCAN, ("", suspect, names)).fetchone()
             if row is None:
                 return None
             db.execute(
@@ -77,6 +81,11 @@ class JobStore:
             )
             job = db.execute("SELECT * FROM job WHERE id = ?", (row["job"],)).fetchone()
         return Claim(row["id"], row["job"], row["entry"], row["attempts"] + 1, order_of(job))
+
+    def waiting(self, models: Collection[str]) -> dict[str, int]:
+        """Count the scans that wait for other models than these, by the names of theirs."""
+        rows = self.folder.read(WAITING, json.dumps([*models]))
+        return {row["model"]: row["scans"] for row in rows}
 
     def release(self, claim: Claim) -> None:
         """Have a scan that is running run again, if it is still there; this attempt counts."""

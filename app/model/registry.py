@@ -200,6 +200,13 @@ class Registry:
         self.models: Mapping[str, LoadedModel] = {}
         self.refusals: Mapping[str, str] = {}
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that ``get`` knows."""
+        manifests = [model.manifest for model in self.models.values()]
+        pinned = (f"{manifest.name}@{manifest.version}" for manifest in manifests)
+        return frozenset((*(manifest.name for manifest in manifests), *pinned))
+
     def load_all(self) -> None:
         """Load every folder; one that is refused is noted and stops no other.
 

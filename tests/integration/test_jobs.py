@@ -1,6 +1,7 @@
 """Jobs of real services that are killed: what was accepted is finished, once."""
 
 import json
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,12 +18,13 @@ import httpx
 import numpy as np
 import pytest
 
+from app.api.dependencies import hash_key
 from app.jobs import JobFolder
 from tests.support import faulty_network as commands
 from tests.support.dicom_files import zipped
 from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
-from tests.support.model_folders import TILE
+from tests.support.model_folders import TILE, make_model_folder
 from tests.support.services import RAW, SERVE, ended, until
 
 URL = "/v1/jobs"
@@ -61,9 +64,9 @@ def serving(models: Path, folder: Path) -> AbstractContextManager[Faulty]:
     return ended(Faulty(models, JOBS=str(folder)))
 
 
-def post(service: Faulty, content: bytes) -> str:
+def post(service: Faulty, content: bytes, query: str = "") -> str:
     """Have a job accepted; gives its path."""
-    response = service.client.post(URL, content=content, headers=RAW)
+    response = service.client.post(f"{URL}{query}", content=content, headers=RAW)
     assert response.status_code == 202, response.text
     return response.headers["location"]
 
@@ -151,6 +154,48 @@ def test_job_that_was_running_is_run_again_after_a_kill(models: Path, folder: Pa
             assert job_of(service, path)["state"] == "running"
         assert finished(service, path)["done"] == 1
     assert set(written(folder).values()) == {1}
+
+
+@pytest.mark.parametrize("reloads", [False, True], ids=["restarted", "reloaded"])
+def test_job_whose_model_is_refused_waits_until_it_is_loaded_again(
+    models: Path, folder: Path, tmp_path: Path, *, reloads: bool
+) -> None:
+    several = Path(shutil.copytree(models, tmp_path / "several"))
+    weights = make_model_folder(several, "other") / "weights.safetensors"
+    key = hash_key("admin")
+    start = partial(Faulty, several, JOBS=str(folder), DEFAULT_MODEL="faulty", ADMIN_KEY_HASH=key)
+    with ended(start()) as service, service.held():
+        path = post(service, zipped([command_scan()] * 3), "?model=other")
+        unwanted = post(service, command_scan(seed=2), "?model=other@1.0.0")
+        assert job_of(service, path)["reason"] is None
+        service.kill()
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1])
+    with ended(start()) as service:
+        bytes_kept = service.metric("job_bytes")
+        assert finished(service, post(service, command_scan()))["done"] == 1
+        job = job_of(service, path)
+        assert (job["state"], job["expires"], job["done"], job["failed"]) == ("queued", None, 0, 0)
+        assert job["reason"].startswith("expected one of faulty; got 'other', which was refused")
+        assert "weights.safetensors" in job["reason"]
+        listed = service.client.get(URL).json()["jobs"]
+        assert [one["reason"] is None for one in listed] == [True, False, False]
+        assert service.metric("job_scans_queued") == 4
+        assert service.client.delete(unwanted).status_code == 204
+        assert service.metric("job_scans_queued") == 3
+        assert service.metric("job_bytes") < bytes_kept + (1 << 20)
+        weights.write_bytes(intact)
+        if reloads:
+            admin = {"Authorization": "Bearer admin"}
+            service.client.post("/v1/models/other/reload", headers=admin).raise_for_status()
+            assert finished(service, path)["done"] == 3
+    with ended(start()) as service:
+        job = finished(service, path)
+        assert (job["done"], job["reason"]) == (3, None)
+        answer = service.client.get(job["scans"][2]["result"])
+        assert answer.json()["model"]["name"] == "other"
+    assert set(written(folder).values()) == {1}
+    assert kept_files(folder) == []
 
 
 def test_stop_does_not_wait_for_a_job_and_the_next_start_finishes_it(

@@ -201,6 +201,7 @@ def _summary(jobs: JobRunner, job: KeptJob) -> JobSummary:
         id=job.id,
         state="finished" if job.finished_s else "queued" if waiting == total else "running",
         model=job.model,
+        reason=jobs.why_waits(job),
         created=datetime.fromtimestamp(job.created_s, UTC),
         expires=datetime.fromtimestamp(job.finished_s + jobs.store.folder.ttl_s, UTC)
         if job.finished_s

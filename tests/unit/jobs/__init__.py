@@ -13,11 +13,12 @@ from app.jobs import Order
 
 ENOUGH: Final = 1 << 30
 DAY_S: Final = 86_400.0
+MODEL: Final = "model"
 
 
-def order(owner: str = "anna") -> Order:
+def order(owner: str = "anna", model: str = MODEL) -> Order:
     """Make an order, whose values are not the defaults."""
-    return Order(owner, "request", "model", "csv", candidates=True, selection=Selection(1, 2))
+    return Order(owner, "request", model, "csv", candidates=True, selection=Selection(1, 2))
 
 
 def opened_databases(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:

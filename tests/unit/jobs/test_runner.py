@@ -18,7 +18,7 @@ from app.jobs.records import Claim
 from app.jobs.store import JobStore
 from app.model import Registry
 from app.settings import Settings
-from tests.unit.jobs import DAY_S, ENOUGH, opened_databases, order
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, opened_databases, order
 
 PATIENCE_S = 30.0
 
@@ -42,6 +42,7 @@ class Refusing(Engine):
 @pytest.fixture(autouse=True)
 def _any_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registry, "get", lambda *_: None)
+    monkeypatch.setattr(Registry, "names", frozenset({MODEL}))
 
 
 async def steps() -> None:
@@ -113,8 +114,8 @@ def test_scan_that_is_claimed_during_a_stop_counts_as_not_tried(
 
     asyncio.run(scenario())
     folder = JobFolder(tmp_path, ENOUGH, DAY_S)
-    assert JobStore(folder).claim(suspect=True) is None
-    assert JobStore(folder).claim() is not None
+    assert JobStore(folder).claim([MODEL], suspect=True) is None
+    assert JobStore(folder).claim([MODEL]) is not None
     folder.close()
 
 
@@ -161,5 +162,5 @@ def test_disk_that_takes_nothing_does_not_hold_up_a_stop(
 
     asyncio.run(scenario())
     folder = JobFolder(tmp_path, ENOUGH, DAY_S)
-    assert JobStore(folder).claim(suspect=True) is not None
+    assert JobStore(folder).claim([MODEL], suspect=True) is not None
     folder.close()

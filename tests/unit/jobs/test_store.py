@@ -21,7 +21,7 @@ from app.jobs.records import Claim
 from app.jobs.store import JobStore
 from app.jobs.uploads import UploadStore
 from tests.support.dicom_files import zipped
-from tests.unit.jobs import DAY_S, ENOUGH, full_disk, opened_databases, order
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order
 
 SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
@@ -51,7 +51,7 @@ def store(reopen: Open) -> JobStore:
 
 
 def claimed(store: JobStore, after: str = "", **options: Any) -> Claim:
-    claim = store.claim(after, **options)
+    claim = store.claim([MODEL], after, **options)
     assert claim is not None
     return claim
 
@@ -65,7 +65,7 @@ def test_job_is_what_was_ordered(store: JobStore) -> None:
     claim = claimed(store)
     assert (claim.job, claim.entry, claim.attempts, claim.order) == (job, None, 1, order())
     assert bytes(store.folder.files.open(claim.job, claim.entry, ENOUGH)) == SCAN
-    assert store.claim() is None
+    assert store.claim([MODEL]) is None
 
 
 def test_scans_of_an_archive_are_settled_one_by_one(store: JobStore, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_scan_is_settled_once(store: JobStore) -> None:
     assert not store.settle(claim, "done", "second")
     store.release(claim)
     assert store.outcome("anna", job, 0)[2] == "first"
-    assert store.claim() is None
+    assert store.claim([MODEL]) is None
 
 
 def test_scan_that_was_running_is_run_again_by_the_next_process(
@@ -114,7 +114,7 @@ def test_scan_that_was_running_is_run_again_by_the_next_process(
 
 def test_scans_that_have_not_run_are_not_suspect(store: JobStore) -> None:
     store.accept(order(), SCAN, None)
-    assert store.claim(suspect=True) is None
+    assert store.claim([MODEL], suspect=True) is None
 
 
 def test_owners_take_turns(store: JobStore) -> None:
@@ -126,6 +126,26 @@ def test_owners_take_turns(store: JobStore) -> None:
         after = claim.order.owner
         turns.append(claim.job)
     assert turns == [many, one, many, many]
+
+
+def test_scan_waits_for_its_model_and_holds_up_none_of_another(
+    store: JobStore, reopen: Open
+) -> None:
+    waiting = store.accept(order(model="other"), zipped([b"x"] * 3), 3)
+    job = store.accept(order(), SCAN, None)
+    assert store.waiting([MODEL]) == {"other": 3}
+    assert claimed(store).job == job
+    assert store.claim([MODEL]) is None
+    again = reopen()
+    assert claimed(again, suspect=True).job == job
+    assert again.claim([MODEL]) is None
+    assert again.folder.usage.queued == 3
+    claim = again.claim(["other"])
+    assert claim is not None
+    assert (claim.job, claim.attempts) == (waiting, 1)
+    assert again.waiting([]) == {"other": 2}
+    again.remove("anna", waiting)
+    assert again.folder.usage.queued == 0
 
 
 def test_job_is_nobody_elses(store: JobStore) -> None:

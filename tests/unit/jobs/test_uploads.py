@@ -16,7 +16,7 @@ from app.jobs import JobFolder, uploads
 from app.jobs.store import JobStore
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
 from tests.support.killing import killed_at
-from tests.unit.jobs import DAY_S, ENOUGH, full_disk, opened_databases, order
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order
 
 FILE = bytes(range(200))
 
@@ -54,7 +54,7 @@ def test_upload_is_a_job_once_it_is_finished(store: UploadStore, jobs: JobStore)
     assert job.id == upload.id
     found = store.look("anna", upload.id)
     assert (found.offset, found.accepted, found.order) == (len(FILE), True, order())
-    claim = jobs.claim()
+    claim = jobs.claim([MODEL])
     assert claim is not None
     assert (bytes(jobs.folder.files.open(claim.job, claim.entry, 0)), claim.order) == (
         FILE,
@@ -277,10 +277,10 @@ def test_upload_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
                 seen.add((found.offset, found.accepted))
                 if not found.accepted:
                     store.finish(add(store, found, FILE[found.offset :]), None)
-                claim = jobs.claim()
+                claim = jobs.claim([MODEL])
                 assert claim is not None
                 assert bytes(jobs.folder.files.open(claim.job, claim.entry, 0)) == FILE
-                assert jobs.claim() is None
+                assert jobs.claim([MODEL]) is None
                 assert jobs.folder.usage.bytes == len(FILE) + UPLOAD_BYTES
         if not killed:
             break

@@ -309,6 +309,15 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     assert default.get().manifest.name == "two"
 
 
+def test_names_are_all_that_are_known(tmp_path: Path, registry: Registry) -> None:
+    assert registry.names == frozenset()
+    make_model_folder(tmp_path, "one")
+    (make_model_folder(tmp_path, "two") / "model.toml").write_text("none")
+    registry.load_all()
+    assert registry.names == {"one", "one@1.0.0"}
+    assert all(registry.get(name) is registry.get("one") for name in registry.names)
+
+
 def test_empty_registry_says_that_none_is_loaded(registry: Registry) -> None:
     registry.load_all()
     with pytest.raises(UnknownModel, match="got a service that has none"):

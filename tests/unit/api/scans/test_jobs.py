@@ -54,7 +54,7 @@ def accepted(response: Response) -> str:
 
 def claimed(store: JobStore) -> Claim:
     """Claim the next scan; the service does not, as it was not told of its job."""
-    claim = store.claim()
+    claim = store.claim([MODEL])
     assert claim is not None
     return claim
 
@@ -356,6 +356,26 @@ def test_jobs_of_the_process_before_are_there(models: Path, tmp_path: Path) -> N
         path = accepted(client.post(URL, content=zipped([toy_scan()] * 4), headers=RAW))
     with running(settings) as client:
         assert finished(client, path).done == 4
+
+
+def test_job_says_why_it_waits_where_no_model_is_usable(models: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(models, tmp_path / "models"))
+    settings = toy_settings(mine, jobs=tmp_path / "kept", admin_key_hash=hash_key("admin"))
+    with running(settings) as client:
+        jobs = shared_of(client).jobs
+        assert jobs is not None
+        path = f"{URL}/{jobs.store.accept(ORDER, toy_scan(), None)}"  # It is not told to run it.
+    manifest = mine / MODEL / "model.toml"
+    text = manifest.read_text()
+    manifest.write_text("none")
+    with running(settings) as client:
+        job = JobAnswer.model_validate_json(client.get(path).content)
+        assert (job.state, job.reason, job.expires) == ("queued", "no usable model", None)
+        manifest.write_text(text)
+        key = {"Authorization": "Bearer admin"}
+        assert client.post(f"/v1/models/{MODEL}/reload", headers=key).status_code == 200
+        job = finished(client, path)
+        assert (job.done, job.reason) == (1, None)
 
 
 def test_finished_job_is_removed_in_time_without_a_call(models: Path, tmp_path: Path) -> None:
