@@ -4,9 +4,9 @@ import gc
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -28,11 +28,15 @@ of each operating system."""
 
 ALLOCATION: Final = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB)|\d+)", re.IGNORECASE)
 
-CGROUP_LIMITS: Final = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
-"""Where Linux says how much memory a container may use, by version of its control groups."""
+OWN_GROUPS: Final = "/proc/self/cgroup"
+"""Where Linux names the control groups of this process."""
+
+CGROUP_LIMITS: Final = {
+    "": ("/sys/fs/cgroup", "memory.max"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+}
+"""Where Linux says how much memory a control group may use: by the controllers of its hierarchy, of
+which version 2 names none, the folder of the hierarchy and the name of the file."""
 
 MEMORY_SHARE: Final = 0.8
 """Share of a device's memory that a batch may take, grids and weights included."""
@@ -172,11 +176,25 @@ def describe_out_of_memory(error: BaseException, device: torch.device) -> str:
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory that a device has, used or not; a container's limit counts."""
+    """Return the bytes of memory that a device has, used or not.
+
+    Limits count of a container, of a unit of systemd or of a job of Slurm.
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(int(text) for text in map(_read, CGROUP_LIMITS) if text.isdigit())])
+    return min([machine, *(int(text) for text in map(_read, _limit_files()) if text.isdigit())])
+
+
+def _limit_files() -> Iterator[str]:
+    """Name the files with the limits of this process's control groups, and of those around them."""
+    for line in _read(OWN_GROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in CGROUP_LIMITS:
+            folder, name = CGROUP_LIMITS[controllers]
+            group = PurePosixPath(path)
+            # In a container a path may be that of the machine: the last, ``/``, is always there.
+            yield from (f"{folder}{each}/{name}" for each in (group, *group.parents))
 
 
 def _read(path: str) -> str:

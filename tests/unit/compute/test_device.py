@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.compute import device
 from app.compute.device import (
     CPU_PASSES,
     HOST,
@@ -13,6 +14,7 @@ from app.compute.device import (
     choose_devices,
     fast_precisions,
     is_out_of_memory,
+    total_memory,
 )
 from app.errors import StartupError
 
@@ -97,3 +99,31 @@ def test_memory_that_runs_out_is_known_by_the_words_of_whoever_wants_it(message:
 def test_other_errors_are_not_taken_for_memory_that_ran_out() -> None:
     for status in ("CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_BAD_PARAM"):
         assert not is_out_of_memory(RuntimeError(f"CUDA error: {status}"))
+
+
+@pytest.mark.parametrize(
+    ("groups", "limited"),
+    [
+        ("0::/system.slice/landmarkd.service\n", "system.slice/landmarkd.service/memory.max"),
+        ("0::/system.slice/landmarkd.service\n", "system.slice/memory.max"),
+        ("0::/\n", "memory.max"),
+        (
+            "5:memory:/slurm/uid_7/job_1/step_0\n4:cpu:/slurm\n0::/\n",
+            "memory/slurm/uid_7/job_1/memory.limit_in_bytes",
+        ),
+        ("5:memory:/docker/3f\n0::/system.slice/a:b\n", "memory/memory.limit_in_bytes"),
+    ],
+    ids=["unit", "slice", "container", "Slurm", "container of version 1"],
+)
+def test_limit_of_a_control_group_counts_in_those_within_it(
+    groups: str, limited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hierarchies = {name: (tmp_path / path, file) for name, path, file in (
+        ("", "", "memory.max"), ("memory", "memory", "memory.limit_in_bytes"))}  # fmt: skip
+    monkeypatch.setattr(device, "CGROUP_LIMITS", hierarchies)
+    monkeypatch.setattr(device, "OWN_GROUPS", str(tmp_path / "groups"))
+    (tmp_path / "groups").write_text(groups)
+    whole = total_memory(HOST.device)
+    (tmp_path / limited).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / limited).write_text(f"{whole // 3}\n")
+    assert total_memory(HOST.device) == whole // 3
