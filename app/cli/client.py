@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from app.cli.scan_files import read_scan
+from app.cli.scan_files import Scan, open_scan, read_scan
 from app.errors import BrokenVolume, LandmarkdError, TooLarge
 from app.io import (
     CaseAnswer,
@@ -27,9 +26,6 @@ from app.io import (
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
-Scan = bytes | str | Path
-"""A file of any format that the service reads, or its path; or that of a folder of DICOM files."""
-
 OnProgress = Callable[[float], None]
 """Takes the share that is done, from 0 to 1."""
 
@@ -77,7 +73,7 @@ class Unreachable(LandmarkdError):
 
 
 class Client:
-    """A connection to one service; use it as a context manager.
+    """A connection to one service; use it as a context manager. Threads and forks may share it.
 
     Args:
         url: Base address, such as ``http://127.0.0.1:8000``; ``http://`` may be left out.
@@ -92,8 +88,9 @@ class Client:
         # A file of a key ends in a line break. Bytes, as httpx wants text to be ASCII.
         headers = {b"Authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
         base = url if "://" in url else f"http://{url}"
+        self._connect = partial(httpx.Client, base_url=base, headers=headers, timeout=timeout_s)
         try:
-            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout_s)
+            self._connections = {os.getpid(): self._connect()}
         except (httpx.InvalidURL, ImportError, ValueError) as error:
             # Proxies raise all of them: one of SOCKS the second, where the package for it lacks.
             raise Unreachable(
@@ -133,7 +130,7 @@ class Client:
         response = self._send(
             "POST",
             "/v1/landmarks",
-            content=_read(content),
+            content=read_scan(content),
             params=_query(model=model, frame=frame, series=series),
             headers={"Content-Type": "application/octet-stream", "Accept": "application/json"},
         )
@@ -186,7 +183,7 @@ class Client:
             BrokenVolume, NotAVolume: The file has become shorter; the folder has no DICOM files.
             Unreachable: No service answers.
         """
-        with _open(content) as file:
+        with open_scan(content) as file:
             size = file.seek(0, os.SEEK_END)
             response = self._send(
                 "POST",
@@ -283,7 +280,7 @@ class Client:
         response = self._send(
             "POST",
             "/v1/cases",
-            files={"volume": _read(content), "answer": answer.model_dump_json().encode()},
+            files={"volume": read_scan(content), "answer": answer.model_dump_json().encode()},
             params=_query(frame=frame, series=series),
         )
         return self._parse(CaseAnswer, response)
@@ -304,6 +301,13 @@ class Client:
             Unreachable: No service answers.
         """
         return self._parse(ReadinessAnswer, self._request("GET", "/readyz"))
+
+    @property
+    def _http(self) -> httpx.Client:
+        """The connection of this process: on its parent's, a fork would get others' answers."""
+        if os.getpid() not in self._connections:
+            self._connections[os.getpid()] = self._connect()
+        return self._connections[os.getpid()]
 
     def _job(self, job: str) -> JobAnswer:
         return _persist(lambda: self._parse(JobAnswer, self._send("GET", f"/v1/jobs/{job}")))
@@ -383,16 +387,6 @@ def _persist(
                 raise
         time.sleep(wait_s)
     return attempt()
-
-
-def _read(content: Scan) -> bytes:
-    return content if isinstance(content, bytes) else read_scan(Path(content))
-
-
-def _open(content: Scan) -> io.BufferedIOBase:
-    if isinstance(content, bytes) or Path(content).is_dir():
-        return io.BytesIO(_read(content))
-    return Path(content).open("rb")
 
 
 def _query(**values: str | int | None) -> dict[str, str | int]:

@@ -13,6 +13,9 @@ from app.io import SCAN_SUFFIXES, is_dicom, list_shown, scan_stem
 HEAD_BYTES: Final = 256
 ZIP_MAGIC: Final = b"PK"
 
+Scan = bytes | str | Path
+"""A file of any format that is read, or its path; or that of a folder of DICOM files."""
+
 
 def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
     """List scans: files as they are given, the scans in folders, and folders of DICOM files.
@@ -63,12 +66,15 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
-def read_scan(path: Path) -> bytes:
+def read_scan(scan: Scan) -> bytes:
     """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive.
 
     Raises:
         NotAVolume: There are none in the folder.
     """
+    if isinstance(scan, bytes):
+        return scan
+    path = Path(scan)
     if not path.is_dir():
         return path.read_bytes()
     if not any(_dicom_files(path)):
@@ -79,6 +85,17 @@ def read_scan(path: Path) -> bytes:
         for number, file in enumerate(_dicom_files(path)):
             archive.writestr(zipfile.ZipInfo(str(number)), file.read_bytes())
     return target.getvalue()
+
+
+def open_scan(scan: Scan) -> io.BufferedIOBase:
+    """Open a scan to be uploaded in parts; a file is not read as a whole.
+
+    Raises:
+        NotAVolume: There are no DICOM files in the folder.
+    """
+    if isinstance(scan, bytes) or Path(scan).is_dir():
+        return io.BytesIO(read_scan(scan))
+    return Path(scan).open("rb")
 
 
 def _dicom_files(folder: Path) -> Iterator[Path]:

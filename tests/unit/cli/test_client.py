@@ -1,8 +1,11 @@
 """The client, with servers that are not landmarkd."""
 
 import math
+import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -149,6 +152,39 @@ def test_problem_comes_back_from_another_process() -> None:
     assert isinstance(again, ProblemError)
     assert again.problem == problem
     assert str(again) == "Busy: later"
+
+
+FORKS = """
+import os, sys
+from app.cli.client import Client
+scans = [open(path, "rb").read() for path in sys.argv[2:]]
+def ask(number):
+    answers = [client.detect(scans[number]) for _ in range(20)]
+    return all(answer.volume.shape[0] == 11 + number for answer in answers)
+with Client(sys.argv[1]) as client:
+    assert ask(0)
+    forks = {}
+    for number in range(len(scans)):
+        forks[number] = os.fork()
+        if forks[number] == 0:
+            os._exit(0 if ask(number) else 1)
+    print([os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks.values()], ask(0))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_processes_get_the_answers_to_their_own_scans(tmp_path: Path) -> None:
+    """As in a pool of processes on Linux: all of them sent over the connection of the first."""
+    paths = [tmp_path / f"{number}.nii" for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_bytes(toy_scan((11 + number, 18, 24)))
+    service = ServiceProcess(toy_models(tmp_path))
+    try:
+        command = [sys.executable, "-c", FORKS, service.url, *map(str, paths)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        service.kill()
+    assert (done.stdout, done.stderr) == ("[0, 0, 0, 0] True\n", "")
 
 
 def test_folder_without_dicom_files_is_not_sent(tmp_path: Path) -> None:
