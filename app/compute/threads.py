@@ -1,5 +1,6 @@
 """How many threads an operation uses, and loops in parallel, in threads that release the GIL."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def run_split(function: Callable[[int, int], Result], size: int, min_part: int) 
         for part in left:
             results[part] = function(size * part // parts, size * (part + 1) // parts)
 
-    others = [_pool(parts - 1).submit(work) for _ in range(parts - 1)]
+    others = [_pool(parts - 1, os.getpid()).submit(work) for _ in range(parts - 1)]
     try:
         work()
     finally:
@@ -116,6 +117,9 @@ def run_split(function: Callable[[int, int], Result], size: int, min_part: int) 
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Keep the threads: to start one takes longer than many a part."""
+def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
+    """Keep the threads of a process: to start one takes longer than many a part.
+
+    A fork has none of its parent's, and what were left to these would stay in memory for good.
+    """
     return ThreadPoolExecutor(threads, thread_name_prefix="parts")

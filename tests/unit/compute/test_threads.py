@@ -1,5 +1,8 @@
 """Loops in parallel, and cores that are shared."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -43,13 +46,35 @@ def test_part_that_no_other_thread_has_begun_is_done_here(monkeypatch: pytest.Mo
     """Nobody waits for a thread that is late."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     late = threading.Event()
-    blocked = _pool(1).submit(late.wait, 30)
+    blocked = _pool(1, os.getpid()).submit(late.wait, 30)
     try:
         here = run_split(lambda _first, _last: threading.get_ident(), 2, 1)
         assert here == [threading.get_ident()] * 2
     finally:
         late.set()
         assert blocked.result()
+
+
+FORKS = """
+import os, threading, torch
+from app.compute.threads import run_split
+torch.set_num_threads(2)
+both = threading.Barrier(2)
+meet = lambda first, last: both.wait(30)  # So that each part has a thread of its own.
+run_split(meet, 2, 1)
+child = os.fork()
+if child == 0:
+    os._exit(0 if sorted(run_split(meet, 2, 1)) == [0, 1] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_process_has_threads_of_its_own() -> None:
+    """A pool of processes forks; here a small program does, as one with threads may block."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_passes_share_the_cores_and_the_clock_that_run_side_by_side() -> None:
