@@ -153,12 +153,12 @@ def _check_lists(scope: Scope) -> HeadTooLarge | None:
 
 def _check_once(scope: Scope) -> BadParameter | None:
     """Refuse a query that names a parameter twice, of which only the last one would count."""
-    names = [name for name, _ in parse_qsl(scope["query_string"], keep_blank_values=True)]
+    query = scope["query_string"].decode("latin-1")  # Of bytes, only ASCII would be parsed.
+    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is None:
         return None
-    name = quote(twice.decode(errors="replace"))
-    return BadParameter(f"query.{name}: expected once, got it again")
+    return BadParameter(f"query.{quote(twice)}: expected once, got it again")
 
 
 def _method(scope: Scope) -> str:

@@ -129,6 +129,15 @@ def test_parameter_that_is_given_twice_is_refused(client: TestClient) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["%C3%A4", "%FF", "\N{GREEK SMALL LETTER ALPHA}"])
+def test_parameter_outside_ascii_is_read(name: str, client: TestClient) -> None:
+    """As UTF-8, as clients encode it; what is not counts as an unknown name."""
+    assert client.get(f"/v1/models?{name}=1").status_code == 200
+    assert problem_of(client.get(f"/v1/models?{name}=1&{name}=2")).code == "bad-parameter"
+    unknown = client.post(f"/v1/landmarks?model={name}", content=b"", headers=RAW)
+    assert problem_of(unknown).code == "unknown-model"
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
     ("query", "headers"),
