@@ -6,7 +6,8 @@ Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and rand
 
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Iterable
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
@@ -29,6 +30,9 @@ TimeLimit = Annotated[
 
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 """Of one among several; a longer one is none, and no database takes it."""
+
+WARNINGS_BYTES: Final = 2048
+"""Of ``X-Warnings``: nginx takes heads of 4 KiB from a service, unless it is told otherwise."""
 
 KEY_DIGITS: Final = 8
 """Of a key's hash, that stand for a key without a name."""
@@ -186,8 +190,21 @@ def request_timeout_s(requested: float | None, settings: Settings) -> float:
     return requested
 
 
-def timed_response(content: bytes | None, timing: TimingAnswer, media_type: str) -> Response:
-    """Respond with a file, and with the times of the stages in ``Server-Timing``."""
+def timed_response(
+    content: bytes | None, timing: TimingAnswer, media_type: str, warnings: Sequence[str]
+) -> Response:
+    """Respond with a file, the times of the stages in ``Server-Timing``, and with warnings."""
     stages: dict[str, Any] = timing.model_dump()
     times = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in stages.items())
-    return Response(content, headers={"Server-Timing": times}, media_type=media_type)
+    headers = {"Server-Timing": times} | warnings_header(warnings)
+    return Response(content, headers=headers, media_type=media_type)
+
+
+def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
+    """List warnings in a header, as most formats have no place for them: a JSON array in ASCII."""
+    if not warnings:
+        return {}
+    text = json.dumps(warnings)
+    if len(text) > WARNINGS_BYTES:
+        text = json.dumps([f"{len(warnings)} warnings too long for a header; format=json has them"])
+    return {"X-Warnings": text}

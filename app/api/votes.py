@@ -153,7 +153,7 @@ async def find_votes(
             candidates=query.candidates,
         )
         file = form.write(landmarks)
-    return timed_response(file, timing, form.media_type)
+    return timed_response(file, timing, form.media_type, detection.warnings)
 
 
 def _question_of(

@@ -19,7 +19,6 @@ from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_
 from app.api.upload.receive import cancel_on_disconnect
 from app.errors import BadParameter
 from app.inference import write_scan_heatmaps
-from app.io import TimingAnswer
 from app.model import LoadedModel
 
 heatmaps_router: Final = scan_router()
@@ -59,8 +58,7 @@ async def make_heatmaps(
         count_heatmaps=lambda model: _count(_choose(query.landmark, model)),
     )
     chosen = _choose(query.landmark, scan.model)
-    file, timing = await cancel_on_disconnect(request.receive, _draw(scan, chosen))
-    return timed_response(file, timing, "application/gzip")
+    return await cancel_on_disconnect(request.receive, _draw(scan, chosen))
 
 
 def _choose(landmark: str | None, model: LoadedModel) -> Sequence[int] | int:
@@ -80,7 +78,7 @@ def _count(chosen: Sequence[int] | int) -> int:
     return 1 if isinstance(chosen, int) else len(chosen)
 
 
-async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> tuple[bytes, TimingAnswer]:
+async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> Response:
     """Find the landmarks' votes, and make heatmaps of them in the time that is left."""
     detection = await scan.detect(heatmaps=_count(chosen))
     volume, votes = detection.volume, detection.votes
@@ -88,4 +86,4 @@ async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> tuple[bytes,
         raise ValueError("expected a detection with votes, as was asked for, got none")
     write = partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine)
     file = await scan.compute(write, None, len)
-    return file, scan.timing(detection)
+    return timed_response(file, scan.timing(detection), "application/gzip", detection.warnings)

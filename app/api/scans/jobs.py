@@ -7,7 +7,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.dependencies import AdmittedDep, JobsDep, Number, SharedDep, require_api_key
+from app.api.dependencies import (
+    AdmittedDep,
+    JobsDep,
+    Number,
+    SharedDep,
+    require_api_key,
+    warnings_header,
+)
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
 from app.api.request_log import record_of
@@ -140,7 +147,8 @@ async def get_result(
         return Response(outcome, problem.status, media_type=PROBLEM_MEDIA_TYPE)
     form = negotiate_format(FORMATS, query.format or wanted, None)
     answer = LandmarksAnswer.model_validate_json(outcome)
-    return Response(form.write(answer), media_type=form.media_type)
+    headers = warnings_header(answer.warnings)
+    return Response(form.write(answer), headers=headers, media_type=form.media_type)
 
 
 @jobs_router.delete(

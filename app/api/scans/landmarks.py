@@ -103,7 +103,7 @@ async def find_landmarks(
     if not isinstance(form, AnswerFormat):
         report = find_and_report(scan, find)
         answer, content = await cancel_on_disconnect(request.receive, report)
-        return timed_response(content, answer.timing_ms, form.media_type)
+        return timed_response(content, answer.timing_ms, form.media_type, answer.warnings)
     if jobs:
         kept = await accept_job(jobs, scan, form, candidates=query.candidates, splits=False)
         kept.headers["Preference-Applied"] = RESPOND_ASYNC
@@ -111,7 +111,8 @@ async def find_landmarks(
     if streams:
         return EventStream(partial(_write_event, find, form))
     answer = await cancel_on_disconnect(request.receive, find())
-    return timed_response(form.write(answer), answer.timing_ms, form.media_type)
+    content = form.write(answer)
+    return timed_response(content, answer.timing_ms, form.media_type, answer.warnings)
 
 
 def _prefers_async(headers: Headers) -> bool:

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.dependencies import WARNINGS_BYTES, warnings_header
 from app.api.upload.plan import CURL_TYPE
+from app.io import FORMATS
 from app.io.schemas import LandmarksAnswer, ModelInfo
 from tests.support.model_folders import make_program_folder
 from tests.support.services import (
     MODEL,
     RAW,
     SHAPE,
+    Response,
     body_then_disconnect,
     run_asgi,
     running,
@@ -23,6 +27,7 @@ from tests.support.services import (
     toy_models,
     toy_scan,
     toy_settings,
+    until,
 )
 
 LIMIT = 100_000
@@ -120,6 +125,39 @@ def test_query_or_accept_chooses_the_format(
     response = client.post(URL, content=scan, headers=headers, params=params)
     assert response.status_code == 200
     assert response.headers["content-type"] == media_type
+
+
+@pytest.mark.parametrize("form", [*(form.name for form in FORMATS), "heatmaps", "job"])
+def test_warnings_are_told_beside_an_answer_of_any_format(
+    form: str, models: Path, tmp_path: Path
+) -> None:
+    odd = toy_scan()[:-4] + np.float32(np.nan).tobytes()
+    with running(toy_settings(models, jobs=tmp_path)) as client:
+        told = client.post(URL, content=odd, headers=RAW).json()["warnings"]
+        response = _answer_as(form, odd, client)
+        fine = _answer_as(form, toy_scan(), client)
+    assert json.loads(response.headers["x-warnings"]) == told != []
+    assert "x-warnings" not in fine.headers
+
+
+def _answer_as(form: str, scan: bytes, client: TestClient) -> Response:
+    """Ask for an answer in a format, for heatmaps, or for a CSV of a job."""
+    if form == "job":
+        path = client.post("/v1/jobs", content=scan, headers=RAW).headers["location"]
+        until(lambda: client.get(path).json()["state"] == "finished")
+        return client.get(f"{path}/scans/0", params={"format": "csv"})
+    if form == "heatmaps":
+        return client.post("/v1/heatmaps", content=scan, headers=RAW)
+    return client.post(URL, content=scan, headers=RAW, params={"format": form})
+
+
+@pytest.mark.parametrize("told", [["Größe: 5 µm, 6 mm", 'a "b"'], ["x" * 5000, "y"]])
+def test_warnings_fit_a_header(told: list[str]) -> None:
+    text = warnings_header(told)["X-Warnings"]
+    assert text.isascii()
+    assert len(text) <= WARNINGS_BYTES
+    short = ["2 warnings too long for a header; format=json has them"]
+    assert json.loads(text) == (told if len(told[0]) < WARNINGS_BYTES else short)
 
 
 def test_safe_request_id_is_kept_and_others_are_replaced(client: TestClient) -> None:
