@@ -5,6 +5,7 @@
 - ``Host`` is required, ``Upgrade`` is ignored, and no transfer coding but ``chunked`` is known.
 - Few requests may wait for the answers of those before them, and few chunks of a body may be tiny.
 - Few connections are kept after a response.
+- A response to HTTP/1.0 is not chunked.
 - A body that is still arriving may be refused.
 
 ``app.server.connection`` has the limits in time, and the private parts of uvicorn that are used.
@@ -77,7 +78,16 @@ class HttpProtocol(TimedConnection):
             self._raise_failure(cycle)
             return message
 
+        endless = False
+
         async def send_response(message: Message) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                endless = _has_no_end(scope, message)
+            if endless:
+                # uvicorn, which keeps no connection of HTTP/1.0, would send chunks.
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))
             if cycle.waiting_for_100_continue:
                 # The client may send its body nevertheless, or its next request.
                 cycle.keep_alive = False
@@ -250,6 +260,12 @@ class HttpProtocol(TimedConnection):
             self._in_body = False
             self._pending = 0
             self._ignoring = self._closing or not self.cycle.keep_alive
+
+
+def _has_no_end(scope: Scope, start: Message) -> bool:
+    """Say whether the end of a response is that of its connection: HTTP/1.0 has no chunks."""
+    names = {name.lower() for name, _ in start.get("headers", ())}
+    return scope["http_version"] == "1.0" and b"content-length" not in names
 
 
 def _too_large() -> HeadTooLarge:

@@ -24,6 +24,7 @@ BODY = np.random.default_rng(5).bytes(3 << 20)
 OTHER = np.random.default_rng(6).bytes(len(BODY))
 LIVENESS = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = bytes(range(256)) * (64 << 10)
+STREAM = (b"one\n", b"two\n")
 IMPATIENT_S = 0.3
 
 
@@ -58,8 +59,11 @@ class Service:
     connections: set[HttpProtocol] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200 if the body is as expected, or with the body itself."""
+        """Answer 200 if the body is as expected, with the body itself, or with a stream."""
         answer = b""
+        if scope["path"] == "/stream":
+            await self._stream(send)
+            return
         try:
             if scope["path"] in {"/echo", "/large", "/held"}:
                 status, answer = HTTPStatus.OK, await self._answer(scope, receive)
@@ -77,6 +81,12 @@ class Service:
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": []})
+        for part in STREAM:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, scope: Scope, receive: Receive) -> bytes:
         body, more = b"", True

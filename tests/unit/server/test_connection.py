@@ -12,11 +12,31 @@ from tests.support.body_services import (
     BODY,
     LARGE,
     LIVENESS,
+    STREAM,
     Connection,
     RunClient,
     ShortProtocol,
     post,
 )
+
+
+def test_stream_to_http_1_0_is_not_chunked_and_ends_with_its_connection(
+    run_client: RunClient,
+) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head, _, body = (await connection.reader.read()).partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        assert body == b"".join(STREAM)
+        another = await connection.open_another()
+        await another.send(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n" + LIVENESS)
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*STREAM, b""))
+        assert chunks in await another.reader.readuntil(chunks)
+        assert await another.status() == 200
+        another.writer.close()
+
+    run_client(client)
 
 
 def test_client_that_has_closed_its_half_is_answered(run_client: RunClient) -> None:
