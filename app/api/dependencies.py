@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, cast
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 
 from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, NotConfigured, Unauthorized
@@ -188,6 +189,11 @@ def request_timeout_s(requested: float | None, settings: Settings) -> float:
             f"query.timeout_s: expected at most {settings.max_timeout_s:g}, got {requested:g}"
         )
     return requested
+
+
+def accept_of(headers: Headers) -> str | None:
+    """Return what a client accepts, which it may say in several lines (RFC 9110, 5.3)."""
+    return ", ".join(headers.getlist("accept")) or None
 
 
 def timed_response(

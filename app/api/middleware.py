@@ -143,7 +143,8 @@ def _problem_of(error: BaseException, record: RequestRecord) -> LandmarkdError:
 def _check_lists(scope: Scope) -> HeadTooLarge | None:
     """Refuse a head whose lists take long to parse: 64 KiB may have tens of thousands of parts."""
     headers = Headers(scope=scope)
-    separators = (headers.get(name, "").count(mark) for name in LISTS for mark in ",;")
+    lists = [",".join(headers.getlist(name)) for name in LISTS]
+    separators = (values.count(mark) for values in lists for mark in ",;")
     if max(scope["query_string"].count(b"&"), *separators) < MAX_PARTS:
         return None
     return HeadTooLarge(

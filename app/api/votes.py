@@ -12,6 +12,7 @@ from app.api.dependencies import (
     AdmittedDep,
     SharedDep,
     TimeLimit,
+    accept_of,
     request_timeout_s,
     require_api_key,
     timed_response,
@@ -121,7 +122,7 @@ async def find_votes(
     start = time.perf_counter()
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
-    form = negotiate_format(ALL_FORMATS, query.format, request.headers.get("accept"))
+    form = negotiate_format(ALL_FORMATS, query.format, accept_of(request.headers))
     timeout_s = request_timeout_s(query.timeout_s, settings)
     plan = plan_upload(request.headers, engine.max_body_bytes, ARRAYS)
     upload = await read_upload(request, plan, settings, admitted)

@@ -34,7 +34,7 @@ from app.io.formats import (
     negotiate_format,
     write_answer,
 )
-from app.io.gzip_stream import Content, MemoryFile, write_gzip
+from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
 from app.io.scan_archive import count_scans, extract_scan
 from app.io.schemas import (
@@ -89,16 +89,17 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "HEAD_BYTES", "LONG_COLUMNS", "MAX_REACH_MM", "ONLY", "REPORT",
-    "SCAN_FORMATS", "SCAN_SUFFIXES", "SEARCH_BYTES", "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat",
-    "BatchInfo", "CandidateAnswer", "CaseAnswer", "CasesAnswer", "Content", "DeviceInfo",
-    "Evidence", "Format", "Header", "JobAnswer", "JobSummary", "JobsAnswer", "LandmarkAnswer",
-    "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "MemoryFile", "ModelInfo", "ModelRef",
-    "ModelSummary", "ModelsAnswer", "Problem", "RasPoint", "ReadinessAnswer", "Selection",
-    "TimingAnswer", "Triple", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
-    "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "extract_scan",
-    "find_evidence", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem",
-    "list_shown", "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format",
-    "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume",
-    "scan_stem", "write_answer", "write_case", "write_gzip", "write_long", "write_nifti",
+    "FLOAT32_MAX", "FORMATS", "GZIP_MAGIC", "HEAD_BYTES", "LONG_COLUMNS", "MAX_REACH_MM", "ONLY",
+    "REPORT", "SCAN_FORMATS", "SCAN_SUFFIXES", "SEARCH_BYTES", "UNIT_WARNINGS", "AliveAnswer",
+    "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer", "CasesAnswer", "Content",
+    "DeviceInfo", "Evidence", "Format", "Header", "JobAnswer", "JobSummary", "JobsAnswer",
+    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "MemoryFile",
+    "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint",
+    "ReadinessAnswer", "Selection", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
+    "VolumeLimits", "check_header", "check_spacing", "check_start", "correct", "count_scans",
+    "declared_frame", "extract_scan", "find_evidence", "is_dicom", "is_landmark_file", "is_missing",
+    "landmark_stem", "list_shown", "load_report_writer", "markups_json", "name_in_utf8",
+    "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth",
+    "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_long",
+    "write_nifti",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from app.api.dependencies import (
     AdmittedDep,
     SharedDep,
     TimeLimit,
+    accept_of,
     request_timeout_s,
     timed_response,
 )
@@ -90,7 +91,7 @@ async def find_landmarks(
     body is read. The work is cancelled when the client disconnects; with `Prefer: respond-async`
     the answer is 202 and a job, if the service keeps jobs.
     """
-    accept = request.headers.get("accept")
+    accept = accept_of(request.headers)
     streams = wants_events(accept)
     formats = FORMATS if streams else SCAN_FORMATS
     form = negotiate_format(formats, query.format or ("json" if streams else None), accept)

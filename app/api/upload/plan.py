@@ -32,7 +32,7 @@ class UploadKind:
         name: For error messages.
         fields: Names of the fields that a multipart form must have; the first one is the file.
         media_types: Content-Types of a body that is the file itself; errors name the first two. A
-            missing Content-Type is accepted, too. None: only a form is accepted.
+            missing or empty Content-Type is accepted, too. None: only a form is accepted.
         encodings: Content-Encodings that the reader of the file undoes.
         empty_error: Raised when there is no file.
     """
@@ -113,7 +113,8 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
     length = length and length.strip()
     if length is not None and not (length.isascii() and length.isdigit()):
         raise RequestError(f"expected Content-Length to be a number, got {length[:32]!r}")
-    encoding = headers.get("content-encoding", "identity").strip().lower()
+    # Where a field is empty, as some clients send it, nothing is said either.
+    encoding = headers.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in kind.encodings:
         expected = "gzip or none" if "gzip" in kind.encodings else "none"
         raise UnsupportedMediaType(f"expected Content-Encoding {expected}, got {encoding[:64]!r}")
@@ -124,10 +125,10 @@ def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> Up
 
 
 def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
-    content_type = headers.get("content-type")
-    if content_type is None and kind.media_types:
+    content_type = headers.get("content-type", "").strip()
+    if not content_type and kind.media_types:
         return None
-    name, options = parse_options_header(content_type or "")
+    name, options = parse_options_header(content_type)
     media_type = name.decode("latin-1").strip().lower()
     if media_type == MULTIPART:
         if not options.get(b"boundary"):

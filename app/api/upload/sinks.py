@@ -10,7 +10,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.api.upload.plan import UploadKind, UploadPlan
-from app.errors import BadParameter, RequestError
+from app.errors import BadParameter, RequestError, UnsupportedMediaType
+from app.io import GZIP_MAGIC
 
 
 class BufferSink:
@@ -103,11 +104,17 @@ class MultipartSink:
 
         Raises:
             BadParameter: There is another field.
+            UnsupportedMediaType: The form is compressed as a whole.
             RequestError: The body is malformed.
         """
         try:
             self._parser.write(chunk)
         except FormParserError as error:
+            if not self._parts and chunk.startswith(GZIP_MAGIC):
+                raise UnsupportedMediaType(
+                    "expected a form that is not compressed, though its file may be; got a gzip "
+                    "file that the whole form is in"
+                ) from error
             raise _malformed() from error
 
     def head(self, size: int) -> bytes | None:
@@ -153,7 +160,9 @@ class MultipartSink:
         missing = [field for field in self._fields if field not in self._parts]
         if got not in missing:
             expected = " or ".join(map(repr, missing))
-            raise BadParameter(f"expected a form field {expected}, got {got[:64]!r}")
+            raise BadParameter(
+                f"expected a form field {expected}, got {got[:64]!r} (parameters go into the query)"
+            )
         self._part = self._parts[got] = bytearray()
 
     def _on_headers_finished(self) -> None:

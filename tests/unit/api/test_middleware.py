@@ -146,11 +146,15 @@ def test_parameter_outside_ascii_is_read(name: str, client: TestClient) -> None:
         ("", {"accept": "," * 60_000}),
         ("", {"accept": "text/csv" + ";q=1" * 10_000}),
         ("", {"content-type": "multipart/form-data" + ";" * 60_000}),
+        ("", [("accept", "text/csv" + ",*/*" * 50)] * 2),
     ],
-    ids=["query", "accept", "qualities", "content-type"],
+    ids=["query", "accept", "qualities", "content-type", "lines"],
 )
 def test_head_of_lists_that_take_long_to_parse_is_refused(
-    method: str, query: str, headers: dict[str, str], client: TestClient
+    method: str,
+    query: str,
+    headers: dict[str, str] | list[tuple[str, str]],
+    client: TestClient,
 ) -> None:
     response = client.request(method, f"/v1/landmarks?{query}", headers=headers)
     problem = problem_of(response)

@@ -1,5 +1,6 @@
 """Problems: every failure of a call says what was expected and what was received."""
 
+import gzip
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,11 @@ def test_refusal_is_a_problem_that_says_expected_and_got(
             422,
             "'file'",
         ),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ntoy\r\n',
+            422,
+            "got 'model' (parameters go into the query)",
+        ),
         (b"--b\r\nX-Other: 1\r\n\r\nx\r\n--b--\r\n", 422, "without a name"),
         (
             b'--b\r\nContent-Disposition: form-data; name="volume"\r\n\r\nx\r\n'
@@ -106,6 +112,7 @@ def test_refusal_is_a_problem_that_says_expected_and_got(
         ),
         (b'--b\r\nContent-Disposition: form-data; name="volume"\r\n\r\nx', 400, "well-formed"),
         (b"no boundary at all", 400, "well-formed"),
+        (gzip.compress(b"--b--\r\n", mtime=0), 415, "not compressed"),
     ],
 )
 def test_form_without_exactly_one_volume_is_refused(

@@ -84,6 +84,7 @@ def test_framing_of_the_upload_does_not_change_the_answer(client: TestClient, sc
         client.post(URL, content=iter([scan[:7], scan[7:]]), headers=RAW),
         client.post(URL, content=scan),
         client.post(URL, content=scan, headers={"Content-Type": CURL_TYPE}),
+        client.post(URL, content=scan, headers={"Content-Type": "", "Content-Encoding": " "}),
         client.post(URL, files={"volume": ("patient name.nii", scan)}),
         client.post(URL, files={"volume": ("patient name.nii.gz", zipped, "application/gzip")}),
     ]
@@ -110,18 +111,24 @@ def test_candidates_are_listed_when_requested(client: TestClient, scan: bytes) -
 @pytest.mark.parametrize(
     ("params", "accept", "media_type"),
     [
-        ({}, None, "application/json"),
-        ({}, "*/*", "application/json"),
-        ({}, "text/html, application/*;q=0.8", "application/json"),
-        ({}, "text/csv", "text/csv; charset=utf-8"),
-        ({"format": "mrk.json"}, "text/csv", "application/vnd.slicer.markups+json"),
-        ({"format": "fcsv"}, None, "text/vnd.slicer.fcsv; charset=utf-8"),
+        ({}, (), "application/json"),
+        ({}, ("*/*",), "application/json"),
+        ({}, ("text/html, application/*;q=0.8",), "application/json"),
+        ({}, ("text/csv",), "text/csv; charset=utf-8"),
+        ({}, ("text/html", "text/csv"), "text/csv; charset=utf-8"),
+        ({}, ("application/json;q=0.1", "text/event-stream"), "text/event-stream; charset=utf-8"),
+        ({"format": "mrk.json"}, ("text/csv",), "application/vnd.slicer.markups+json"),
+        ({"format": "fcsv"}, (), "text/vnd.slicer.fcsv; charset=utf-8"),
     ],
 )
 def test_query_or_accept_chooses_the_format(
-    params: dict[str, str], accept: str | None, media_type: str, client: TestClient, scan: bytes
+    params: dict[str, str],
+    accept: tuple[str, ...],
+    media_type: str,
+    client: TestClient,
+    scan: bytes,
 ) -> None:
-    headers = RAW | ({"Accept": accept} if accept else {})
+    headers = [*RAW.items(), *(("Accept", line) for line in accept)]
     response = client.post(URL, content=scan, headers=headers, params=params)
     assert response.status_code == 200
     assert response.headers["content-type"] == media_type
