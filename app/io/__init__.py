@@ -59,6 +59,8 @@ from app.io.schemas import (
     ReadinessAnswer,
     TimingAnswer,
     Triple,
+    UploadsAnswer,
+    UploadSummary,
     VolumeAnswer,
 )
 from app.io.slicer import (
@@ -95,11 +97,11 @@ __all__ = [
     "DeviceInfo", "Evidence", "Format", "Header", "JobAnswer", "JobSummary", "JobsAnswer",
     "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "MemoryFile",
     "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint",
-    "ReadinessAnswer", "Selection", "TimingAnswer", "Triple", "Volume", "VolumeAnswer",
-    "VolumeLimits", "check_header", "check_spacing", "check_start", "correct", "count_scans",
-    "declared_frame", "extract_scan", "find_evidence", "is_dicom", "is_landmark_file", "is_missing",
-    "landmark_stem", "list_shown", "load_report_writer", "markups_json", "name_in_utf8",
-    "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth",
-    "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_long",
-    "write_nifti",
+    "ReadinessAnswer", "Selection", "TimingAnswer", "Triple", "UploadSummary", "UploadsAnswer",
+    "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start",
+    "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence", "is_dicom",
+    "is_landmark_file", "is_missing", "landmark_stem", "list_shown", "load_report_writer",
+    "markups_json", "name_in_utf8", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
+    "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
+    "write_gzip", "write_long", "write_nifti",
 ]  # fmt: skip

@@ -304,3 +304,19 @@ class JobsAnswer(_WireModel):
     """The answer of ``GET /v1/jobs``."""
 
     jobs: list[JobSummary] = Field(description="The newest first, up to a thousand.")
+
+
+class UploadSummary(_WireModel):
+    """An upload that has not become a job."""
+
+    id: str = Field(description="Its path is `/v1/uploads/` and this.")
+    model: str
+    offset: int = Field(description="Bytes that have arrived; the next part begins there.")
+    length: int = Field(description="Bytes of the whole file.")
+    expires: datetime = Field(description="When it is removed, unless more of it arrives.")
+
+
+class UploadsAnswer(_WireModel):
+    """The answer of ``GET /v1/uploads``."""
+
+    uploads: list[UploadSummary] = Field(description="The newest first.")

@@ -5,6 +5,7 @@ size of the file is the offset at which the next part begins, so that it survive
 file does. It is charged as it arrives, to what all jobs may take. All methods block.
 """
 
+import contextlib
 import sqlite3
 import time
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class UploadStore:
         if oldest["touched_s"] > time.time() - IDLE_S:
             raise QueueFull(
                 f"expected at most {MAX_OPEN} unfinished uploads, and {MAX_OPEN_OF_ONE} of one "
-                f"client, got one more; finish or delete others",
+                f"client, got one more; finish or delete others, which GET /v1/uploads lists",
                 RETRY_S,
             )
         self._remove(db, oldest["id"])
@@ -141,6 +142,19 @@ class UploadStore:
         return OpenUpload(
             upload, order_of(row), row["length"], offset, bool(row["accepted"]), expires_s
         )
+
+    def list_open(self, owner: str) -> list[OpenUpload]:
+        """List the uploads of an owner that have not become jobs, the newest first."""
+        rows = self._folder.read(
+            "SELECT id FROM job JOIN upload ON job = id WHERE owner = ? AND NOT accepted"
+            " ORDER BY created_s DESC",
+            owner,
+        )
+        uploads = []
+        for row in rows:
+            with contextlib.suppress(UnknownJob):  # It was removed meanwhile.
+                uploads.append(self.look(owner, row["id"]))
+        return uploads
 
     def append(self, upload: OpenUpload, content: Content) -> None:
         """Add the next part of a file; ``files.sync`` makes it durable.

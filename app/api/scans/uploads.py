@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
 from typing import Annotated, Final, TypeVar
@@ -38,7 +39,14 @@ from app.errors import (
     WrongOffset,
     WrongTusVersion,
 )
-from app.io import FORMATS, HEAD_BYTES, count_scans, negotiate_format
+from app.io import (
+    FORMATS,
+    HEAD_BYTES,
+    UploadsAnswer,
+    UploadSummary,
+    count_scans,
+    negotiate_format,
+)
 from app.jobs import NO_HURRY_S, OpenUpload, Order
 
 T = TypeVar("T")
@@ -109,6 +117,10 @@ class Reception:
     async def look(self, upload: str) -> OpenUpload:
         """Find an upload of the client; raises as ``UploadStore.look``."""
         return await self._call(partial(self._uploads.look, self._admitted.client, upload))
+
+    async def list_open(self) -> list[OpenUpload]:
+        """List the client's uploads that have not become jobs."""
+        return await self._call(partial(self._uploads.list_open, self._admitted.client))
 
     async def receive(
         self, request: Request, upload: OpenUpload, unwanted: asyncio.Event
@@ -255,6 +267,17 @@ async def post_upload(
 
 
 @uploads_router.get(
+    "/v1/uploads",
+    summary="List your uploads",
+    response_model=UploadsAnswer,
+    responses=problems(401, 412, 429, 501, 503),
+)
+async def get_uploads(reception: ReceptionDep) -> UploadsAnswer:
+    """List what the caller has begun to upload and not finished."""
+    return UploadsAnswer(uploads=[_summary(one) for one in await reception.list_open()])
+
+
+@uploads_router.get(
     "/v1/uploads/{upload}",
     summary="How much of a file has arrived?",
     response_class=Response,
@@ -332,6 +355,16 @@ async def _next_chunk(
     if message["type"] == "http.disconnect":
         raise ClientLeft("expected a whole part, got the first bytes of one")
     return message.get("body", b""), message.get("more_body", False)
+
+
+def _summary(upload: OpenUpload) -> UploadSummary:
+    return UploadSummary(
+        id=upload.id,
+        model=upload.order.model,
+        offset=upload.offset,
+        length=upload.length,
+        expires=datetime.fromtimestamp(upload.expires_s, UTC),
+    )
 
 
 def _state(upload: OpenUpload) -> dict[str, str]:

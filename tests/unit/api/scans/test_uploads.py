@@ -1,5 +1,7 @@
 """``/v1/uploads``, with the real engine and a real folder."""
 
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from starlette.types import Message
 from app.api.dependencies import hash_key
 from app.api.scans.uploads import BLOCK_BYTES
 from app.engine.fair_budget import FairBudget
-from app.io import HEAD_BYTES
+from app.io import HEAD_BYTES, UploadsAnswer
 from app.jobs.uploads import UPLOAD_BYTES
 from tests.support.dicom_files import zipped
 from tests.support.services import (
@@ -80,6 +82,21 @@ def test_archive_in_parts_is_a_job_of_many_scans(client: TestClient) -> None:
     patch(client, path, 0, content[:half])
     job = finished(client, patch(client, path, half, content[half:]).headers["location"])
     assert (job.total, job.done, job.failed) == (2, 1, 1)
+
+
+def test_unfinished_uploads_are_listed_for_who_began_them(client: TestClient) -> None:
+    """A program that was killed goes on with them, or gives their places back."""
+    first, second = started(client, 5000), started(client, len(SCAN), f"model={MODEL}")
+    patch(client, second, 0, SCAN[:100])
+    uploads = UploadsAnswer.model_validate_json(client.get(URL).content).uploads
+    assert [f"{URL}/{one.id}" for one in uploads] == [second, first]
+    assert [(one.offset, one.length) for one in uploads] == [(100, len(SCAN)), (0, 5000)]
+    assert {one.model for one in uploads} == {MODEL}
+    told = parsedate_to_datetime(client.head(second, headers=TUS).headers["upload-expires"])
+    assert abs(uploads[0].expires - told) < timedelta(seconds=1)
+    patch(client, second, 100, SCAN[100:])
+    client.delete(first, headers=TUS)
+    assert client.get(URL).json() == {"uploads": []}
 
 
 def test_service_says_what_it_speaks(client: TestClient) -> None:
@@ -211,6 +228,9 @@ def test_upload_belongs_to_its_key(models: Path, tmp_path: Path) -> None:
         assert problem_of(start(client, 9)).code == "unauthorized"
         path = start(client, 9, **KEYS["anna"]).headers["location"]
         assert client.get(path, headers=KEYS["anna"]).status_code == 200
+        lists = {name: client.get(URL, headers=key).json()["uploads"] for name, key in KEYS.items()}
+        assert [one["id"] for one in lists["anna"]] == [path.removeprefix(f"{URL}/")]
+        assert lists["bert"] == []
         for method in ("GET", "DELETE"):
             problem = problem_of(client.request(method, path, headers=KEYS["bert"]))
             assert problem.code == "unknown-job"
