@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
+from app.errors import NetworkFailed
 from app.geometry import Points
 from app.training.data.specimens import Specimen, SpecimenFiles
 from app.training.evaluate.outcomes import Outcome, validate
@@ -44,6 +45,10 @@ LARGER_FIELDS: Final = 0.3
 """Share of the steps whose images may be larger, if any are: they take several times as long."""
 
 LOADER_THREADS: Final = 2
+
+MAX_LOST_STEPS: Final = 50
+"""Steps without finite gradients, one after the other, from which a training has diverged: a few
+are lost in bfloat16, but none will be won back by weights that no longer change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
 
     Raises:
         StartupError: The checkpoint is that of another training.
+        NetworkFailed: The training diverged; the folder is as it was last written.
     """
     start(run.folder, record)
     recipe = record.recipe
@@ -101,10 +107,17 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
     done = resume_training(network, parts, recipe, data, run)
     progress = TrainingProgress(run.folder, run.console, recipe.steps, done)
+    lost = 0
     with graceful_interrupt() as stop, progress.bar:
         for step, samples in draw_batches(recipe, data.train, done):
             progress.record_step(step + 1, backward(network, samples, recipe, run.device))
-            optimiser_step(network, optimiser, schedule)
+            lost = 0 if optimiser_step(network, optimiser, schedule) else lost + 1
+            if lost == MAX_LOST_STEPS:
+                raise NetworkFailed(
+                    f"the training diverged: expected finite losses and gradients, got none in the "
+                    f"{lost} steps up to {step + 1} of {recipe.steps}; train anew, in another "
+                    f"folder, at a smaller --rate than {recipe.rate:g}"
+                )
             if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
                 save(run.folder, parts, step + 1, exported=False)
                 progress.record_validation(step + 1, export(network, recipe, data, run))
@@ -235,16 +248,21 @@ def optimiser_step(
     network: nn.Module,
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> None:
+) -> bool:
     """Update the weights with the clipped gradients, and clear these.
 
     A step whose gradients are not finite, as one in bfloat16 may be, changes no weight.
+
+    Returns:
+        Whether the gradients were finite.
     """
     norm = nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    if norm.isfinite():
+    finite = bool(norm.isfinite())
+    if finite:
         optimiser.step()
         schedule.step()
     optimiser.zero_grad(set_to_none=True)
+    return finite
 
 
 def export(

@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.errors import BadParameter, StartupError
+from app.errors import BadParameter, NetworkFailed, StartupError
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.training.cli.train import INTERRUPTED
@@ -216,6 +216,14 @@ def test_step_whose_gradients_are_not_finite_changes_no_weight() -> None:
         network(torch.tensor([value, 1.0])).sum().backward()
         optimiser_step(network, optimiser, schedule)
         assert torch.equal(network.weight, before) == is_same
+
+
+def test_training_that_diverged_says_so_and_writes_no_model(data: Path, tmp_path: Path) -> None:
+    """Its weights no longer change, and would replace those that were written before."""
+    message = r"diverged: expected finite .* the 50 steps up to 5\d of 60; .* --rate than 1e\+08"
+    with pytest.raises(NetworkFailed, match=message):
+        run(data, tmp_path / "mine", "--steps", 60, "--rate", 1e8)
+    assert not (tmp_path / "mine" / "weights.safetensors").exists()
 
 
 def test_second_interrupt_does_not_wait() -> None:
