@@ -93,8 +93,8 @@ def resample(
     # A scan that shrinks keeps its memory order, as reordering the grid is far cheaper. Otherwise
     # one pass does both, and nothing is held twice.
     values = upload(voxels, device, "K" if np.prod(step) > 1 else "C")
-    for axis, matrix in enumerate(matrices):
-        if matrix is not None:
+    for axis in sorted(range(3), key=lambda axis: shape[axis] / old[axis]):  # Shrinks first.
+        if (matrix := matrices[axis]) is not None:
             values = apply_along(values, axis, matrix)
     return values.contiguous(), old_from_new
 
@@ -201,9 +201,13 @@ def _resample_on_cpu(
         _matrix_for(size, matrices[axis], axis in backwards)
         for axis, size in zip(order, dense.shape, strict=True)
     )
+    shrinks = len(fast) < dense.shape[2]
+    if is_first := shrinks and len(slow) * len(middle) > math.prod(dense.shape[:2]):
+        # Else lines of many voxels that become few would be multiplied before they do.
+        dense = apply_along(torch.from_numpy(dense.astype(np.float32)), 2, fast).numpy()
     planes = resample_planes(dense, (slow.first, slow.weights), (middle.first, middle.weights))
     values = torch.from_numpy(planes)
-    if matrices[order[2]] is not None or order[2] in backwards:
+    if not is_first and (matrices[order[2]] is not None or order[2] in backwards):
         values = apply_along(values, 2, fast)
     return values.permute([order.index(axis) for axis in range(3)])
 

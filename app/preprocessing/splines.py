@@ -47,7 +47,7 @@ def resample_as_nnunet(
     thick = find_thick_axis(spacing, target)
     along = [axis for axis in range(3) if axis != thick]
     low, high = values.amin(along, keepdim=True), values.amax(along, keepdim=True)
-    for axis in along:
+    for axis in sorted(along, key=lambda axis: new[axis] / old[axis]):  # Shrinks first.
         if new[axis] != old[axis]:
             values = _apply(values, axis, spline_matrix(old[axis], new[axis], order=3))
     if list(old) != new:

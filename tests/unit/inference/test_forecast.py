@@ -81,6 +81,26 @@ def test_a_scan_takes_no_more_memory_than_is_forecast(
         assert needs.memory - BASE_BYTES < (10 if dtype is np.float32 else 7) * volume.voxels.size
 
 
+def test_lines_of_many_voxels_that_become_few_take_no_more_memory_than_is_forecast(
+    model: LoadedModel,
+) -> None:
+    """Voxels eight times as wide as the model's along two axes, and far finer along the third."""
+    wide = 8 * model.manifest.input.spacing_mm[0]
+    image = nib.Nifti1Image(
+        np.zeros((4000, 11, 12), np.uint8), np.diag([wide / 4000, wide, wide, 1])
+    )
+    image.header.set_xyzt_units("mm")
+    content = image.to_bytes()
+    needs = forecast(content, LIMITS, model)
+    tracemalloc.start()
+    try:
+        Detector(model).prepare(read_volume(content))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < needs.memory
+
+
 @pytest.mark.parametrize(("dtype", "slope"), [(np.int32, 0.5), (np.int16, 0.5), (np.float64, 1.0)])
 def test_a_scan_takes_no_more_memory_while_it_is_decoded(
     model: LoadedModel, dtype: type[np.generic], slope: float
