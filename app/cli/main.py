@@ -22,7 +22,13 @@ from rich.text import Text
 from app.cli.batch import Tally, detect_all
 from app.cli.exchange import importing, install, pack
 from app.cli.export import export
-from app.cli.outputs import check_model, choose_sink, choose_writer, output_format
+from app.cli.outputs import (
+    check_model,
+    choose_sink,
+    choose_writer,
+    output_format,
+    writing_alone,
+)
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, list_unread, read_scan
 from app.cli.terminal import console, describe_fault, fail, print_error, print_warning
@@ -173,9 +179,9 @@ def detect(
     form = output_format(output, format_, to_folder=to_folder)
     write = choose_writer(form, series)
     target = Path(output) if output else None
-    sink = choose_sink(files, target, form, write, to_folder=to_folder, resume=resume)
-    check = partial(check_model, sink.models() if resume else set())
-    with ExitStack() as stack:
+    with ExitStack() as stack, writing_alone(target, form):
+        sink = choose_sink(files, target, form, write, to_folder=to_folder, resume=resume)
+        check = partial(check_model, sink.models() if resume else set())
         with console.status("Loading the model" if url is None else "Connecting"):
             find = _finder(stack, url, model, models_dir, device, check)
             find = partial(find, frame=frame, series=series)

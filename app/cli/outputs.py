@@ -1,8 +1,10 @@
 """What was given as -o and --format -> where answers go, and in which format."""
 
+import fcntl
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def choose_sink(
         readable = form.name == "json" and sys.stdout.isatty()
         return Output(form, Console().print_json if readable else typer.echo)
     output.parent.mkdir(parents=True, exist_ok=True)
-    is_table = output.suffix == ".csv" and form.name == "long" and not output.is_dir()
+    is_table = _is_table(output, form)
     if not (to_folder or is_table or output.is_dir()):
         return Files({files[0]: output}, write)
     names = _names(files)
@@ -72,6 +74,37 @@ def choose_sink(
         return LongTable(output, names, resume=resume)
     output.mkdir(exist_ok=True)
     return Files({path: output / f"{name}.{form.name}" for path, name in names.items()}, write)
+
+
+@contextmanager
+def writing_alone(output: Path | None, form: Format) -> Iterator[None]:
+    """Keep other runs from a table of all scans, as each would drop rows that another has written.
+
+    A table in which nothing was written does not stay.
+    """
+    if output is None or not _is_table(output, form):
+        yield
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(
+                f"expected a table that one run writes at a time, but another writes {output}; "
+                "wait for its end, or give another -o"
+            )
+        except OSError:
+            pass  # Not every file system has locks.
+        try:
+            yield
+        finally:
+            if output.is_file() and output.stat().st_size == 0:
+                output.unlink()
+
+
+def _is_table(output: Path, form: Format) -> bool:
+    return output.suffix == ".csv" and form.name == "long" and not output.is_dir()
 
 
 def _names(files: list[Path]) -> dict[Path, str]:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from app.cli.outputs import choose_sink, choose_writer, output_format
+from app.cli.main import app
+from app.cli.outputs import choose_sink, choose_writer, output_format, writing_alone
 from tests.support.answers import make_answer
+from tests.support.services import toy_scan
 
 ANSWER = make_answer(["1", "2"], np.zeros((2, 3)))
 
@@ -49,3 +52,25 @@ def test_no_folder_is_made_of_the_name_of_a_single_answer(
     target.mkdir()
     assert output_format(str(target), form, to_folder=True).name == form
     assert output_format(str(tmp_path / "table.csv"), None, to_folder=True).name == "long"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_table_that_another_run_writes_is_refused_and_kept(
+    models: Path, tmp_path: Path, resume: bool
+) -> None:
+    """Each wrote the rows that it knew of over those of the other, and ended with 0."""
+    scan, table = tmp_path / "scan.nii", tmp_path / "new" / "all.csv"
+    scan.write_bytes(toy_scan())
+    words = ["detect", str(scan), "-o", str(table), "--models-dir", str(models)]
+    words += ["--resume"] * resume
+    with writing_alone(table, output_format(str(table), None, to_folder=True)):
+        table.write_text("of another\n", encoding="utf-8")
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 1
+        assert "but another writes" in result.stderr
+        assert table.read_text(encoding="utf-8") == "of another\n"
+    table.unlink()
+    assert CliRunner().invoke(app, [*words, "-m", "none"]).exit_code == 1
+    assert not table.exists()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert table.exists()
