@@ -35,6 +35,7 @@ from app.errors import (
     RequestError,
     SlowUpload,
     TooLarge,
+    UnknownModel,
     UnsupportedMediaType,
     WrongOffset,
     WrongTusVersion,
@@ -213,9 +214,13 @@ class Reception:
 
     def _check_head(self, order: Order, head: bytes) -> None:
         engine = self._shared.engine
+        try:
+            model = engine.registry.get(order.model)
+        except UnknownModel:
+            return  # It was loaded when this began. What is accepted waits for it, as any job.
         engine.precheck(
             head,
-            model=engine.registry.get(order.model),
+            model,
             selection=order.selection,
             timeout_s=NO_HURRY_S,
             client=order.owner,

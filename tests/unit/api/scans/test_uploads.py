@@ -1,5 +1,6 @@
 """``/v1/uploads``, with the real engine and a real folder."""
 
+import shutil
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -73,6 +74,25 @@ def test_file_in_parts_becomes_the_job_that_it_had_been_as_a_whole(client: TestC
     assert client.head(path, headers=TUS).headers["upload-offset"] == str(len(SCAN))
     waited = client.post(f"/v1/landmarks?{query}", content=SCAN, headers=RAW)
     assert client.get(f"{job}/scans/0").content == waited.content
+
+
+def test_upload_goes_on_while_its_model_is_not_loaded(models: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(models, tmp_path / "models"))
+    settings = toy_settings(mine, jobs=tmp_path / "kept")
+    with running(settings) as client:
+        path = started(client, len(SCAN))
+        assert patch(client, path, 0, SCAN[:10]).status_code == 204
+    manifest = mine / MODEL / "model.toml"
+    text = manifest.read_text()
+    manifest.write_text("none")
+    with running(settings) as client:
+        response = patch(client, path, 10, SCAN[10:])
+        assert response.status_code == 204, response.text
+        job = response.headers["location"]
+        assert client.get(job).json()["state"] == "queued"
+    manifest.write_text(text)
+    with running(settings) as client:
+        assert finished(client, job).done == 1
 
 
 def test_archive_in_parts_is_a_job_of_many_scans(client: TestClient) -> None:
