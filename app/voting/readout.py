@@ -1,12 +1,14 @@
 """Readout: the grid that votes point into, and how modes are read from them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, SupportsIndex
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from app.errors import BadParameter
 from app.geometry import Affine, is_inside, transform
 from app.model import Manifest
 from app.preprocessing import Grid
@@ -86,6 +88,9 @@ class Readout:
         heatmap_threshold: Share of its peak to which a heatmap falls at ``radius_mm``, and least
             value of a vote; None: votes are not the voxels of heatmaps.
         votes_each: How many votes each landmark has; None: as many as there are voxels that pass.
+
+    Raises:
+        BadParameter: One of them is no such number.
     """
 
     landmarks: int
@@ -96,6 +101,27 @@ class Readout:
     scan: ScanExtent | None = None
     heatmap_threshold: float | None = None
     votes_each: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other numbers: by most of them landmarks would be wrong, or none be found."""
+        check_lengths("shape", self.shape)
+        for name in ("landmarks", "stride", "votes_each"):
+            if (count := getattr(self, name)) is not None and not _is_count(count):
+                raise BadParameter(f"{name}: expected a whole number from 1, got {count!r}")
+        spacing = self.spacing_mm
+        if np.shape(spacing) != (3,) or not all(0 < mm < math.inf for mm in spacing):
+            raise BadParameter(
+                f"spacing_mm: expected three lengths in mm, above 0 and finite; got {spacing!r}"
+            )
+        if not 0 < self.radius_mm < math.inf:
+            raise BadParameter(
+                f"radius_mm: expected a length in mm, above 0 and finite; got {self.radius_mm!r}"
+            )
+        threshold = self.heatmap_threshold
+        if threshold is not None and not 0 < threshold < 1:
+            raise BadParameter(
+                f"heatmap_threshold: expected a share between 0 and 1, got {threshold!r}"
+            )
 
     @property
     def reach_mm(self) -> float:
@@ -176,6 +202,27 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
         heatmap_threshold=voting.threshold if network.output == "heatmaps" else None,
         votes_each=network.votes_each,
     )
+
+
+def check_lengths(name: str, lengths: Sequence[int]) -> None:
+    """Check the lengths of the axes of an array, in voxels.
+
+    Raises:
+        BadParameter: They are not three whole numbers from 1.
+    """
+    if np.shape(lengths) != (3,) or not all(map(_is_count, lengths)):
+        raise BadParameter(
+            f"{name}: expected three whole numbers from 1, the voxels along i, j and k; "
+            f"got {lengths!r}"
+        )
+
+
+def _is_count(number: SupportsIndex) -> bool:
+    """Return whether a number, of Python or of an array, is whole and at least 1."""
+    try:
+        return number.__index__() >= 1
+    except (AttributeError, TypeError):
+        return False
 
 
 def choose_cells(readout: Readout) -> Cells:

@@ -17,9 +17,11 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from app.compute import has_triton
+from app.errors import BadParameter
 from app.model import Field
 from app.voting import reference
 from app.voting.cpu import votes as cpu_votes
+from app.voting.readout import check_lengths
 from app.voting.reference import Placement
 
 Rows = Float[Tensor, "rows 5"]
@@ -92,8 +94,10 @@ def filter_votes(field: Field, threshold: float, placement: Placement = WHOLE_GR
         The votes, ordered by voxel, then landmark.
 
     Raises:
+        BadParameter: The threshold is not from 0 to 1.
         NetworkFailed: A score is not a number, or the softmax of some is none.
     """
+    _check_threshold(threshold)
     votes = launch_filter(field, threshold, placement)()
     return votes if field.scores.device.type == "cpu" else sort_votes(votes)
 
@@ -168,11 +172,20 @@ def filter_rows(
         One row per vote kept, ordered by voxel (i, then j, then k), then by landmark.
 
     Raises:
+        BadParameter: The threshold is not from 0 to 1, or the sample's shape not three whole
+            numbers from 1.
         NetworkFailed: A score is not a number, or the softmax of some is none.
     """
+    _check_threshold(threshold)
+    check_lengths("sample_shape", sample_shape)
     if field.scores.device.type == "cpu":
         return cpu_votes.filter_rows(field, threshold, sample_shape, placement)
     return list_rows(filter_votes(field, threshold, placement), sample_shape)
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 <= threshold <= 1:  # Written so that NaN fails, which no probability reaches.
+        raise BadParameter(f"threshold: expected a probability from 0 to 1, got {threshold!r}")
 
 
 def list_rows(votes: Votes, sample_shape: Sequence[int]) -> Rows:

@@ -1,8 +1,13 @@
 """The grid that votes point into."""
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from app.errors import BadParameter
 from app.geometry import translation
 from app.voting.readout import Readout, ScanExtent, choose_cells
 
@@ -42,3 +47,28 @@ def test_cells_are_round_in_mm() -> None:
     """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
     readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
     assert choose_cells(readout).edge == (7, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"landmarks": 0}, "landmarks: expected a whole number from 1, got 0"),
+        ({"stride": -1}, "stride: expected a whole number from 1, got -1"),
+        ({"votes_each": 0}, "votes_each: expected a whole number from 1, got 0"),
+        ({"shape": (9, 14, 0)}, r"shape: expected three whole numbers .* got \(9, 14, 0\)"),
+        ({"spacing_mm": (0.5, -0.75, 1.25)}, "spacing_mm: expected three lengths in mm, above 0"),
+        ({"spacing_mm": (0.5, math.nan, 1.25)}, "spacing_mm: expected three lengths in mm"),
+        ({"radius_mm": -2.0}, "radius_mm: expected a length in mm, above 0 and finite; got -2"),
+        (
+            {"radius_mm": math.inf},
+            "radius_mm: expected a length in mm, above 0 and finite; got inf",
+        ),
+        ({"heatmap_threshold": 1.0}, "heatmap_threshold: expected a share between 0 and 1, got 1"),
+    ],
+)
+def test_numbers_by_which_nothing_can_be_read_out_are_refused(
+    change: dict[str, Any], expected: str
+) -> None:
+    readout = Readout(1, SHAPE, SPACING, 2.0)
+    with pytest.raises(BadParameter, match=expected):
+        replace(readout, **change)

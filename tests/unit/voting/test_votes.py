@@ -1,6 +1,8 @@
 """Field -> Votes."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import NetworkFailed
+from app.errors import BadParameter, NetworkFailed
 from app.model.outputs import Field, OffsetLayer
 from app.model.sections import InputSpec
 from app.preprocessing.tiling import load_profiles, plan_tiles, tile_weights
@@ -288,3 +290,18 @@ def test_rows_end_where_the_sample_ends() -> None:
     field.offsets.zero_()
     rows = filter_rows(field, 0.0, (2, 2, 3))
     assert rows[:, 2:].tolist() == [[i, j, k] for i in range(2) for j in range(2) for k in range(3)]
+
+
+@pytest.mark.parametrize("shape", [(9, 11), (9, 11, 13, 1), (9, 11, 0), (9, 11, -13)])
+def test_sample_that_is_no_part_of_an_array_is_refused(shape: tuple[int, ...]) -> None:
+    """Without a third length, what lay behind the two in memory decided which rows were listed."""
+    with pytest.raises(BadParameter, match="sample_shape: expected three whole numbers from 1"):
+        filter_rows(random_field(SHAPE, 1, "sigmoid"), 0.5, shape)
+
+
+@pytest.mark.parametrize("threshold", [math.nan, -0.1, 50.0])
+def test_threshold_that_is_no_probability_is_refused(threshold: float) -> None:
+    field = random_field(SHAPE, 1, "sigmoid")
+    for call in (filter_votes, partial(filter_rows, sample_shape=SHAPE)):
+        with pytest.raises(BadParameter, match=f"from 0 to 1, got {threshold}"):
+            call(field, threshold)
