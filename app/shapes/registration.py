@@ -7,7 +7,7 @@ moving one, in mm, LPS. ITK and ANTs resample the moving scan onto the fixed one
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -22,7 +22,7 @@ from app.measurements import REGION95_SIGMAS
 from app.shapes.similarity import fit_similarity
 
 Kind = Literal["rigid", "similarity", "affine"]
-Landmarks = LandmarksAnswer | Mapping[str, RasPoint | None]
+Landmarks = LandmarksAnswer | Mapping[str, RasPoint | Sequence[float] | None]
 """An answer, or positions in mm, RAS, by name, as ``read_landmarks`` and ``read_truth`` return
 them; NaN or None where one is missing."""
 

@@ -190,6 +190,14 @@ def test_landmarks_that_do_not_tell_the_transform_are_refused(
         register(some, some, kind)
 
 
+def test_points_may_be_those_of_an_answer_or_lists() -> None:
+    """As the answer of a service and JSON have them: type checkers took arrays alone."""
+    found = {one.name: one.ras_mm for one in make_answer(NAMES, FIXED).landmarks}
+    lists = {name: point.tolist() for name, point in named(FIXED + 1.0).items()}
+    assert_allclose(register(lists, found).fixed_to_moving[:3, 3], 1.0)
+    assert_allclose(register({"a": None, **lists}, found).fixed_to_moving[:3, 3], 1.0)
+
+
 @pytest.mark.parametrize("point", [[1.0, 2.0], [[1.0, 2.0, 3.0]], 4.0])
 def test_a_position_that_is_none_is_named(point: object) -> None:
     unchecked = unwrap(register)
