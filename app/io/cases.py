@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from app.errors import BadParameter
-from app.geometry import LPS_FROM_RAS, Affine, is_inside, transform
+from app.geometry import LPS_FROM_RAS, Affine, is_inside, spacing_of, transform
 from app.io.dicom import is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, write_gzip
 from app.io.nifti_header import read_nifti_header
@@ -25,7 +25,9 @@ JUDGEMENT: Final = {"status", "decided_by", "confidence", "region95_mm"}
 """What a kept point says of itself besides its position."""
 
 SAME_MM: Final = 1e-3
-"""A person who gives the position of the network, as far as files round it, has accepted it."""
+SAME_VOXELS: Final = 0.1
+"""A person who gives the position of the network, as far as files round it, has accepted it; but
+in a scan of voxels of a micrometre, not one who moves it by a voxel."""
 
 
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
@@ -80,9 +82,9 @@ def correct(
     unknown = sorted(points.keys() - {landmark.name for landmark in answer.landmarks})
     if unknown:
         raise BadParameter(f"expected landmarks of {answer.model.name}, got {unknown[0]!r}")
-    ijk_from_ras = np.linalg.inv(np.array(answer.volume.affine))
+    affine = np.array(answer.volume.affine)
     landmarks = [
-        _judge(one, points[one.name], ijk_from_ras) if one.name in points else one
+        _judge(one, points[one.name], affine) if one.name in points else one
         for one in answer.landmarks
     ]
     return answer.model_copy(update={"landmarks": landmarks, "measurements": []})
@@ -155,7 +157,7 @@ def _is_left(judgement: Mapping[str, Any] | None) -> bool:
 
 
 def _judge(
-    landmark: LandmarkAnswer, point: RasPoint | Sequence[float] | None, ijk_from_ras: Affine
+    landmark: LandmarkAnswer, point: RasPoint | Sequence[float] | None, affine: Affine
 ) -> LandmarkAnswer:
     """Say of a landmark what a person says: that it is at a point in mm, RAS, or absent."""
     if point is None:
@@ -164,12 +166,13 @@ def _judge(
     if ras.shape != (3,) or not np.isfinite(ras).all():
         raise BadParameter(f"{landmark.name}: expected x, y, z in mm, RAS, or None; got {point}")
     found = landmark.ras_mm
-    if found is not None and np.abs(ras - found).max() <= SAME_MM:
+    same_mm = min(SAME_MM, SAME_VOXELS * spacing_of(affine).min())
+    if found is not None and np.abs(ras - found).max() <= same_mm:
         return landmark.model_copy(update={"decided_by": "person", "status": "detected"})
     return _unknown(
         landmark,
         status="detected",
-        ijk=tuple(transform(ijk_from_ras, ras).tolist()),
+        ijk=tuple(transform(np.linalg.inv(affine), ras).tolist()),
         ras_mm=tuple(ras.tolist()),
         lps_mm=tuple(transform(LPS_FROM_RAS, ras).tolist()),
     )

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from LandmarkdLib.answers import summarise
+from LandmarkdLib.answers import PlacedPoint, correct, summarise
+
+from tests.support.answers import make_answer
 
 EXTENSION = Path(__file__).resolve().parents[3] / "clients" / "slicer"
 MODULE = EXTENSION / "Landmarkd"
@@ -55,3 +58,13 @@ def test_measurements_and_warnings_are_told_with_what_was_found() -> None:
         "ratio: 0.5",
         "the units are missing",
     ]
+
+
+def test_point_that_was_moved_by_a_voxel_of_half_a_micrometre_was_placed_by_a_person() -> None:
+    answer = make_answer("ab", np.full((2, 3), 0.1)).model_dump(mode="json")
+    affine = np.diag([5e-4, 5e-4, 5e-4, 1.0]).tolist()
+    answer["volume"] |= {"spacing_mm": [5e-4] * 3, "affine": affine}
+    points = [PlacedPoint("a", (0.1005, 0.1, 0.1)), PlacedPoint("b", (0.1, 0.1, 0.1))]
+    placed, left = correct(answer, points)["landmarks"]
+    assert (placed["decided_by"], placed["ras_mm"]) == ("person", [0.1005, 0.1, 0.1])
+    assert left == answer["landmarks"][1]

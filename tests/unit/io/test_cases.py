@@ -165,6 +165,21 @@ def test_person_places_accepts_and_misses_landmarks() -> None:
     assert unjudged == answer.landmarks[3]
 
 
+def test_position_a_voxel_beside_that_of_the_network_is_no_acceptance_of_it() -> None:
+    """Not of a scan with voxels of half a micrometre either."""
+    answer = answer_of({"a": (0.1, 0.2, 0.3), "b": (0.1, 0.2, 0.3)})
+    rows = tuple(map(tuple, np.diag([5e-4, 5e-4, 5e-4, 1]).tolist()))
+    answer = answer.model_copy(update={"volume": answer.volume.model_copy(update={"affine": rows})})
+    placed, accepted = correct(
+        answer, {"a": (0.1005, 0.2, 0.3), "b": (0.10001, 0.2, 0.3)}
+    ).landmarks
+    assert (placed.ras_mm, placed.confidence) == ((0.1005, 0.2, 0.3), None)
+    assert (accepted.ras_mm, accepted.confidence) == (
+        (0.1, 0.2, 0.3),
+        answer.landmarks[1].confidence,
+    )
+
+
 @pytest.mark.parametrize("points", [{"z": None}, {"a": (1.0, 2.0)}, {"a": (1.0, 2.0, np.nan)}])
 def test_what_is_no_landmark_or_position_is_no_correction(
     points: dict[str, Sequence[float] | None],

@@ -8,7 +8,9 @@ from typing import Any, Dict, Iterable, Mapping, Tuple
 from LandmarkdLib.service import ServiceError
 
 SAME_MM = 1e-3
-"""A point that lies so close to where the network put it has not been moved."""
+SAME_VOXELS = 0.1
+"""A point that lies so close to where the network put it has not been moved: both must hold, as
+voxels may be as small as a micrometre."""
 
 Vector = Tuple[float, float, float]
 JsonObject = Dict[str, Any]
@@ -90,8 +92,9 @@ def correct(answer: Mapping[str, Any], points: Iterable[PlacedPoint]) -> JsonObj
             )
         by_name[point.name] = point
     affine = answer["volume"]["affine"][:3]
+    same_mm = min(SAME_MM, SAME_VOXELS * min(answer["volume"]["spacing_mm"]))
     landmarks = [
-        _corrected(one, by_name.get(one["name"], PlacedPoint(one["name"], None)), affine)
+        _corrected(one, by_name.get(one["name"], PlacedPoint(one["name"], None)), affine, same_mm)
         for one in answer["landmarks"]
     ]
     return {**answer, "landmarks": landmarks, "measurements": []}
@@ -113,13 +116,15 @@ def _describe(measurement: Mapping[str, Any]) -> str:
     return f"{text} ({low:.4g} to {high:.4g})"
 
 
-def _corrected(landmark: JsonObject, point: PlacedPoint, affine: list[list[float]]) -> JsonObject:
+def _corrected(
+    landmark: JsonObject, point: PlacedPoint, affine: list[list[float]], same_mm: float
+) -> JsonObject:
     found, ras = landmark["ras_mm"], point.ras_mm
     if point.missing:
         return {**_unknown(landmark), "decided_by": "person"}
     if ras is None:
         return landmark if found is None else _unknown(landmark)
-    if found is not None and max(abs(a - b) for a, b in zip(ras, found)) <= SAME_MM:
+    if found is not None and max(abs(a - b) for a, b in zip(ras, found)) <= same_mm:
         return landmark
     return {
         **_unknown(landmark),
