@@ -33,6 +33,7 @@ from app.inference.refinement import (
     any_detected,
     compare_upside_down,
     count_clear,
+    doubt_proportions,
     has_enough_votes,
     merge_stages,
     shows_any,
@@ -170,15 +171,13 @@ class Detector:
         if isinstance(outcome, ScanState) or not any_detected(outcome):
             return outcome
         margin_mm = state.model.manifest.voting.region_margin_mm
-        landmarks = self._doubt_look_alikes(outcome, state)
+        landmarks = self._doubt(outcome, state)
         return _withhold_regions(landmarks, state.volume, margin_mm)
 
-    def _doubt_look_alikes(
-        self, landmarks: tuple[Landmark, ...], state: ScanState
-    ) -> tuple[Landmark, ...]:
-        """Doubt all landmarks if the scan does not tell them from look-alikes."""
-        shape = self._shape
-        if shape is None:
+    def _doubt(self, landmarks: tuple[Landmark, ...], state: ScanState) -> tuple[Landmark, ...]:
+        """Doubt all landmarks if the scan does not tell them from look-alikes, or is unlike all."""
+        shape, spec = self._shape, self.model.manifest.shape
+        if shape is None or spec is None:
             return landmarks
         doubts = [*state.doubts, *self._missing_surroundings(landmarks, shape, state.volume)]
         # What the second network sees is all in the pose of what the first one has chosen.
@@ -189,9 +188,13 @@ class Detector:
                 f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
                 f"{100 * rival.share:.0f} % as many votes"
             )
-        if not doubts:
+        remarks = doubt_proportions(landmarks, shape, spec)
+        if doubts:
+            which = f"Which landmark is which is doubtful: {'; and '.join(doubts)}."
+            remarks = (which, *remarks)
+        if not remarks:
             return landmarks
-        state.remarks = (f"Which landmark is which is doubtful: {'; and '.join(doubts)}.",)
+        state.remarks = remarks
         return tuple(
             with_low_confidence(one) if one.ras_mm is not None else one for one in landmarks
         )

@@ -4,6 +4,7 @@ It sees the scan resampled into the pose of the landmarks that the first stage h
 ``app.preprocessing.posed_grid``).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,9 +13,9 @@ import numpy as np
 
 from app.geometry import Points, distance_inside, spacing_of, transform
 from app.io import Volume
-from app.model import LoadedModel
+from app.model import LoadedModel, ShapeSpec
 from app.preprocessing import Pose
-from app.shapes import MIN_LANDMARKS, fit_similarity
+from app.shapes import MIN_LANDMARKS, fit_similarity, measure_stretch, measure_twist
 from app.voting import Landmark, Point, Shape, fit_constellation, positions_of
 
 SAME_POSE_RADII: Final = 0.4
@@ -112,6 +113,51 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
     Returns:
         The pose; None if fewer than four landmarks, or too few of them, agree on one.
     """
+    agree = _agreeing(landmarks, shape)
+    if agree is None:
+        return None
+    found = fit_similarity(*agree, np.ones(len(agree[0])))
+    return Pose(found.affine, float(found.scale))
+
+
+def doubt_proportions(
+    landmarks: Sequence[Landmark], shape: Shape, spec: ShapeSpec
+) -> tuple[str, ...]:
+    """Say if a subject is too large, too small or too long for its model, or turned too far.
+
+    Args:
+        landmarks: What was found, in the order of the shape.
+        shape: Mean shape, and how far a landmark may be from it to count.
+        spec: What the manifest says of that shape, such as its limits.
+    """
+    agree = _agreeing(landmarks, shape)
+    if agree is None:
+        return ()
+    doubts = []
+    sizes = measure_stretch(*agree, shape.tolerance_mm)
+    furthest = max(sizes, key=lambda size: abs(math.log(max(size, 1e-9))), default=1.0)
+    most = spec.max_stretch or math.inf
+    if not 1 / most <= furthest <= most:
+        doubts.append(
+            f"along one axis the subject is {furthest:.2f} times as large as usual, expected "
+            f"{1 / most:.2f} to {most:g}; are the voxels as large as the file says?"
+        )
+    turned = measure_twist(agree[0], fit_similarity(*agree, np.ones(len(agree[0]))).rotation)
+    # Landmarks that spread along one axis alone, as in a cut scan, do not tell of a twist about it.
+    if spec.max_twist_deg is not None and len(sizes) > 1 and turned > spec.max_twist_deg:
+        doubts.append(
+            f"about its long axis the subject is turned by {turned:.0f} degrees, expected at most "
+            f"{spec.max_twist_deg:g}; does it lie as the file says?"
+        )
+    return tuple(f"All positions are doubtful: {doubt}" for doubt in doubts)
+
+
+def _agreeing(landmarks: Sequence[Landmark], shape: Shape) -> tuple[Points, Points] | None:
+    """Choose the landmarks that agree on a pose.
+
+    Returns:
+        Their positions in the mean shape and in mm, RAS; None if fewer than four, or too few, do.
+    """
     points = positions_of(landmarks)
     weights = np.array(
         [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]
@@ -120,8 +166,7 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
     if fit is None:
         return None
     agree = fit.choice >= 0
-    found = fit_similarity(shape.mean[agree], points[agree], np.ones(int(agree.sum())))
-    return Pose(found.affine, float(found.scale))
+    return shape.mean[agree], points[agree]
 
 
 def any_detected(landmarks: Sequence[Landmark]) -> bool:

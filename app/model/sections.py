@@ -231,9 +231,10 @@ class ShapeSpec(Section):
     """The constellation: which modes agree with the mean shape.
 
     Structures that look alike, such as vertebrae, are told apart by what surrounds them. A scan
-    that shows none of the ``surroundings`` has no landmark that is detected for sure. 95 % regions
-    are wider for subjects whose landmarks are further than ``region_scale_mm`` from the fitted
-    shape.
+    that shows none of the ``surroundings`` has no landmark that is detected for sure. Nor has one
+    whose subject is more than ``max_stretch`` times as large or as small as the mean shape along
+    one of its axes, or turned by more than ``max_twist_deg`` about the longest. 95 % regions are
+    wider for subjects whose landmarks are further than ``region_scale_mm`` from the fitted shape.
     """
 
     mean: FileName
@@ -241,6 +242,8 @@ class ShapeSpec(Section):
     modes: Annotated[int, Field(ge=1, le=16)] = 4
     tolerance_mm: Annotated[float, Field(gt=0.0)]
     region_scale_mm: Annotated[float, Field(gt=0.0)] | None = None
+    max_stretch: Annotated[float, Field(gt=1.0)] | None = None
+    max_twist_deg: Annotated[float, Field(gt=0.0, lt=180.0)] | None = None
     surroundings: tuple[SurroundingSpec, ...] = ()
 
 

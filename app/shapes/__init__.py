@@ -27,6 +27,8 @@ from app.shapes.similarity import (
     Similarity,
     fit_similarity,
     mean_shape,
+    measure_stretch,
+    measure_twist,
 )
 from app.shapes.swaps import Labelling, find_swaps
 from app.shapes.symmetry import find_partners
@@ -35,5 +37,6 @@ __all__ = [
     "COHORT_FORMATS", "MIN_COMMON", "MIN_LANDMARKS", "SCALE_BOUNDS", "Cohort", "Labelling",
     "Registration", "RobustShape", "Similarity", "analyse_shapes",
     "estimate_robust_shape", "find_outliers", "find_partners", "find_swaps", "fit_similarity",
-    "mean_shape", "read_cohort", "register", "write_shape_report",
+    "mean_shape", "measure_stretch", "measure_twist", "read_cohort", "register",
+    "write_shape_report",
 ]  # fmt: skip

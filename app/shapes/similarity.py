@@ -87,6 +87,45 @@ def fit_similarity(
     return Similarity(np.asarray(scale), rotation, target_mean - moved)
 
 
+def measure_stretch(
+    source: Float64[np.ndarray, "points 3"],
+    target: Float64[np.ndarray, "points 3"],
+    least_spread_mm: float,
+) -> Float64[np.ndarray, " axes"]:
+    """Measure how much larger a point set is than another along each axis.
+
+    Args:
+        source: Points in mm, none of them unknown.
+        target: The points that correspond to them, in mm.
+        least_spread_mm: Axes of the source along which its points spread by less (root mean
+            square) are left out: a size along them would be that of errors.
+
+    Returns:
+        The principal stretches of the affine map that fits best, the largest first.
+    """
+    centred = source - source.mean(axis=0)
+    _, spread, axes = np.linalg.svd(centred, full_matrices=False)
+    wide = axes[spread >= least_spread_mm * np.sqrt(len(source))]
+    fit, *_ = np.linalg.lstsq(centred @ wide.T, target - target.mean(axis=0), rcond=None)
+    return np.linalg.svd(fit, compute_uv=False)
+
+
+def measure_twist(
+    source: Float64[np.ndarray, "points 3"], rotation: Float64[np.ndarray, "3 3"]
+) -> float:
+    """Measure by how much a rotation turns a point set about its own longest axis, in degrees.
+
+    Args:
+        source: Points, none of them unknown.
+        rotation: A proper rotation.
+    """
+    longest = np.linalg.svd(source - source.mean(axis=0), full_matrices=False)[2][0]
+    skew = rotation - rotation.T
+    along = longest @ np.array([skew[2, 1], skew[0, 2], skew[1, 0]])
+    # A swing after a twist: the part of the quaternion along the axis, over its real part.
+    return float(np.degrees(2 * np.arctan2(abs(along), 1 + np.trace(rotation))))
+
+
 def drop_collapsed(
     sets: Float64[np.ndarray, "specimens landmarks 3"],
 ) -> Float64[np.ndarray, "specimens landmarks 3"]:

@@ -26,6 +26,7 @@ from tests.support.spines import (
     MISLAID,
     MODEL,
     SUBJECTS,
+    UNLIKE_ALL,
     read_spine,
     spine_files,
 )
@@ -124,6 +125,20 @@ def test_no_level_is_sure_where_the_patient_does_not_lie_as_the_affine_says(
         np.linalg.norm(one.ras_mm - transform(world_from_truth, truth[one.name])) for one in found
     ]
     assert max(away_mm) > 30.0
+    assert {one.status for one in found} == {"low_confidence"}
+    assert all(one.region95_mm is None for one in found)
+
+
+@pytest.mark.parametrize("kind", UNLIKE_ALL)
+def test_no_position_is_sure_where_the_spine_is_unlike_all_patients(
+    detector: Detector, data_dir: Path, kind: str
+) -> None:
+    """The networks find it all the same, where the file says, which is not where it is."""
+    volume, _ = UNLIKE_ALL[kind](read_spine(data_dir, "subject-40"))
+    answer = detector.detect(volume)
+    assert any("All positions are doubtful" in warning for warning in answer.warnings)
+    found = [one for one in answer.landmarks if one.ras_mm is not None]
+    assert len(found) >= 20
     assert {one.status for one in found} == {"low_confidence"}
     assert all(one.region95_mm is None for one in found)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.geometry import Points, transform
+from app.geometry import Points, scaling, transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
@@ -143,6 +143,19 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
     assert min(absent, present) > 400
     assert invented <= INVENTED * absent
     assert lost <= LOST * present
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1.0, 0.5), (1.0, 1.0, 1.5), (0.6, 0.6, 0.6)])
+def test_a_skull_whose_voxels_are_called_too_large_or_small_is_doubted(
+    detector: Detector, skulls: Path, sizes: tuple[float, float, float]
+) -> None:
+    """Its landmarks are found all the same, at wrong distances from each other."""
+    volume = read_skull(skulls, "NU_J")
+    answer = detector.detect(replace(volume, affine=scaling(sizes) @ volume.affine))
+    assert any("All positions are doubtful" in warning for warning in answer.warnings)
+    statuses = [landmark.status for landmark in answer.landmarks]
+    assert statuses.count("low_confidence") >= 20
+    assert statuses.count("detected") == 0
 
 
 @pytest.mark.parametrize("name", BRAINS)

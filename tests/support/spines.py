@@ -130,6 +130,32 @@ def _with_wrong_signs(*signs: float) -> Callable[[Volume], tuple[Volume, Affine]
     return change
 
 
+def _in_a_wrong_size(*sizes: float) -> Callable[[Volume], tuple[Volume, Affine]]:
+    """Have an affine that says a wrong size of voxels along x, y and z."""
+    return _with_wrong_signs(*sizes)
+
+
+def _twisted(volume: Volume) -> tuple[Volume, Affine]:
+    """Turn the patient by 40 degrees about the long axis, within the same field, blank around."""
+    middle = transform(volume.affine, (np.array(volume.voxels.shape) - 1) / 2)
+    turn = np.eye(4)
+    turn[:3, :3] = Rotation.from_euler("z", 40, degrees=True).as_matrix()
+    motion = translation(middle) @ turn @ translation(-middle)
+    index = np.linalg.inv(volume.affine) @ np.linalg.inv(motion) @ volume.affine
+    voxels = volume.voxels.astype(np.float32)
+    turned = affine_transform(voxels, index[:3, :3], index[:3, 3], voxels.shape, order=1)
+    return replace(volume, voxels=turned), motion
+
+
+UNLIKE_ALL: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
+    "1.6 times as large": _in_a_wrong_size(1.6, 1.6, 1.6),
+    "1.6 times as large in the plane": _in_a_wrong_size(1.0, 1.6, 1.6),
+    "1.5 times as long": _in_a_wrong_size(1.0, 1.0, 1.5),
+    "turned about the long axis": _twisted,
+}
+"""Spines of a size or in a pose that no patient has, and the map of their true landmarks, mm of the
+scan as it was -> mm, RAS."""
+
 MISLAID: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
     "far from the axes of the scan": _turned,
     "front to back": _with_wrong_signs(1.0, -1.0, 1.0),

@@ -54,6 +54,8 @@ INTERVAL_OUTSIDE_PERCENT: Final = Limit(10.0, "figure")
 FOLDS: Final = "LANDMARKD_LUMBAR_FOLDS"
 ABSENT: Final = f"real scans are not at hand, or {FOLDS} names no model with folds"
 GROUPS: Final = ("centre", "corner")
+GIVEN: Final = ("surroundings", "region_scale_mm", "max_stretch", "max_twist_deg")
+"""What the shipped manifest says of the shape besides what training writes."""
 
 
 def a6_spines(run: Run) -> Iterator[Row]:
@@ -191,7 +193,7 @@ def _like_shipped(model: LoadedModel, shipped: LoadedModel) -> LoadedModel:
     }
     if model.manifest.shape is not None and shipped.manifest.shape is not None:
         shape = shipped.manifest.shape
-        given = {name: getattr(shape, name) for name in ("surroundings", "region_scale_mm")}
+        given = {name: getattr(shape, name) for name in GIVEN}
         changes["shape"] = model.manifest.shape.model_copy(update=given)
     refine = model.refine
     if refine is not None and shipped.refine is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 
 from app.errors import ModelRefused
 from app.geometry import Points, transform, translation
@@ -18,12 +19,14 @@ from app.inference.refinement import (
     SAME_POSE_RADII,
     Refiner,
     any_detected,
+    doubt_proportions,
     find_pose,
     has_enough_votes,
     merge_stages,
     shows_any,
 )
 from app.io.volume import Volume, read_volume
+from app.model import ShapeSpec
 from app.model.editing import editing, update_hashes
 from app.preprocessing.grid import Grid, make_grid
 from app.preprocessing.posed_grid import Pose
@@ -259,3 +262,34 @@ def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
     with editing(folder) as document:
         update_hashes(folder, document)
     assert load_checked(folder, torch.device("cpu")).refine is not None
+
+
+@pytest.mark.parametrize(
+    ("stretch", "turn_deg", "told"),
+    [
+        ((1.0, 1.0, 1.0), 8.0, []),
+        ((1.0, 1.1, 1.25), 0.0, []),
+        ((1.6, 1.6, 1.6), 0.0, ["1.60 times as large as usual, expected 0.77 to 1.3"]),
+        ((1.0, 1.0, 0.5), 0.0, ["0.50 times as large"]),
+        ((1.0, 1.0, 1.0), 25.0, ["turned by 25 degrees, expected at most 9"]),
+        ((1.0, 1.0, 1.5), 25.0, ["1.50 times as large", "turned by 25 degrees"]),
+    ],
+)
+def test_subject_of_another_size_or_turned_is_doubted(
+    stretch: tuple[float, float, float], turn_deg: float, told: list[str]
+) -> None:
+    mean = np.array(
+        [(x, y, z) for x in (-45.0, 45.0) for y in (-55.0, 55.0) for z in (-90.0, 0.0, 90.0)]
+    )
+    turn = Rotation.from_euler("z", turn_deg, degrees=True).as_matrix()
+    found = [landmark(place) for place in mean * stretch @ turn.T + 30.0]
+    limits = {"max_stretch": 1.3, "max_twist_deg": 9.0}
+    keys = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 8.0}
+    shape = Shape(mean, tolerance_mm=40.0)
+    doubts = doubt_proportions(found, shape, ShapeSpec(**keys, **limits))
+    assert len(doubts) == len(told)
+    for doubt, words in zip(doubts, told, strict=True):
+        assert words in doubt
+    assert doubt_proportions(found, shape, ShapeSpec(**keys)) == ()
+    lost = [landmark(None, "not_found", 0.0)] * len(mean)
+    assert doubt_proportions(lost, shape, ShapeSpec(**keys, **limits)) == ()

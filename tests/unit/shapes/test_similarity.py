@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from app.shapes import fit_similarity, mean_shape
+from app.shapes import fit_similarity, mean_shape, measure_stretch, measure_twist
 from tests.support.synthetic import SHAPE_LANDMARKS as LANDMARKS
 from tests.support.synthetic import make_shape, make_subject
 
@@ -74,3 +74,30 @@ def test_the_mean_shape_averages_variation_away() -> None:
     mean = mean_shape([make_subject(shape, seed, variation_mm=0.3) for seed in range(20)])
     fit = fit_similarity(mean, shape, np.ones(LANDMARKS))
     assert np.linalg.norm(fit.apply(mean) - shape, axis=1).mean() < 0.2
+
+
+@pytest.mark.parametrize("stretch", [(1.6, 1.6, 1.6), (0.7, 1.0, 1.4), (1.0, 1.0, 1.0)])
+def test_sizes_along_the_axes_are_measured_in_any_pose(stretch: tuple[float, ...]) -> None:
+    source = np.random.default_rng(3).standard_normal((9, 3)) * (9.0, 5.0, 3.0)
+    turned = Rotation.random(random_state=1).as_matrix()
+    axes = np.linalg.svd(source - source.mean(axis=0))[2]
+    target = ((source @ axes.T) * stretch) @ axes @ turned.T + 40.0
+    np.testing.assert_allclose(measure_stretch(source, target, 1.0), sorted(stretch)[::-1])
+
+
+def test_no_size_is_measured_along_an_axis_where_points_hardly_spread() -> None:
+    source = np.random.default_rng(3).standard_normal((9, 3)) * (9.0, 5.0, 0.1)
+    errors = np.random.default_rng(4).standard_normal((9, 3)) * (0.0, 0.0, 1.0)
+    np.testing.assert_allclose(measure_stretch(source, source + errors, 2.0), 1.0, atol=0.1)
+    assert measure_stretch(source, source + errors, 0.01)[0] > 3.0
+    assert len(measure_stretch(source, source, 99.0)) == 0
+
+
+def test_a_turn_about_the_long_axis_is_told_from_others() -> None:
+    source = np.random.default_rng(3).standard_normal((9, 3)) * (1.0, 3.0, 30.0)
+    axes = np.linalg.svd(source - source.mean(axis=0))[2]
+    about_long = Rotation.from_rotvec(np.radians(-25.0) * axes[0])
+    other = Rotation.from_rotvec(np.radians(60.0) * axes[1])
+    assert measure_twist(source, other.as_matrix()) == pytest.approx(0.0, abs=1e-6)
+    assert measure_twist(source, about_long.as_matrix()) == pytest.approx(25.0)
+    assert measure_twist(source, (other * about_long).as_matrix()) == pytest.approx(25.0)
