@@ -7,7 +7,7 @@ are not used: its scans are numbered in the order of its directory, without fold
 from collections.abc import Callable
 from typing import Final
 
-from app.errors import TooLarge
+from app.errors import NotAVolume, TooLarge
 from app.io.dicom import StoredFile, count_entries, is_dicom, list_files
 from app.io.gzip_stream import CHUNK_BYTES, MAX_INFLATION, Content
 
@@ -46,7 +46,9 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
             f"expected at most {MAX_SCANS:,} scans in an archive, and {MAX_ENTRIES:,} with folders "
             f"and empty files, got {entries:,}"
         )
-    return len(files) or None
+    if not files:
+        raise NotAVolume("expected an archive of scans, got one without any file that is not empty")
+    return len(files)
 
 
 def extract_scan(

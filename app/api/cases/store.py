@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from app.durable import PARTIAL, sync, write_file
-from app.errors import Forbidden, NotStored, StartupError, UnknownCase
+from app.errors import BadParameter, Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, Content, read_case
 
 SCANS: Final = "scans"
@@ -108,12 +108,17 @@ class CaseStore:
         """List cases behind an id, in their order; gives the last one's id if there are more.
 
         Raises:
+            BadParameter: The model is none that has a name, such as one of a name and a version.
             NotStored: The store is not there.
         """
+        if not MODEL.fullmatch(model):
+            raise BadParameter(
+                f"query.model: expected the name of a model, without a version, got {model[:64]!r}"
+            )
         with _translate_errors():
             (self._root / LOCK).stat()
         folder = self._root / model / LANDMARKS
-        names = [file.name for file in _files(folder)] if MODEL.fullmatch(model) else []
+        names = [file.name for file in _files(folder)]
         ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
         ahead = sorted(case_id for case_id in ids if case_id > after)
         found = (_read(folder / (case_id + LANDMARK_FILE)) for case_id in ahead[:limit])

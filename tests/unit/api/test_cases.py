@@ -186,6 +186,14 @@ def test_cases_are_listed_and_deleted(client: TestClient, empty: Path) -> None:
     assert problem_of(client.delete(f"{URL}/{MODEL}/{case['id']}")).code == "unknown-case"
 
 
+@pytest.mark.parametrize("model", [f"{MODEL}@1.0.0", "", "../toy"])
+def test_cases_are_listed_by_the_name_of_a_model_alone(client: TestClient, model: str) -> None:
+    """Those of all versions are kept together: of one, an empty list was answered."""
+    problem = problem_of(client.get(URL, params={"model": model}))
+    assert problem.code == "bad-parameter"
+    assert "without a version" in problem.detail
+
+
 def test_part_of_a_list_is_bounded(client: TestClient) -> None:
     for limit, status in ((100, 200), (101, 422), (0, 422)):
         assert client.get(URL, params={"model": MODEL, "limit": limit}).status_code == status

@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from app.errors import BrokenVolume, TooLarge
+from app.errors import BrokenVolume, NotAVolume, TooLarge
 from app.io.dicom import archive
 from app.io.scan_archive import MAX_ENTRIES, MAX_SCANS, count_scans, extract_scan
 from tests.support.dicom_files import as_dicom, zipped
@@ -40,11 +40,18 @@ def test_scans_are_numbered_without_folders_and_empty_files() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [nifti(), as_dicom()[0], zipped(as_dicom()), zipped([b"notes", *as_dicom()]), zipped([])],
-    ids=["NIfTI", "DICOM file", "series", "series with notes", "empty archive"],
+    [nifti(), as_dicom()[0], zipped(as_dicom()), zipped([b"notes", *as_dicom()])],
+    ids=["NIfTI", "DICOM file", "series", "series with notes"],
 )
 def test_what_is_one_scan_is_not_split(content: bytes) -> None:
     assert count_scans(content, ENOUGH) is None
+
+
+@pytest.mark.parametrize("files", [[], [b"", b""]], ids=["empty", "of empty files"])
+def test_archive_without_scans_is_refused(files: list[bytes]) -> None:
+    """It was a job of one scan, which failed."""
+    with pytest.raises(NotAVolume, match="expected an archive of scans, got one without any"):
+        count_scans(zipped(files), ENOUGH)
 
 
 def test_archives_of_series_are_scans() -> None:

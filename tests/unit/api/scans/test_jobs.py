@@ -199,6 +199,7 @@ def test_preference_is_ignored_where_no_jobs_are_kept(models: Path) -> None:
         (f"series={1 << 63}", zipped(as_dicom()), 422, "bad-parameter"),
         ("", b"no scan", 400, "not-a-volume"),
         ("", zipped([toy_scan()])[:-10], 400, "broken-volume"),
+        ("", zipped([]), 400, "not-a-volume"),
     ],
 )
 def test_what_can_be_refused_at_once_is_no_job(
