@@ -167,8 +167,12 @@ def list_shown(folder: Path) -> list[Path]:
 
 
 def name_in_utf8(name: str) -> str:
-    r"""Return the name of a file as UTF-8 has it: a byte of another encoding becomes ``\xe9``."""
-    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    r"""Return the name of a file as UTF-8 has it: a byte of another encoding becomes ``\xe9``.
+
+    A carriage return becomes ``\r``: in a table it would be the end of a row.
+    """
+    name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return name.replace("\r", r"\r")
 
 
 def scan_stem(name: str) -> str:

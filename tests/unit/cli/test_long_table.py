@@ -7,6 +7,7 @@ import pytest
 
 from app.cli.batch import LongTable
 from app.errors import BadParameter
+from app.shapes import read_cohort
 from tests.support.answers import make_answer
 
 NAMES = {Path("one.nii"): "one", Path("ä.nii"): "ä"}
@@ -31,6 +32,18 @@ def test_a_table_that_was_cut_off_within_a_letter_is_resumed(table: Path) -> Non
     table.write_bytes(whole[: whole.index("ä".encode()) + 1])
     resume(table)
     assert table.read_bytes() == whole
+
+
+def test_a_scan_with_a_carriage_return_in_its_name_is_resumed_and_read(tmp_path: Path) -> None:
+    """As of files that are named by a list from Windows; it made the whole table unreadable."""
+    table, names = tmp_path / "all.csv", {Path("a\r.nii"): "a\r", Path("b.nii"): "b"}
+    for there in (False, True):
+        sink = LongTable(table, names, resume=True)
+        assert sink.has(Path("a\r.nii")) == there
+        for path in names:
+            if not sink.has(path):
+                sink.write(path, make_answer(["1", "2"], np.eye(3)[:2]))
+    assert read_cohort(table).specimens == (r"a\r", "b")
 
 
 @pytest.mark.parametrize("lines", [2, 3, 100])
