@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.scan_files import read_scan
+from app.cli.scan_files import read_scan, size_of
 from app.cli.terminal import describe_fault
 from app.durable import write_file
 from app.errors import BadParameter, InsufficientMemory, LandmarkdError, NotAVolume, TooLarge
@@ -235,7 +235,7 @@ def _answer(
 def _read(path: Path, max_bytes: int | None) -> bytes:
     try:
         # Before it is read: the system may end the process that takes too much memory.
-        if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
+        if max_bytes is not None and (size := size_of(path)) > max_bytes:
             raise TooLarge(
                 f"expected at most {max_bytes:,} bytes (limit inflated_bytes), got {size:,}"
             )
@@ -262,7 +262,7 @@ def detect_all(
 
     Ctrl-C does, and an answer that cannot be written, as no other could be written either.
 
-    With ``resume``, scans whose answer is there are left out; files of more than ``max_bytes`` fail
+    With ``resume``, scans whose answer is there are left out; those of more than ``max_bytes`` fail
     without being read.
     """
     tally = Tally()

@@ -66,6 +66,12 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
+def size_of(path: Path) -> int:
+    """Return how many bytes a scan has: of a folder, its DICOM files together."""
+    files = _dicom_files(path) if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files)
+
+
 def read_scan(scan: Scan) -> bytes:
     """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive.
 
@@ -77,12 +83,13 @@ def read_scan(scan: Scan) -> bytes:
     path = Path(scan)
     if not path.is_dir():
         return path.read_bytes()
-    if not any(_dicom_files(path)):
+    files = list(_dicom_files(path))
+    if not files:
         raise NotAVolume(f"expected a scan, or a folder of DICOM files, got none in {path}")
     target = io.BytesIO()
     # Neither names nor dates of files are anybody's business.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for number, file in enumerate(_dicom_files(path)):
+        for number, file in enumerate(files):
             archive.writestr(zipfile.ZipInfo(str(number)), file.read_bytes())
     return target.getvalue()
 

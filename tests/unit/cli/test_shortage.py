@@ -6,11 +6,13 @@ from pathlib import Path
 from threading import Thread
 
 import httpx
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from app.cli.client import Client
 from app.cli.main import app
+from tests.support.dicom_files import as_dicom
 from tests.support.services import ServiceProcess, toy_scan, until
 
 
@@ -45,6 +47,24 @@ def test_a_scan_larger_than_the_memory_does_not_stop_the_others(
     assert message in result.stderr
     with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:
         assert {row["scan"] for row in csv.DictReader(file)} == {"a", "z"}
+
+
+def test_a_folder_larger_than_allowed_is_refused_before_it_is_read(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a whole study: it was packed in memory, which ended a batch where it did not fit."""
+    for name, size in (("large", 1 << 20), ("small", 0)):
+        (tmp_path / name).mkdir()
+        for number, content in enumerate(as_dicom(np.ones((20, 18, 24), np.int16))):
+            (tmp_path / name / f"I{number}").write_bytes(content.ljust(size, b"\0"))
+    monkeypatch.setenv("LANDMARKD_MAX_INFLATED_BYTES", "1MiB")
+    words = ("detect", tmp_path / "large", tmp_path / "small", "-o", tmp_path / "all.csv")
+    result = CliRunner().invoke(app, [*map(str, words), "--models-dir", str(models)])
+    assert result.exit_code == 1
+    message = "large: expected at most 1,048,576 bytes (limit inflated_bytes), got 25,165,824"
+    assert message in result.stderr
+    with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:
+        assert {row["scan"] for row in csv.DictReader(file)} == {"small"}
 
 
 def test_scans_wait_for_room_in_a_service(models: Path, tmp_path: Path) -> None:
