@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from app.geometry import spacing_of
 from app.model import is_label
 from app.training.data.issues import Issue, Severity, shorten
 from app.training.data.summary import SpecimenSummary
@@ -19,6 +20,8 @@ MIN_SIMILARITY: Final = 0.8
 """Share of matching letters from which one of two names may be a misspelling of the other."""
 
 SAME_POSITION_MM: Final = 1e-3
+SAME_POSITION_VOXELS: Final = 0.1
+"""Points as near as both are at one position; voxels may be smaller than a micrometre."""
 
 
 def check_labels(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
@@ -176,11 +179,12 @@ def _check_same_position(specimen: SpecimenSummary) -> list[Issue]:
     """Find landmarks of one scan at one position, as unplaced ones often are."""
     points = specimen.positions
     distance = np.linalg.norm(points[:, None] - points[None], axis=2)
-    duplicates = np.flatnonzero((distance <= SAME_POSITION_MM).sum(axis=1) > 1)
+    near = min(SAME_POSITION_MM, SAME_POSITION_VOXELS * spacing_of(specimen.affine).min())
+    duplicates = np.flatnonzero((distance <= near).sum(axis=1) > 1)
     if not duplicates.size:
         return []
     names = [name for index, name in enumerate(specimen.points) if index in duplicates]
-    x, y, z = points[duplicates[0]].round(3) + 0.0  # no -0
+    x, y, z = points[duplicates[0]].round(6) + 0.0  # no -0
     return [
         Issue(
             "error",

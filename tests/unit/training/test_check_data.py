@@ -53,6 +53,15 @@ def test_good_data_have_no_issues(data: Path) -> None:
     assert checked.summary() == "6 scans with 6 landmarks: 0 errors, 0 warnings"
 
 
+def test_subjects_of_a_few_micrometres_have_no_issues(data: Path) -> None:
+    """With voxels of 100 nm, whose landmarks lie less than a micrometre apart."""
+    shrink = np.diag([1e-4, 1e-4, 1e-4, 1.0])
+    for seed in range(6):
+        write_scan(data / "scans" / f"s{seed}.nii.gz", seed, shrink @ make_affine(seed))
+        write_points(data, f"s{seed}", {name: 1e-4 * at for name, at in points_of(seed).items()})
+    assert check(data).issues == ()
+
+
 def truncate(data: Path) -> None:
     content = (data / "scans" / "s2.nii.gz").read_bytes()
     (data / "scans" / "s2.nii.gz").write_bytes(content[: len(content) // 2])
