@@ -99,14 +99,17 @@ def tile_shape(grid_shape: Sequence[int], spec: InputSpec, stride: int) -> tuple
     step = int(np.lcm(spec.divisor, stride))
     i, j, k = (step * -(-size // step) for size in grid_shape)
     if i * j * k > spec.max_voxels:
-        spans = [size * mm for size, mm in zip(grid_shape, spec.spacing_mm, strict=True)]
+        spans, padded = (
+            " x ".join(f"{size * mm:.0f}" for size, mm in zip(shape, spec.spacing_mm, strict=True))
+            for shape in (grid_shape, (i, j, k))
+        )
         edge = (spec.max_voxels * math.prod(spec.spacing_mm)) ** (1 / 3)
         raise TooLarge(
-            f"expected a scan that spans about {edge:.0f} mm along each axis at most "
+            f"expected a scan that spans, padded, about {edge:.0f} mm along each axis at most "
             f"({spec.max_voxels:,} voxels at the model's spacing of "
             f"{' x '.join(f'{s:g}' for s in spec.spacing_mm)} mm), got one of "
-            f"{' x '.join(f'{mm:.0f}' for mm in spans)} mm. Is it the right model, and the spacing "
-            "in the file right?"
+            f"{spans} mm, padded to {padded} mm. Is it the right model, and the spacing in the "
+            "file right?"
         )
     return i, j, k
 

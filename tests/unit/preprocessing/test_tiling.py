@@ -139,6 +139,15 @@ def test_whole_grid_over_its_limit_is_refused_with_both_sizes() -> None:
         plan_tiles((10, 16, 17), spec, stride=2)
 
 
+def test_scan_that_is_too_large_by_its_padding_is_told_so() -> None:
+    spec = make_spec(tile_shape="whole", divisor=16, max_voxels=2_000_000, spacing_mm=(0.42,) * 3)
+    assert count_tiles((112, 112, 112), spec, stride=1)[1] == 1
+    with pytest.raises(
+        TooLarge, match=r"about 53 mm .*got one of 48 x 48 x 47 mm, .* 54 x 54 x 54 mm"
+    ):
+        count_tiles((115, 114, 113), spec, stride=1)
+
+
 def test_a_tile_counts_most_in_its_middle_or_at_a_voxel_as_for_nnunet() -> None:
     """nnU-Net blurs a single voxel, whose index is half the edge."""
     nnunet = {"tile_overlap": 0.5, "tile_sigma": 0.125}
