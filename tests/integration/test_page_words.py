@@ -9,6 +9,19 @@ from tests.support.services import ServiceProcess
 
 DESK = {"viewport": {"width": 1400, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+SEEN = """() => {
+    const box = (of) => of.getBoundingClientRect();
+    const canvas = box(document.getElementById("canvas"));
+    const middle = ({ left, top, width, height }) => [
+        (left + width / 2 - canvas.left) / canvas.width,
+        (top + height / 2 - canvas.top) / canvas.height,
+    ];
+    return {
+        text: getComputedStyle(document.getElementById("rows")).color,
+        rings: [...document.querySelectorAll("#labels .ring")].map((ring) => middle(box(ring))),
+    };
+}"""
+"""The colour of the table, and where rings are, as parts of the canvas."""
 
 
 @pytest.mark.parametrize("screen", [DESK, PHONE])
@@ -41,3 +54,23 @@ def test_bounds_of_a_ratio_are_as_fine_as_its_value(
         page.evaluate(replace)
         page.wait_for_selector('#measurements td:text("ratio")')
         assert text_of(page, "#measurements tr") == "ratio0.5120.499 \N{EN DASH} 0.526"
+
+
+@pytest.mark.parametrize("screen", [DESK, PHONE])
+def test_paper_has_the_rings_where_they_are_on_the_screen_and_dark_words(
+    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]
+) -> None:
+    with opened(browser, page_service.url, color_scheme="dark", **screen) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        page.wait_for_selector("#labels .ring", state="attached")
+        page.evaluate(f"""{{
+            window.seen = {SEEN};
+            const printing = matchMedia("print");
+            printing.onchange = () => {{ if (printing.matches) window.printed = seen(); }};
+        }}""")
+        page.pdf()
+        shown, printed = page.evaluate("[seen(), printed]")
+    assert printed["text"] == "rgb(0, 0, 0)"
+    assert len(shown["rings"]) > 0
+    assert printed["rings"] == [pytest.approx(ring, abs=0.01) for ring in shown["rings"]]

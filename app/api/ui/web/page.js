@@ -7,6 +7,7 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { CANCELLED, NO_SCAN, showProblem, showProgress } from "./notices.js";
+import { listenForPrint } from "./paper.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
@@ -306,6 +307,7 @@ async function start() {
 
 function listen() {
   listenForFiles(open);
+  listenForPrint(element("screen"));
   element("generate").onclick = generate;
   listenForReview(act, step);
   element("model").onchange = changeModel;
