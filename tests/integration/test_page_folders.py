@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
-from tests.support.browser import NEAR_MM, SCAN, Browser, drop_folder, opened
+from tests.support.browser import NEAR_MM, SCAN, Browser, drop, drop_folder, opened
 from tests.support.dicom_files import as_dicom
 from tests.support.services import ServiceProcess
 
@@ -56,6 +57,29 @@ def test_folder_of_dicom_files_is_one_scan(
         assert mark["name"] == expected["name"]
         if expected["ras_mm"]:
             assert_allclose(mark["ras_mm"], expected["ras_mm"], atol=NEAR_MM)
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["chosen", "dropped"])
+def test_dicom_files_without_their_folder_are_one_scan(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path, *, dropped: bool
+) -> None:
+    volume = read_volume(SCAN)
+    images = as_dicom(np.rint(volume.voxels).astype(np.int16), volume.affine)
+    names = [f"IM{number}.dcm" for number in range(len(images))]
+    files = [("a.nii.gz", SCAN), *zip(names, images, strict=True)]
+    with opened(browser, page_service.url) as page:
+        if dropped:
+            drop(page, *files)
+        else:
+            for name, content in files:
+                (tmp_path / name).write_bytes(content)
+            page.set_input_files("#file", [tmp_path / name for name, _ in files])
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        assert page.evaluate("landmarkd.queue.entries.map(({ name }) => name)") == [
+            "a.nii.gz", "IM0.zip",
+        ]  # fmt: skip
+        found = page.locator("#scans span:last-child").all_text_contents()
+    assert found == ["5 of 6 found"] * 2
 
 
 def test_dicom_file_that_is_removed_while_its_folder_is_packed_is_not_readable(

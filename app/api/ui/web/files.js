@@ -29,7 +29,7 @@ export function listenForFiles(open) {
     target.value = ""; // so that the same file can be chosen again
     return files;
   };
-  element("file").onchange = ({ target }) => open(chosen(target));
+  element("file").onchange = async ({ target }) => open(await packed(chosen(target)));
   element("folder").onchange = async ({ target }) => open(await scansAmong(chosen(target)));
 }
 
@@ -44,10 +44,25 @@ async function scansAmong(files) {
   const shown = files.filter(({ name }) => !name.startsWith("."));
   const scans = shown.filter(isScan);
   if (scans.length) return scans;
-  const dicom = [];
-  for (const file of shown) if (await isDicom(file)) dicom.push(file);
-  return dicom.length ? [await zip(dicom, `${nameOf(dicom[0]).split("/")[0]}.zip`)] : [];
+  const dicom = await dicomAmong(shown);
+  return dicom.length ? [await archive(dicom)] : [];
 }
+
+/** Files that were opened without a folder; several of DICOM are one scan, as they are in a folder. */
+async function packed(files) {
+  const dicom = await dicomAmong(files);
+  if (dicom.length < 2) return files;
+  return [...files.filter((file) => !dicom.includes(file)), await archive(dicom)];
+}
+
+async function dicomAmong(files) {
+  const dicom = [];
+  for (const file of files) if (await isDicom(file)) dicom.push(file);
+  return dicom;
+}
+
+/** An archive of DICOM files, which is named after their folder, or the first one. */
+const archive = (dicom) => zip(dicom, `${nameOf(dicom[0]).split("/")[0].replace(/\.dcm$/i, "")}.zip`);
 
 /** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
 export async function suffixOf(file) {
@@ -65,12 +80,12 @@ async function filesOf(transfer) {
   // Before anything is awaited: afterwards the items are gone.
   const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
   const files = [...transfer.files];
-  if (!items.some((item) => item?.isDirectory)) return files;
+  if (!items.some((item) => item?.isDirectory)) return packed(files);
   const found = items.filter(Boolean).map(async (item) => {
     const below = await filesIn(item);
     return item.isDirectory ? scansAmong(below) : below;
   });
-  return (await Promise.all(found)).flat();
+  return packed((await Promise.all(found)).flat());
 }
 
 /** All files below a folder, by name; what cannot be read is left out. */
