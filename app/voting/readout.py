@@ -177,10 +177,24 @@ class GridFrame:
     Attributes:
         to_volume: Grid voxel index -> index of the uploaded array.
         to_world: Grid voxel index -> mm, RAS.
+
+    Raises:
+        BadParameter: One of them is no such map.
     """
 
     to_volume: Affine
     to_world: Affine
+
+    def __post_init__(self) -> None:
+        """Refuse other arrays: of one for row vectors, the translation would be left out."""
+        for name, affine in (("to_volume", self.to_volume), ("to_world", self.to_world)):
+            is_array = isinstance(affine, np.ndarray) and affine.shape == (4, 4)
+            if not is_array or not np.isfinite(affine).all():
+                raise BadParameter(
+                    f"{name}: expected a NumPy array of 4 x 4 finite numbers, got {affine!r}"
+                )
+            if not np.allclose(affine[3], (0, 0, 0, 1)):
+                raise BadParameter(f"{name}: expected 0 0 0 1 as last row, got {affine[3]!r}")
 
 
 def make_readout(grid: Grid, manifest: Manifest) -> Readout:

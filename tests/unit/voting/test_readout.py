@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import BadParameter
 from app.geometry import translation
-from app.voting.readout import Readout, ScanExtent, choose_cells
+from app.voting.readout import GridFrame, Readout, ScanExtent, choose_cells
 
 SHAPE = (9, 14, 21)
 SPACING = (0.5, 0.75, 1.25)
@@ -72,3 +72,12 @@ def test_numbers_by_which_nothing_can_be_read_out_are_refused(
     readout = Readout(1, SHAPE, SPACING, 2.0)
     with pytest.raises(BadParameter, match=expected):
         replace(readout, **change)
+
+
+def test_frame_that_is_none_is_refused() -> None:
+    """Transposed, as where points are rows, an affine lost its translation without an error."""
+    transposed = translation((10.0, 20.0, 30.0)).T
+    with pytest.raises(BadParameter, match=r"to_world: expected 0 0 0 1 as last row, got .*10"):
+        GridFrame(np.eye(4), transposed)
+    with pytest.raises(BadParameter, match=r"to_volume: expected a NumPy array .* got array.*nan"):
+        GridFrame(np.full((4, 4), np.nan), np.eye(4))
