@@ -24,6 +24,7 @@ from app.training.calibrate.regions import (
     Region,
     calibrate_intervals,
     calibrate_regions,
+    decimals_of,
     detected_errors,
     in_units_of_growth,
     leave_one_out,
@@ -73,9 +74,11 @@ class Calibration:
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
-        where = f"{self.margin_mm:.3f} mm and more from the scan's border"
+        where = f"{_in_words(self.margin_mm)} mm and more from the scan's border"
         if self.scale_mm is not None:
-            where += f", wider if landmarks are over {self.scale_mm:.3f} mm from the fitted shape"
+            where += (
+                f", wider if landmarks are over {_in_words(self.scale_mm)} mm from the fitted shape"
+            )
         return f"{describe_regions(self.regions)}, {where}; {self.coverage}"
 
 
@@ -217,15 +220,15 @@ def describe_regions(regions: Mapping[str, Region]) -> str:
     if own:
         radii = [region.radius_mm for region in own]
         parts.append(
-            f"{len(own)} landmarks have a region of their own, {min(radii):.3f} to "
-            f"{max(radii):.3f} mm, of at least {min(region.errors for region in own)} errors"
+            f"{len(own)} landmarks have a region of their own, {_in_words(min(radii))} to "
+            f"{_in_words(max(radii))} mm, of at least {min(region.errors for region in own)} errors"
         )
     shared = Counter(region for region in regions.values() if region.of != "landmark")
     for region, count in shared.items():
         whose = "their group" if region.of == "group" else "all landmarks"
         parts.append(
-            f"{count} landmarks share one of {region.radius_mm:.3f} mm, of {region.errors} errors "
-            f"of {whose}: it holds on average over them"
+            f"{count} landmarks share one of {_in_words(region.radius_mm)} mm, of "
+            f"{region.errors} errors of {whose}: it holds on average over them"
         )
     return f"regions: {'; '.join(parts)}"
 
@@ -307,8 +310,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             write_landmarks(document["landmarks"], regions, thresholds)
             if regions:
                 document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
-                if calibration.scale_mm is not None:
-                    document["shape"]["region_scale_mm"] = round(calibration.scale_mm, 3)
+                if (mm := calibration.scale_mm) is not None:
+                    document["shape"]["region_scale_mm"] = round(mm, decimals_of(mm))
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)
@@ -333,5 +336,10 @@ def write_landmarks(
 
 
 def _round_up(value: float) -> float:
-    """Round to three decimals; up, as the coverage of a radius holds for no smaller one."""
-    return math.ceil(1000 * value) / 1000
+    """Round for writing; up, as the coverage of a radius holds for no smaller one."""
+    places = 10.0 ** decimals_of(value)
+    return math.ceil(places * value) / places
+
+
+def _in_words(mm: float) -> str:
+    return f"{mm:.{decimals_of(mm)}f}"

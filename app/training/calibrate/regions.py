@@ -39,8 +39,8 @@ from app.voting import distance_from_shape
 
 COVERAGE: Final = 0.95
 
-MIN_SCALE_MM: Final = 0.001
-"""Of distances from the shape: a scale of 0 would have no meaning."""
+NO_SCALE_MM: Final = 0.001
+"""Instead of a distance from the shape of 0, which would have no meaning as a scale."""
 
 MARGIN_PERCENTILE: Final = 5.0
 """Of the distances from the border, of landmarks that regions were calibrated on: nearer to it, too
@@ -81,11 +81,22 @@ def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
     """Compute how far the landmarks of half the scans are from the fitted shape, in mm.
 
     Returns:
-        To three decimals, as it is written: regions are calibrated in units of what they grow by.
-        None without a shape.
+        Rounded, as it is written: regions are calibrated in units of what they grow by. None
+        without a shape.
     """
     known = [one for one in _distances(outcomes).values() if one is not None]
-    return max(MIN_SCALE_MM, round(float(np.median(known)), 3)) if known else None
+    if not known:
+        return None
+    typical = float(np.median(known))
+    return round(typical, decimals_of(typical)) or NO_SCALE_MM
+
+
+def decimals_of(value: float) -> int:
+    """Return with how many decimals a number is written.
+
+    Three, but as many as show three digits of lengths in scans with voxels of a micrometre.
+    """
+    return max(3, 2 - math.floor(math.log10(value))) if value > 0.0 else 3
 
 
 def growths(outcomes: Sequence[Outcome], scale_mm: float | None) -> dict[str, float]:

@@ -271,6 +271,21 @@ def test_the_command_names_scans_that_are_not_there(trained: Path) -> None:
     assert "three" in result.stderr
 
 
+def test_regions_of_less_than_a_micrometre_are_written_as_they_are(trained: Path) -> None:
+    """Of scans with voxels of 100 nm."""
+    specs = read_manifest(trained / "mine").landmarks
+    regions = calibrate_regions([outcome(4.321e-4, scan=str(i)) for i in range(30)], specs)
+    assert regions is not None
+    calibration = Calibration(regions, [None, None], None, 7.654e-4, 1.234e-4, "", folded=False)
+    write_calibration(trained / "mine", calibration)
+    written = read_manifest(trained / "mine" / "refine")
+    assert {landmark.region95_mm for landmark in written.landmarks} == {4.33e-4}
+    assert written.voting.region_margin_mm == 7.66e-4
+    assert written.shape is not None
+    assert written.shape.region_scale_mm == 1.23e-4
+    assert "share one of 0.000432 mm" in calibration.summary()
+
+
 def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     """To the second network, whose hash is updated; thresholds to both; [precision] stays."""
     with editing(trained / "mine") as document:

@@ -158,8 +158,10 @@ def test_intervals_follow_from_regions_that_grow() -> None:
 
 
 def test_regions_are_calibrated_with_the_scale_that_is_written() -> None:
-    """In a subject of some mm, a thousandth of one matters."""
-    assert typical_distance([outcome(0.001, from_shape_mm=0.0016)]) == 0.002
+    """In a subject of some mm, a thousandth of one matters; in a cell, less."""
+    assert typical_distance([outcome(0.1, from_shape_mm=0.1236)]) == 0.124
+    assert typical_distance([outcome(0.001, from_shape_mm=0.0016)]) == 0.0016
+    assert typical_distance([outcome(1e-4, from_shape_mm=1.236e-4)]) == 1.24e-4
     assert typical_distance([outcome(0.001, from_shape_mm=0.0)]) == 0.001
 
 
