@@ -20,14 +20,18 @@ Scan = bytes | str | Path
 def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
     """List scans: files as they are given, the scans in folders, and folders of DICOM files.
 
-    A folder without any scan by its name, but with DICOM files, is one scan.
+    A folder without any scan by its name, but with DICOM files, is one scan. So is one with a file
+    that cannot be read: it fails by itself, later, and does not keep others from being found.
     """
     for path in paths:
         if not path.is_dir():
             yield path
             continue
-        scans = [file for file in list_shown(path) if file.name.endswith(SCAN_SUFFIXES)]
-        if not scans and any(_dicom_files(path)):
+        try:
+            scans = [file for file in list_shown(path) if file.name.endswith(SCAN_SUFFIXES)]
+            if not scans and any(_dicom_files(path)):
+                scans = [path]
+        except OSError:
             scans = [path]
         yield from scans
 

@@ -3,11 +3,13 @@
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.shapes import read_cohort
+from tests.support.dicom_files import as_dicom
 from tests.support.services import toy_scan
 
 
@@ -79,3 +81,21 @@ def test_detect_refuses_a_scan_and_its_compressed_copy(
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
     assert "whose answers would both be named one\n" in result.stderr
+
+
+def test_a_folder_that_cannot_be_read_does_not_stop_the_others(
+    models: Path, tmp_path: Path
+) -> None:
+    """Nothing was answered, as of hundreds of patients one had a file that is not let read."""
+    for name in ("a", "broken", "c"):
+        (tmp_path / name).mkdir()
+        for number, content in enumerate(as_dicom(np.ones((20, 18, 24), np.int16))):
+            (tmp_path / name / f"I{number}").write_bytes(content)
+    first = tmp_path / "broken" / "I0"
+    first.unlink()
+    first.symlink_to("/proc/self/mem")  # A file whose beginning nobody can read, not even root.
+    folders = [tmp_path / name for name in ("a", "broken", "c")]
+    result = run("detect", *folders, "-o", tmp_path / "all.csv", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "\nbroken: [Errno 5] Input/output error\n" in result.stderr
+    assert read_cohort(tmp_path / "all.csv").specimens == ("a", "c")
