@@ -101,7 +101,8 @@ class InputSpec(Section):
     The edges of a tile are multiples of ``divisor`` and of the network's output stride. With
     ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
     ``max_voxels``; ``tile_overlap`` then says nothing. Where subjects lie as the affine says, as
-    ``upright`` declares, no scan is looked at from other sides to find its landmarks.
+    ``upright`` declares, no scan is looked at from other sides to find its landmarks. With
+    ``trim``, a scan that was padded far, or with a value of its own, is seen without that.
     """
 
     orientation: Annotated[str, Field(min_length=3, max_length=3)]
@@ -113,6 +114,7 @@ class InputSpec(Section):
     divisor: Annotated[int, Field(ge=1, le=256)] = 1
     max_voxels: Annotated[int, Field(ge=1)] = 16_000_000
     upright: bool = False
+    trim: bool = False
     intensity: IntensitySpec
 
     @model_validator(mode="after")

@@ -4,11 +4,16 @@ The array is first brought to the model's axes by permuting and flipping, withou
 that all 48 axis orders of one scan become the same array; then it is resampled along each axis. The
 grid and the volume share their centre, and a grid index is the centre of its voxel.
 
+A scan that was padded far, or with a value of its own, is seen without the padding, if the model
+says so: what a network makes of voxels depends on how much of the grid is blank, and so do
+percentiles.
+
 For nnU-Net, a volume is prepared as nnU-Net does it: cropped to what is not zero, normalised, and
 only then resampled, by splines.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,6 +26,11 @@ from app.model import InputSpec
 from app.preprocessing.intensity import find_window, normalise_
 from app.preprocessing.resampling import resample, resampled_size
 from app.preprocessing.splines import resample_as_nnunet
+
+MIN_SHOWN: Final = 1 / 6
+"""Share of all voxels from which on a network sees the padding around them, too. Of 24 mouse skulls
+that no network had seen, all landmarks were detected with a share of 16 to 21 %; with some 10 %,
+those of 9 skulls, and with 6 %, none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,9 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     spacing = spacing_of(volume.affine @ volume_from_axes)
     step = np.asarray(spec.spacing_mm) / spacing
     as_nnunet = spec.tile_layout == "nnunet"
+    if spec.trim:
+        voxels, axes_from_shown = trim(voxels)
+        volume_from_axes = volume_from_axes @ axes_from_shown
     if as_nnunet:
         voxels, axes_from_box = crop(voxels)
         volume_from_axes = volume_from_axes @ axes_from_box
@@ -121,3 +134,34 @@ def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
         found = np.flatnonzero(array.any(axis=others))
         spans.append(slice(found[0], found[-1] + 1) if len(found) else slice(0, None))
     return array[tuple(spans)], translation([float(span.start) for span in spans])
+
+
+def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
+    """View a scan without the blank field around it, if that is no part of it; nothing is copied.
+
+    The field is what surrounds all that differs from the first voxel. It is no part of a scan that
+    has less than ``MIN_SHOWN`` of all voxels, or none as dark, or as bright, as the field: the air
+    of CT that was padded with -3000 is not black, for instance.
+
+    Returns:
+        The view, all of the array if the field is a part of it; and the affine that maps its
+        indices to those of the array.
+    """
+    box, blank, before = array, array[0, 0, 0], []
+    for axis in range(3):
+        planes = np.moveaxis(box, axis, 0)
+        first = _count_blank(planes, blank)
+        if first == len(planes):
+            return array, np.eye(4)
+        before.append(float(first))
+        box = np.moveaxis(planes[first : len(planes) - _count_blank(planes[::-1], blank)], 0, axis)
+    is_large = box.size >= MIN_SHOWN * array.size
+    if is_large and (box.size == array.size or box.min() <= blank <= box.max()):
+        return array, np.eye(4)
+    return box, translation(before)
+
+
+def _count_blank(planes: np.ndarray, blank: np.generic) -> int:
+    """Count the planes that hold one value alone, from the first one on."""
+    counts = (count for count, plane in enumerate(planes) if (plane != blank).any())
+    return next(counts, len(planes))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.geometry import Points, scaling, transform
+from app.geometry import Points, scaling, transform, translation
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
@@ -143,6 +143,21 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
     assert min(absent, present) > 400
     assert invented <= INVENTED * absent
     assert lost <= LOST * present
+
+
+@pytest.mark.parametrize(("width", "value", "air"), [(120, 0, 0), (40, -3000, -1024)])
+def test_padding_moves_no_landmark(
+    detector: Detector, skulls: Path, width: int, value: int, air: int
+) -> None:
+    """What a scan is padded with is far more than it holds, or darker than its air."""
+    volume = read_skull(skulls, "NU_J")
+    voxels = np.pad(volume.voxels.astype(np.int16) + air, width, constant_values=value)
+    wide = replace(volume, voxels=voxels, affine=volume.affine @ translation([-float(width)] * 3))
+    expected, detected = find(detector, volume)
+    found, still = find(detector, wide)
+    assert detected.all()
+    assert still.all()
+    np.testing.assert_allclose(found, expected, atol=0.02)
 
 
 @pytest.mark.parametrize("sizes", [(1.0, 1.0, 0.5), (1.0, 1.0, 1.5), (0.6, 0.6, 0.6)])

@@ -218,3 +218,54 @@ def test_voxels_as_far_apart_as_float32_holds_are_normalised(method: str) -> Non
     found = normalise_(small * 3e38, spec)
     same = IntensitySpec(method="window", lower=-1.0, upper=1.0) if method == "window" else spec
     torch.testing.assert_close(found, normalise_(small, same))
+
+
+def padded(volume: Volume, widths: tuple[tuple[int, int], ...], value: float) -> Volume:
+    """Surround a scan with one value."""
+    voxels = np.pad(volume.voxels, widths, constant_values=value)
+    first = [-float(before) for before, _ in widths]
+    return make_volume(voxels, volume.affine @ translation(first))
+
+
+def with_zeros(shape: tuple[int, int, int]) -> np.ndarray:
+    """Make noise in which a tenth is 0, as the air of many scans is."""
+    random = np.random.default_rng(2)
+    voxels = random.uniform(1.0, 200.0, shape)
+    return np.where(random.uniform(size=shape) < 0.1, 0.0, voxels).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("widths", "value"),
+    [
+        (((20, 14), (9, 17), (12, 12)), 0.0),  # A tenth is left.
+        (((40, 0), (0, 9), (30, 0)), 0.0),
+        (((2, 3), (0, 1), (0, 0)), -3000.0),
+        (((1, 1), (4, 0), (0, 2)), 900.0),
+    ],
+)
+def test_padding_that_is_no_part_of_a_scan_is_not_seen(
+    widths: tuple[tuple[int, int], ...], value: float
+) -> None:
+    volume = make_volume(with_zeros((22, 17, 19)), oblique_affine(5))
+    intensity = IntensitySpec(method="percentile", lower=1.0, upper=99.5)
+    spec = make_spec((1.0, 1.5, 2.0), intensity=intensity).model_copy(update={"trim": True})
+    plain, other = make_grid(volume, spec, CPU), make_grid(padded(volume, widths, value), spec, CPU)
+    assert torch.equal(plain.voxels, other.voxels)
+    assert plain.window == other.window
+    np.testing.assert_allclose(plain.to_world, other.to_world, atol=1e-9)
+    before = translation([float(width) for width, _ in widths])
+    np.testing.assert_allclose(before @ plain.to_volume, other.to_volume, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 150.0])
+def test_padding_that_may_be_part_of_a_scan_is_seen(value: float) -> None:
+    """As of scans that a network learned from: up to five sixths of them."""
+    volume = make_volume(with_zeros((22, 17, 19)), oblique_affine(5))
+    wide = padded(volume, ((8, 8), (3, 9), (4, 10)), value)
+    spec = make_spec((1.0, 1.5, 2.0))
+    trimmed = spec.model_copy(update={"trim": True})
+    assert torch.equal(make_grid(wide, trimmed, CPU).voxels, make_grid(wide, spec, CPU).voxels)
+    far = padded(volume, ((20, 14), (9, 17), (12, 12)), 0.0)
+    assert make_grid(far, spec, CPU).voxels.numel() > make_grid(far, trimmed, CPU).voxels.numel()
+    blank = make_volume(np.full((5, 6, 7), value, np.float32), oblique_affine(5))
+    assert torch.equal(make_grid(blank, trimmed, CPU).voxels, make_grid(blank, spec, CPU).voxels)
