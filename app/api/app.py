@@ -125,7 +125,7 @@ async def _jobs_of(
         max_share=CLIENT_SHARE,
     )
     folder = await asyncio.to_thread(_make, make_folder)
-    runner = JobRunner(folder, engine, metrics, describe_problem)
+    runner = _make(partial(JobRunner, folder, engine, metrics, describe_problem))
     running = asyncio.create_task(_run(runner.run, "jobs cannot be run", on_fatal))
     try:
         yield runner

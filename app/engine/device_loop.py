@@ -28,7 +28,7 @@ from app.engine.jobs import (
 )
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
-from app.errors import DeadlineExceeded, NotReady
+from app.errors import DeadlineExceeded, NotReady, StartupError
 from app.inference import Detection, Detector
 
 logger = logging.getLogger("landmarkd.device")
@@ -242,13 +242,20 @@ class DeviceLoop:
         if self._stopping:
             return
         if self._restarting:
-            self.lost = self._stopping = True
-            self.queue.close()
-            self._on_lost()
+            self._lose()
             return
         self._restarting = True
-        self._worker = self._make_worker()
-        self._worker.start(self_check_first=True)
+        try:
+            self._worker = self._make_worker()
+            self._worker.start(self_check_first=True)
+        except (StartupError, RuntimeError):
+            logger.exception("no thread can start", extra={"device": self.device.name})
+            self._lose()
+
+    def _lose(self) -> None:
+        self.lost = self._stopping = True
+        self.queue.close()
+        self._on_lost()
 
     def _fail_all(self, detail: str) -> None:
         jobs, self._jobs = list(self._jobs.values()), {}

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from app.compute import adopt_thread_limit
-from app.errors import DeadlineExceeded, Draining
+from app.errors import DeadlineExceeded, Draining, StartupError
 
 Result = TypeVar("Result")
 
@@ -18,15 +18,16 @@ class HostPool:
     """A few threads of one purpose; more work than threads waits its turn."""
 
     def __init__(self, name: str, threads: int) -> None:
-        """Create a pool; its threads start when they are needed.
+        """Create a pool.
 
         Args:
             name: Of its threads.
-            threads: How many there are at most.
+            threads: How many there are.
+
+        Raises:
+            StartupError: As ``start_executor``.
         """
-        self._executor = ThreadPoolExecutor(
-            threads, thread_name_prefix=name, initializer=adopt_thread_limit
-        )
+        self._executor = start_executor(name, threads)
         self._closed = False
 
     def submit(self, function: Callable[[], object]) -> None:
@@ -79,6 +80,30 @@ class HostPool:
         """Let the threads end; work that has not begun is dropped."""
         self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def start_executor(name: str, threads: int) -> ThreadPoolExecutor:
+    """Start all threads of an executor: where a limit lets no more start later, nothing is lost.
+
+    An executor that starts a thread when it is needed keeps what it has no thread for in its queue.
+
+    Raises:
+        StartupError: The system lets none start.
+    """
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=adopt_thread_limit)
+    started = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):  # Each waits on a thread of its own until all have started.
+            executor.submit(started.wait)
+    except RuntimeError as error:
+        started.abort()
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise StartupError(
+            f"expected a system that lets {threads} threads start for {name}, got: {error}; "
+            "allow more processes and threads"
+        ) from error
+    started.wait()
+    return executor
 
 
 class DaemonThread:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
+from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress, start_executor
 from app.errors import GivenUp, NotReady, NotStored, UnknownModel
 from app.inference import build_answer, model_ref, timing_of
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
@@ -77,8 +77,8 @@ class JobRunner:
         self._metrics = metrics
         self._describe = describe
         # What takes long, because files are written, has threads of its own.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="jobs")
-        self._file_pool = ThreadPoolExecutor(WRITING + CONCURRENCY, "job files")
+        self._pool = start_executor("jobs", 1)
+        self._file_pool = start_executor("job files", WRITING + CONCURRENCY)
         self._calling, self._writing = FairBudget(CALLING), FairBudget(WRITING)
         self._runs: dict[Claim, _Run] = {}
         self._changed = asyncio.Event()

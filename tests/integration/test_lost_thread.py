@@ -54,3 +54,25 @@ def test_dead_thread_fails_its_jobs_and_a_new_one_must_pass_the_self_check(
 
     asyncio.run(scenario())
     assert checks == ["cpu"]
+
+
+def test_device_whose_thread_ends_where_no_other_can_start_is_lost(
+    where: NamedDevice, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # As Python says it.
+
+    async def scenario() -> None:
+        lost = asyncio.Event()
+        loop = DeviceLoop(BatchSizes(4), Metrics(), on_lost=lost.set, device=where)
+        loop.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_no_thread)
+            with pytest.raises(NotReady):
+                await ask(loop, with_network(model, EndsItsThread()), scan(1))
+            async with asyncio.timeout(60):
+                await lost.wait()
+        assert loop.lost
+        await loop.stop()
+
+    asyncio.run(scenario())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.engine.host_pool import HostPool, run_in_daemon_thread
-from app.errors import BadVoxels, DeadlineExceeded, Draining
+from app.errors import BadVoxels, DeadlineExceeded, Draining, StartupError
 
 WAIT_S = 30.0
 
@@ -28,6 +28,25 @@ def test_work_is_done_by_a_thread_of_the_pool_until_it_is_closed() -> None:
     pool.close()
     pool.submit(lambda: names.put("closed"))
     assert names.empty()
+
+
+def start_no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")  # As Python says it.
+
+
+def test_work_is_done_where_no_thread_can_start_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, meeting = HostPool("host", 3), threading.Barrier(4, timeout=WAIT_S)
+    monkeypatch.setattr(threading.Thread, "start", start_no_thread)
+    for _ in range(3):
+        pool.submit(meeting.wait)
+    meeting.wait()
+    pool.close()
+
+
+def test_pool_for_which_no_thread_can_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", start_no_thread)
+    with pytest.raises(StartupError, match="lets 3 threads start for host, got: can't start new"):
+        HostPool("host", 3)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="sums in one order on one core")
