@@ -10,6 +10,9 @@ from typing import Final
 
 CARD: Final = "README.md"
 
+REGIONS: Final = "calibration"
+"""Section that describes the 95 % regions in ``model.toml``; it goes with them."""
+
 
 def write_section(folder: Path, key: str, text: str) -> None:
     """Write a section of a model card, in Markdown, in place of its previous one, or at the end."""
@@ -23,3 +26,14 @@ def write_section(folder: Path, key: str, text: str) -> None:
     else:
         card = f"{card.rstrip()}\n\n{section}\n"
     path.write_text(card, encoding="utf-8")
+
+
+def drop_section(folder: Path, key: str) -> None:
+    """Take a section out of a model card, if it is there."""
+    path = folder / CARD
+    card = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, first, rest = card.partition(f"<!-- landmarkd: {key} -->")
+    _, last, after = rest.partition(f"<!-- landmarkd: end of {key} -->")
+    if first and last:
+        parts = [part.strip("\n") for part in (before, after)]
+        path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")

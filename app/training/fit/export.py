@@ -12,6 +12,7 @@ from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.geometry import Points
 from app.model import editing, hash_file, write_selfcheck, write_tensors
+from app.training.evaluate.model_card import REGIONS, drop_section
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
 
@@ -36,7 +37,7 @@ def write_model_folder(
     """Write a model folder, or update an existing one.
 
     Whatever people have written into ``model.toml`` (description, licence, thresholds, comments) is
-    kept.
+    kept. What was measured of other weights is not, nor the section on it in the model card.
 
     Args:
         folder: The folder; its name becomes the model's name.
@@ -53,6 +54,7 @@ def write_model_folder(
         write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})
     with editing(folder, new=_new(folder)) as document:
         _update(document, folder, recipe, names)
+    drop_section(folder, REGIONS)
     write_selfcheck(folder)
 
 
@@ -66,6 +68,7 @@ def attach_refine(folder: Path) -> Path:
     with editing(folder.parent) as document:
         document.setdefault("refine", tomlkit.table()).update(section)
         _drop_measured(document)
+    drop_section(folder.parent, REGIONS)
     return folder.parent
 
 

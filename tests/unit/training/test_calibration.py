@@ -34,6 +34,7 @@ from app.training.calibrate.regions import Region, calibrate_regions
 from app.training.calibrate.thresholds import Masses, Thresholds
 from app.training.data.folds import Folds
 from app.training.data.specimens import SpecimenFiles, pair_files
+from app.training.evaluate.model_card import REGIONS, write_section
 from app.training.options import Missing
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
@@ -84,6 +85,14 @@ def test_regions_and_thresholds_are_printed_and_written(tmp_path: Path) -> None:
     assert voting.region_margin_mm == min(10.0, voting.radius_mm) > 0
     assert f"{voting.region_margin_mm:.3f} mm and more from the scan's border" in text
     assert load_checked(folder, torch.device("cpu")).manifest.name == "toy"
+
+
+def test_a_card_does_not_describe_regions_that_were_replaced(tmp_path: Path) -> None:
+    """Those of folds, by those of other scans."""
+    folder = make_model_folder(tmp_path)
+    write_section(folder, REGIONS, "errors of 3 models (cross-conformal)")
+    calibrate(folder, make_runs(10))
+    assert "cross-conformal" not in (folder / "README.md").read_text()
 
 
 def test_landmarks_with_nineteen_scans_have_regions_of_their_own(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
 from app.model import editing
+from app.training.evaluate.model_card import REGIONS, write_section
 from app.training.files import CHECKPOINT, CURVES, HISTORY, RECORD
 from tests.support.training_data import (
     BLOBS,
@@ -112,6 +113,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
         names = [landmark["name"] for landmark in document["landmarks"]]
         length = {"name": "length", "kind": "distance", "points": names[:2], "interval_scale": 0.7}
         document["measurements"] = [length]
+    write_section(tmp_path / "mine", REGIONS, "95 % of errors are below 0.5 mm")
     before = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
     assert (before.precision.bfloat16, before.landmarks[0].region95_mm) == (0.01, 0.5)
     for path in (tmp_path / "mine" / CHECKPOINT, *(tmp_path / "mine").glob("*.safetensors")):
@@ -120,6 +122,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
     after = load_checked(tmp_path / "mine", torch.device("cpu")).manifest
     assert (after.precision.bfloat16, after.landmarks[0].region95_mm) == (None, None)
     assert after.measurements[0].interval_scale == 1.0
+    assert "0.5 mm" not in (tmp_path / "mine" / "README.md").read_text()
     assert (before.voting.region_margin_mm, after.voting.region_margin_mm) == (0.75, 0.0)
     assert after.landmarks[0].presence_threshold == 0.4
 
