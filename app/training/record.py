@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from app.durable import write_file
 from app.errors import BadParameter, StartupError
 from app.training.data.issues import shorten
 from app.training.files import CHECKPOINT, RECORD
@@ -48,11 +49,21 @@ class Record:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """Read the record of a folder; None if it has none."""
+    """Read the record of a folder; None if it has none.
+
+    Raises:
+        StartupError: It is damaged.
+    """
     path = folder / RECORD
     if not path.exists():
         return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StartupError(
+            f"expected {path} as a training has written it, got no JSON ({error}): restore it, or "
+            "train into another folder"
+        ) from error
     return record
 
 
@@ -71,7 +82,7 @@ def missing_of(record: Mapping[str, Any] | None) -> Missing:
 def write_record(folder: Path, record: Record) -> None:
     """Write the record of a folder."""
     text = json.dumps(record.to_json(), indent=1) + "\n"
-    (folder / RECORD).write_text(text, encoding="utf-8")
+    write_file(folder / RECORD, text.encode())
 
 
 def check_same(folder: Path, record: Record, delete: Path) -> None:

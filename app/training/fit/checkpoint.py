@@ -3,11 +3,13 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import nn
 
 from app.durable import write_file
+from app.errors import StartupError
 from app.training.files import CHECKPOINT
 from app.training.record import Record, check_same, write_record
 
@@ -45,11 +47,20 @@ def resume(folder: Path, parts: Mapping[str, Stateful]) -> tuple[int, bool]:
 
     Returns:
         The number of steps that are done, and whether the model folder has their weights.
+
+    Raises:
+        StartupError: It is damaged.
     """
     path = folder / CHECKPOINT
     if not path.exists():
         return 0, False
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise StartupError(
+            f"expected {path} as a training has written it, got no checkpoint: restore it, or "
+            "train into another folder"
+        ) from error
     for name, part in parts.items():
         part.load_state_dict(state[name])
     return int(state["step"]), state.get("exported", True)

@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from app.errors import StartupError
 from app.training import describe_unfinished
-from app.training.files import RECORD
+from app.training.files import CHECKPOINT, RECORD
+from app.training.fit.checkpoint import resume, save
 from app.training.fit.history import HistoryRow, write_history
+from app.training.record import read_record
 
 
 def begin(folder: Path, steps: int) -> None:
@@ -34,3 +38,17 @@ def test_a_model_and_a_folder_without_a_training_are_not_unfinished(tmp_path: Pa
     assert describe_unfinished(tmp_path) is not None
     (tmp_path / "model.toml").touch()
     assert describe_unfinished(tmp_path) is None
+
+
+@pytest.mark.parametrize("kept", [0, 7, -100])
+def test_a_damaged_file_is_named_and_said_how_to_go_on(tmp_path: Path, kept: int) -> None:
+    """As a full disk of another program, or a copy that was cut off, leaves it."""
+    begin(tmp_path, 10)
+    save(tmp_path, {"network": nn.Linear(2, 2)}, 5, exported=True)
+    for name in (RECORD, CHECKPOINT):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[:kept])
+    with pytest.raises(StartupError, match=rf"expected \S*{RECORD} as .* into another folder"):
+        read_record(tmp_path)
+    with pytest.raises(StartupError, match=rf"expected \S*{CHECKPOINT} as .* into another folder"):
+        resume(tmp_path, {"network": nn.Linear(2, 2)})
