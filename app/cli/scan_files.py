@@ -28,7 +28,7 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
             continue
         try:
-            scans = [file for file in list_shown(path) if file.name.endswith(SCAN_SUFFIXES)]
+            scans = [file for file in list_shown(path) if _is_scan(file)]
             if not scans and any(_dicom_files(path)):
                 scans = [path]
         except OSError:
@@ -107,6 +107,11 @@ def open_scan(scan: Scan) -> io.BufferedIOBase:
     if isinstance(scan, bytes) or Path(scan).is_dir():
         return io.BytesIO(read_scan(scan))
     return Path(scan).open("rb")
+
+
+def _is_scan(file: Path) -> bool:
+    """Tell a scan among the files of a folder by its name; a pipe is one only if it is given."""
+    return file.name.endswith(SCAN_SUFFIXES) and not file.is_fifo()
 
 
 def _dicom_files(folder: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """Which scans the command finds, and how it names their answers."""
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.cli.scan_files import list_scans
 from app.shapes import read_cohort
 from tests.support.dicom_files import as_dicom
 from tests.support.services import toy_scan
@@ -99,3 +101,16 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_others(
     assert result.exit_code == 1
     assert "\nbroken: [Errno 5] Input/output error\n" in result.stderr
     assert read_cohort(tmp_path / "all.csv").specimens == ("a", "c")
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(models: Path, tmp_path: Path) -> None:
+    """But is read if it is given, as of a shell's <(gunzip -c scan.nii.gz)."""
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    (scans / "one.nii").write_bytes(toy_scan())
+    os.mkfifo(scans / "two.nii")
+    result = run("detect", scans, "-o", tmp_path / "all.csv", "--models-dir", models)
+    assert result.exit_code == 0
+    assert read_cohort(tmp_path / "all.csv").specimens == ("one",)
+    assert "two.nii" in result.stderr
+    assert list(list_scans([scans / "two.nii"])) == [scans / "two.nii"]
