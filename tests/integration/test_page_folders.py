@@ -106,3 +106,22 @@ def test_dropped_folder_is_searched(browser: Browser, page_service: ServiceProce
         assert page.is_hidden("#problem")
         assert page.evaluate("landmarkd.queue.entries.length") == 1
         assert page.evaluate("landmarkd.queue.current.name") == "study/a.nii.gz"
+
+
+def test_another_model_writes_a_long_list_anew_a_few_times(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    scans = 40
+    with opened(browser, page_service.url) as page:
+        drop(page, *((f"{number}.nii", b"no scan") for number in range(scans)))
+        page.wait_for_selector(f'#scans li:nth-child({scans})[data-state="problem"]')
+        page.route("**/v1/landmarks?*", lambda _: None)  # answers nothing
+        written = page.evaluate("""async () => {
+            const watch = new MutationObserver(() => {});
+            watch.observe(document.getElementById("scans"), { childList: true, subtree: true });
+            document.getElementById("model").dispatchEvent(new Event("change"));
+            return watch.takeRecords().length;
+        }""")
+        assert page.locator('#scans [data-state="problem"]').count() == 0
+    # Two texts of each scan, whenever the list is written.
+    assert 0 < written <= 10 * scans

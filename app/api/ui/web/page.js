@@ -100,11 +100,11 @@ async function detect(entry) {
   present(entry);
 }
 
-/** Ask again for the landmarks of a scan, which are forgotten. */
-function again(entry, changes) {
-  entry.abort?.abort(new DOMException("asked again", "AbortError"));
-  queue.again(entry, changes);
-  if (entry === queue.current) look(entry);
+/** Ask again for the landmarks of scans, which are forgotten. */
+function again(entries, changes) {
+  for (const { abort } of entries) abort?.abort(new DOMException("asked again", "AbortError"));
+  queue.again(entries, changes);
+  if (entries.includes(queue.current)) look(queue.current);
   work();
 }
 
@@ -287,7 +287,7 @@ function changeModel() {
     element("model").value = queue.current.model;
     return;
   }
-  for (const entry of queue.entries) again(entry, { model });
+  again(queue.entries, { model });
 }
 
 async function start() {
@@ -319,7 +319,7 @@ function listen() {
   };
   element("again").onclick = () => {
     const failed = queue.entries.filter(({ state, problem }) => state === "problem" && isPassing(problem));
-    for (const entry of new Set([queue.current, ...failed])) again(entry);
+    again([...new Set([queue.current, ...failed])]);
   };
   element("keep").onclick = () => {
     const { current } = queue;
@@ -336,7 +336,7 @@ function listen() {
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
     const { name, valueAsNumber } = element("choice");
-    again(queue.current, { choice: { [name]: valueAsNumber } });
+    again([queue.current], { choice: { [name]: valueAsNumber } });
   };
   element("ask-key").onsubmit = submitKey;
   window.addEventListener("beforeunload", (event) => {
@@ -359,9 +359,7 @@ async function submitKey(event) {
   try {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
-    const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
-    for (const entry of refused) again(entry);
-    work();
+    again(queue.entries.filter(({ problem }) => problem?.code === "unauthorized"));
     if (queue.current?.edits?.decided) measureSoon(queue.current); // what the key before was refused
   } catch (error) {
     showProblem(error);

@@ -40,9 +40,9 @@ export class Queue {
     return added[0];
   }
 
-  /** Ask for an answer again. */
-  again(entry, changes = {}) {
-    Object.assign(entry, UNANSWERED, changes);
+  /** Ask for the answers of some again. */
+  again(entries, changes) {
+    for (const entry of entries) Object.assign(entry, UNANSWERED, changes);
     this.render();
   }
 
