@@ -310,6 +310,8 @@ def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any
     choose(page, answer[1]["name"])
     page.keyboard.press("a")
     assert page.evaluate(LEAVING) is True
+    download(page, '[data-format="measurements"]')  # It has no positions.
+    assert page.evaluate(LEAVING) is True
 
 
 def test_corrections_stay_unsaved_whatever_is_looked_at_or_fails(
