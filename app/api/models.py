@@ -72,8 +72,12 @@ async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
 
 
 def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:
-    """Describe a model under the name by which it was asked for."""
+    """Describe a model under the name by which it was asked for.
+
+    Where it has a second network, that one decides on presence and has the calibrated regions.
+    """
     manifest = model.manifest
+    answering = (model.refine or model).manifest.landmarks
     return ModelInfo(
         name=manifest.name,
         status=engine.readiness().models.get(name, READY),
@@ -90,10 +94,10 @@ def describe_model(engine: Engine, name: str, model: LoadedModel) -> ModelInfo:
                 name=landmark.name,
                 description=landmark.description,
                 mirror=landmark.mirror or None,
-                presence_threshold=landmark.presence_threshold,
-                region95_mm=landmark.region95_mm,
+                presence_threshold=answered.presence_threshold,
+                region95_mm=answered.region95_mm,
             )
-            for landmark in manifest.landmarks
+            for landmark, answered in zip(manifest.landmarks, answering, strict=True)
         ],
         verified_mm=dict(manifest.precision.verified),
         devices=[_describe_device(loop, model) for loop in engine.devices.loops],

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from app.api.dependencies import hash_key
 from app.io import SCAN_FORMATS
 from app.io.schemas import LandmarksAnswer, ModelInfo, ModelsAnswer
+from app.model import read_manifest
 from tests.support.services import (
     MODEL,
     RAW,
@@ -21,6 +22,7 @@ from tests.support.services import (
 )
 
 URL = "/v1/landmarks"
+SKULL = Path(__file__).resolve().parents[3] / "models" / "mouse-skull"
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,18 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     assert len(info.landmarks) == listed[0].landmarks
     (device,) = info.devices
     assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
+
+
+def test_landmarks_are_described_by_the_network_that_decides_on_them(tmp_path: Path) -> None:
+    """That is the second one, where there is one: the first one's have no regions."""
+    (tmp_path / "mouse-skull").symlink_to(SKULL)
+    decides = read_manifest(SKULL / "refine").landmarks
+    with running(toy_settings(tmp_path)) as client:
+        info = ModelInfo.model_validate_json(client.get("/v1/models/mouse-skull").content)
+    assert [one.name for one in info.landmarks] == [one.name for one in decides]
+    assert [one.presence_threshold for one in info.landmarks] == [0.52] * len(decides)
+    assert [one.region95_mm for one in info.landmarks] == [one.region95_mm for one in decides]
+    assert (info.landmarks[1].mirror, info.landmarks[1].description[:4]) == ("3", "left")
 
 
 def test_broken_model_is_listed_with_its_reason_and_the_other_serves(tmp_path: Path) -> None:
