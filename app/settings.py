@@ -235,7 +235,9 @@ class Settings(BaseSettings):
         "info", description="Minimum severity that is logged."
     )
     log_format: Literal["json", "text"] = Field(
-        "json", description="`json`: one object per line; `text`: for a terminal."
+        "json",
+        description="`json`: one object per line; `text`: for a terminal, which gets it if this is "
+        "unset.",
     )
 
     @model_validator(mode="after")

@@ -105,8 +105,8 @@ def serve(
     ] = False,
 ) -> None:
     """Run the service. All other settings are environment variables LANDMARKD_*."""
-    watched = sys.stderr.isatty() and f"{PREFIX}LOG_FORMAT" not in os.environ
-    log_format = "text" if demo or watched else None
+    chosen = os.environ.get(f"{PREFIX}LOG_FORMAT")
+    log_format = "text" if not chosen and (demo or sys.stderr.isatty()) else None
     settings = read_settings(host=host, port=port, log_format=log_format)
     listener = _listen(settings)
     # Imports and models make 660,000 long-lived objects, which collections would traverse again and

@@ -1,6 +1,8 @@
 """The demo of ``make run``: a generated scan answered by the service."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +66,18 @@ def test_demo_reports_a_refusal_of_its_scan() -> None:
         assert "was not answered" in shown(service.url)
     finally:
         service.kill()
+
+
+@pytest.mark.parametrize(("setting", "start"), [("json", "{"), ("", "2")])
+def test_demo_logs_as_the_setting_says_and_else_as_text(setting: str, start: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", "--demo", "--port", "0"],
+        env={"LANDMARKD_MODELS_DIR": str(MODELS), "LANDMARKD_LOG_FORMAT": setting},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert line.startswith(start)
