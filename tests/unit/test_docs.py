@@ -2,6 +2,7 @@
 
 import csv
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from app.errors import LandmarkdError, ServiceError, StartupError
 from app.io import SCAN_FORMATS, LandmarkAnswer
 from app.settings import PREFIX, Settings
 from app.voting import VOTES_FORMATS
-from tests.support.documents import DOCS, DOCUMENTS, PAGES, README, ROOT, prose, read
+from tests.support.documents import DOCS, DOCUMENTS, PAGES, README, ROOT, code_blocks, prose, read
 from tests.support.settings_page import PAGE, settings_page
 
 NAME_TESTS = (ROOT / "SECURITY.md", DOCS / "bounds.md")
@@ -145,6 +146,13 @@ def test_architecture_names_every_package() -> None:
     text = read(DOCS / "architecture.md")
     packages = {path.parent.name for path in (ROOT / "app").glob("*/__init__.py")}
     assert [name for name in packages if f"[{name}](../app/{name})" not in text] == []
+
+
+def test_surroundings_of_the_example_are_those_of_the_model_that_it_names() -> None:
+    blocks = code_blocks(read(ROOT / "models" / "README.md"), "toml")
+    (example,) = [tomllib.loads(block) for block in blocks if block.startswith("surroundings")]
+    model = tomllib.loads(read(ROOT / "models" / "lumbar-mri" / "model.toml"))
+    assert example["surroundings"] == model["shape"]["surroundings"]
 
 
 def test_every_call_is_described() -> None:
