@@ -16,6 +16,7 @@ from app.api.scans.landmarks import LandmarksQuery
 from app.api.votes import VotesQuery
 from app.cli.main import app as command_line
 from app.errors import LandmarkdError, ServiceError, StartupError
+from app.inference.votes_request import MAX_RADIUS, MAX_SMOOTHING
 from app.io import SCAN_FORMATS, LandmarkAnswer
 from app.settings import PREFIX, Settings
 from app.voting import VOTES_FORMATS
@@ -177,6 +178,17 @@ def test_every_name_of_the_interface_is_described(page: str, names: object) -> N
     text = read(DOCS / page)
     assert isinstance(names, dict | set)
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_query_of_heatmaps_is_described_where_they_are() -> None:
+    section = read(DOCS / "http.md").partition("\n## Heatmaps\n")[2].partition("\n## ")[0]
+    assert [name for name in HeatmapsQuery.model_fields if f"`{name}`" not in section] == []
+
+
+def test_limits_of_votes_are_told() -> None:
+    text = read(DOCS / "votes.md")
+    assert f"votes for a landmark; 1 to {MAX_RADIUS} voxels |" in text
+    assert f"over the heatmaps; up to {MAX_SMOOTHING} voxels |" in text
 
 
 def errors(base: type[LandmarkdError] = LandmarkdError) -> Iterator[type[LandmarkdError]]:
