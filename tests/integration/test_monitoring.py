@@ -88,6 +88,15 @@ def test_panels_and_alerts_query_existing_metrics(
             assert set(re.split(r",\s*", group)) <= known, expression
 
 
+def test_alerts_count_codes_that_calls_are_answered_with() -> None:
+    """One that no call is answered with would never fire."""
+    answered = (FOLDER.parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
+    found = re.findall(r'code=~"([^"]+)"', (FOLDER / "alerts.yml").read_text())
+    assert len(found) == 2
+    codes = [code for some in found for code in some.split("|")]
+    assert [code for code in codes if f"`{code}`" not in answered] == []
+
+
 def test_mounted_files_exist_and_name_one_datasource() -> None:
     mounted = re.findall(r"- \./(\S+?):/", (FOLDER / "compose.yml").read_text())
     assert len(mounted) == 4
