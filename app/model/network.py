@@ -141,7 +141,9 @@ class Network:
         for axes in self._mirrors:
             seen = tiles.flip([axis + 2 for axis in axes]) if axes else tiles
             for member in self._members:
-                output = self._check(member(seen), tiles)
+                # TorchScript may write to what it is given, which others are to see as it was.
+                given = seen if self.passes == 1 else seen.clone()
+                output = self._check(member(given), tiles)
                 yield self._output.unmirror(output, axes, tiles.shape[2:]) if axes else output
 
     def _check(self, output: object, tiles: Tensor) -> Float[Tensor, "n ..."]:

@@ -61,6 +61,13 @@ class Brightest(nn.Module):
         return torch.cat([tiles, tiles.roll(1, dims=4), torch.zeros_like(tiles)], dim=1)
 
 
+class ScalesInPlace(Brightest):
+    """Answers so for three times the tile, which it writes over the tile."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return super().forward(tiles.mul_(3))
+
+
 def manifest_of(orientation: str = "SAR", **network: object) -> Manifest:
     """Describe three landmarks, the first two of which are partners; k is left to right."""
     table: dict[str, Any] = manifest_table()
@@ -222,3 +229,13 @@ def test_left_and_right_are_found_in_any_orientation() -> None:
     for orientation, axis in (("RAS", 0), ("SLP", 1), ("IAR", 2)):
         assert manifest_of(orientation).left_right == axis
     assert np.array_equal(manifest_of().partners, PARTNERS)
+
+
+def test_what_a_member_writes_to_its_input_is_not_seen_by_the_others() -> None:
+    """TorchScript may scale its input in place."""
+    manifest = manifest_of(output="heatmaps", activation="none", mirror=["i"])
+    network = Network(manifest, nn.ModuleList([ScalesInPlace(), Brightest()]), CPU)
+    tiles = torch.rand(1, 1, *EDGES)
+    (field,) = network.predict(tiles)
+    expected = (Brightest()(3 * tiles) + Brightest()(tiles)) / 2
+    torch.testing.assert_close(field.scores, expected[0])
