@@ -57,23 +57,33 @@ def check_noise(manifest: Manifest, network: Network, expected: Samples | None) 
         ModelRefused: The answer differs by more than the tolerance or has another shape than
             promised, or the network raises.
     """
-    name, noise = manifest.name, make_noise(manifest)
+    (field,) = _predict(manifest, network, make_noise(manifest)[None])
+    if expected is not None:
+        _compare(manifest, expected, field)
+    return field
+
+
+def _predict(
+    manifest: Manifest, network: Network, tiles: Float[Tensor, "n 1 i j k"]
+) -> list[Field]:
+    """Run a network, whatever may come out of it.
+
+    Raises:
+        ModelRefused: It raises, or answers in another shape than promised.
+    """
     try:
-        field = network.predict(noise[None])[0]
+        return network.predict(tiles)
     except torch.OutOfMemoryError:
         raise
     except NetworkFailed as error:
-        raise ModelRefused(f"{name}: network: {error}") from error
+        raise ModelRefused(f"{manifest.name}: network: {error}") from error
     except Exception as error:
         # Anything at all may come out of a network; only torch's first line is for users.
         reason = str(error).strip().partition("\n")[0]
         raise ModelRefused(
-            f"{name}: network: expected an answer to a tile of {list(noise.shape[1:])}, "
+            f"{manifest.name}: network: expected an answer to a tile of {list(tiles.shape[2:])}, "
             f"got {type(error).__name__}: {reason:.200}"
         ) from error
-    if expected is not None:
-        _compare(manifest, expected, field)
-    return field
 
 
 def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
@@ -101,15 +111,18 @@ def check_points(manifest: Manifest, found: Points, truth: Points) -> None:
             )
 
 
-def make_noise(manifest: Manifest) -> Float[Tensor, "1 i j k"]:
+def make_noise(manifest: Manifest, *, odd: bool = False) -> Float[Tensor, "1 i j k"]:
     """Make the tile of seeded noise of a self-check, with about the intensities the model knows.
 
     Uniform in [0, 1), as percentile and window rules give; of mean 0 and variance 1 for zscore
     and clip.
-    Models that see scans whole get WHOLE_EDGES, rounded up to multiples of their step.
+    Models that see scans whole get WHOLE_EDGES, rounded up to multiples of their step; if ``odd``,
+    to odd ones, as scans may have.
     """
     tile, step = manifest.input.tile_shape, manifest.tile_step
     shape = [step * -(-edge // step) for edge in (WHOLE_EDGES if tile == WHOLE else tile)]
+    if odd and tile == WHOLE:
+        shape = [step * (edge // step | 1) for edge in shape]
     random = np.random.Generator(np.random.PCG64(manifest.selfcheck.seed))
     values = random.random((1, *shape))
     if manifest.input.intensity.method in ("zscore", "clip"):
@@ -132,6 +145,7 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         module = load_module(folder, manifest, allow_torchscript=allow_torchscript)
         network = Network(manifest, module, torch.device("cpu"))
         field = check_noise(manifest, network, expected=None)
+        _check_edges(manifest, network)
         if manifest.selfcheck.expected is not None:
             samples = _make_samples(manifest, field)
             _check_same(manifest, samples, check_noise(manifest, network, expected=None))
@@ -147,6 +161,22 @@ def _check_same(manifest: Manifest, samples: Samples, again: Field) -> None:
         raise ModelRefused(
             f"{manifest.name}: network: expected the same answer to the same noise, got another: "
             "it keeps a state, or draws random numbers, as one that was exported for training does"
+        ) from error
+
+
+def _check_edges(manifest: Manifest, network: Network) -> None:
+    """Check that a network that sees scans whole takes all multiples of its step for their edges.
+
+    The noise does not tell: its edges are multiples of 8, whatever the step.
+    """
+    if manifest.input.tile_shape != WHOLE:
+        return
+    try:
+        _predict(manifest, network, make_noise(manifest, odd=True)[None])
+    except ModelRefused as error:
+        raise ModelRefused(
+            f"{error}; expected input.divisor to be what the edges of its input must be multiples "
+            f"of, got {manifest.input.divisor}"
         ) from error
 
 

@@ -191,6 +191,26 @@ def test_network_that_draws_random_numbers_is_refused_as_such_and_not_written(
     assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
 
 
+def test_whole_network_whose_divisor_is_missing_is_refused_as_such(tmp_path: Path) -> None:
+    """As most scans would have been, while the edges of the noise happened to suit it."""
+    network = {
+        "output": "heatmaps",
+        "activation": "none",
+        "arguments": {
+            "spatial_dims": 3,
+            "in_channels": 1,
+            "out_channels": 3,
+            "channels": [4, 8, 8],
+            "strides": [2, 2],
+        },
+    }
+    sees = {"tile_shape": "whole", "divisor": 2}
+    with pytest.raises(ModelRefused, match=r"of \[42, 50, 58\].*expected input.divisor .* got 2"):
+        make_model_folder(tmp_path, network=network, input=sees)
+    assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
+    make_model_folder(tmp_path, "fine", network=network, input=sees | {"divisor": 4})
+
+
 def test_logarithms_of_no_probability_are_compared(tmp_path: Path) -> None:
     nodes = [node("Sub", "x half", "z"), node("Relu", "z", "p"), node("Log", "p", "y")]
     onnx = graph(nodes, array("half", 0.5)).SerializeToString()
