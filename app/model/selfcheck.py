@@ -149,6 +149,7 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
         if manifest.selfcheck.expected is not None:
             samples = _make_samples(manifest, field)
             _check_same(manifest, samples, check_noise(manifest, network, expected=None))
+            _check_batch(manifest, network, samples)
             write_tensors(folder / manifest.selfcheck.expected, samples)
     return manifest
 
@@ -161,6 +162,20 @@ def _check_same(manifest: Manifest, samples: Samples, again: Field) -> None:
         raise ModelRefused(
             f"{manifest.name}: network: expected the same answer to the same noise, got another: "
             "it keeps a state, or draws random numbers, as one that was exported for training does"
+        ) from error
+
+
+def _check_batch(manifest: Manifest, network: Network, samples: Samples) -> None:
+    """Check that a network answers a tile alike whatever tile, of another scan, is beside it."""
+    noise = make_noise(manifest)
+    try:
+        _, field = _predict(manifest, network, torch.stack([2 * noise, noise]))
+        _compare(manifest, samples, field)
+    except ModelRefused as error:
+        raise ModelRefused(
+            f"{manifest.name}: network: expected the same answer to the same noise beside another "
+            "tile in a batch: it was exported for training, as one with batch norm may be, or for "
+            f"one tile, which ONNX has to say by an input of batch size 1; got: {error}"
         ) from error
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx import NodeProto
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -188,6 +189,24 @@ def test_network_that_draws_random_numbers_is_refused_as_such_and_not_written(
     random = graph([node("RandomUniformLike", "x", "y")])
     with pytest.raises(ModelRefused, match="the same answer to the same noise, got another: it"):
         make_blob_folder(tmp_path, random.SerializeToString(), network=HEATMAP)
+    assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ReduceMean", "x", "mean", keepdims=1), node("Sub", "x mean", "y")],
+        [node("Reshape", "x shape", "y")],
+    ],
+    ids=["normalises over the batch, as batch norm in training", "takes one tile, and hides it"],
+)
+def test_network_that_answers_otherwise_in_a_batch_is_refused_as_such_and_not_written(
+    tmp_path: Path, nodes: list[NodeProto]
+) -> None:
+    """Else what a scan is answered would depend on the scans of other people."""
+    onnx = graph(nodes, array("shape", [1, 1, 40, 48, 56], "i8")).SerializeToString()
+    with pytest.raises(ModelRefused, match="the same answer to the same noise beside another tile"):
+        make_blob_folder(tmp_path, onnx, network=HEATMAP, input={"tile_shape": [40, 48, 56]})
     assert not (tmp_path / "toy" / "selfcheck.safetensors").exists()
 
 
