@@ -35,6 +35,9 @@ WHOLE_EDGES: Final = (40, 48, 56)
 
 KINDS: Final = ("scores", "offsets")
 
+STORED: Final = {"field_shape", *KINDS, *(f"{kind}_index" for kind in KINDS)}
+"""Names of the tensors in the file of a self-check."""
+
 SAMPLES: Final = 2048
 """How many scores, and how many components of offsets, are compared: 48 kB on disk."""
 
@@ -150,8 +153,29 @@ def write_selfcheck(folder: Path, *, allow_torchscript: bool = False) -> Manifes
             samples = _make_samples(manifest, field)
             _check_same(manifest, samples, check_noise(manifest, network, expected=None))
             _check_batch(manifest, network, samples)
+            _check_replaceable(folder, manifest.selfcheck.expected)
             write_tensors(folder / manifest.selfcheck.expected, samples)
     return manifest
+
+
+def _check_replaceable(folder: Path, name: str) -> None:
+    """Refuse to write over a file that is no self-check, such as weights that are named twice.
+
+    Raises:
+        ModelRefused: There is one.
+    """
+    if not (folder / name).exists():
+        return
+    try:
+        names = read_tensors(folder, "selfcheck.expected", name).keys()
+    except ModelRefused:
+        names = {}.keys()
+    if names != STORED:
+        raise ModelRefused(
+            f"{folder.name}: selfcheck.expected: expected the name of a new file, or of one of an "
+            f"earlier self-check to write over, got {name!r}, which is another; if it is damaged, "
+            "remove it"
+        )
 
 
 def _check_same(manifest: Manifest, samples: Samples, again: Field) -> None:
@@ -255,9 +279,8 @@ def load_samples(folder: Path, manifest: Manifest) -> Samples | None:
         return None
     key = f"{folder.name}: selfcheck.expected"
     stored = read_tensors(folder, "selfcheck.expected", manifest.selfcheck.expected or "")
-    wanted = {"field_shape", *KINDS, *(f"{kind}_index" for kind in KINDS)}
-    if stored.keys() != wanted:
-        raise ModelRefused(f"{key}: expected {sorted(wanted)}, got {sorted(stored)}")
+    if stored.keys() != STORED:
+        raise ModelRefused(f"{key}: expected {sorted(STORED)}, got {sorted(stored)}")
     for kind in KINDS:
         for name, dtype in ((kind, torch.float32), (f"{kind}_index", torch.int64)):
             if stored[name].shape != (SAMPLES,) or stored[name].dtype != dtype:

@@ -174,6 +174,17 @@ def test_nothing_is_written_for_a_folder_that_breaks_the_contract(tmp_path: Path
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "shape.safetensors", "README.md"])
+def test_files_that_are_no_selfcheck_are_not_written_over(tmp_path: Path, name: str) -> None:
+    """Weights that take weeks to train may be named twice by mistake."""
+    folder = make_model_folder(tmp_path, checked=False, selfcheck={"expected": name})
+    (folder / "README.md").write_text("my card")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ModelRefused, match=f"selfcheck.expected: expected .* got '{name}', which"):
+        write_selfcheck(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_answer_that_is_no_number_is_refused_as_such_and_not_written(tmp_path: Path) -> None:
     root_of_half = graph([node("Sub", "x half", "z"), node("Sqrt", "z", "y")], array("half", 0.5))
     message = r"expected numbers in its answer .*, got NaN in \d+ of 2048 scores"
