@@ -34,6 +34,7 @@ Activation = Literal["sigmoid", "softmax"]
 LAYOUT_WORDS: Final = {
     "channels": get_args(Channels),
     "order": get_args(Order),
+    "background": (True, False, None),
     "activation": (*get_args(Activation), None),
 }
 

@@ -118,6 +118,8 @@ def test_array_that_does_not_fit_is_named(
         ({"channels": "First"}, "channels: expected one of 'first', 'last'; got 'First'"),
         ({"order": "axes"}, "order: expected one of 'axis', 'landmark'; got 'axes'"),
         ({"activation": "none"}, "activation: expected one of 'sigmoid', .*; got 'none'"),
+        ({"background": "false"}, "background: expected one of True, False, None; got 'false'"),
+        ({"background": 5}, "background: expected one of True, False, None; got 5"),
     ],
 )
 def test_layout_of_another_word_is_refused(layout: dict[str, Any], words: str) -> None:
