@@ -211,13 +211,17 @@ def _voting(training: Training, radius: float | None) -> dict[str, Any]:
     voxel_mm = float(np.prod(training.plan.spacing_mm)) ** (1 / 3)
     if not training.answers_labels:
         reach = (1 - THRESHOLD) * ((BALL_RADIUS if radius is None else radius) + 1)
-        return {"threshold": THRESHOLD, "radius_mm": round(reach * voxel_mm, 4)}
+        return {
+            "threshold": THRESHOLD,
+            "radius_mm": round(reach * voxel_mm, 4),
+            "round_in": "voxels",
+        }
     if radius is None:
         raise BadParameter(
             "--radius: expected the radius in voxels of what each label of the training marks, as "
             "the network answers labels, not heatmaps"
         )
-    return {"threshold": 0.5, "radius_mm": round(radius * voxel_mm, 4)}
+    return {"threshold": 0.5, "radius_mm": round(radius * voxel_mm, 4), "round_in": "voxels"}
 
 
 def _manifest(version: str, training: Training, radius: float | None) -> dict[str, Any]:

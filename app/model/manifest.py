@@ -107,6 +107,8 @@ class Manifest(Section):
                 if coordinates
                 else "voting.radius_mm: Field required"
             )
+        if self.voting.round_in == "voxels" and self.network.output != "heatmaps":
+            raise ValueError("voting.round_in: expected network.output 'heatmaps' with 'voxels'")
         if coordinates and self.refine is not None and self.shape is None:
             raise ValueError("refine: expected a section shape with network.output 'coordinates'")
         if self.input.tile_layout == "monai" and self.network.output != "heatmaps":

@@ -80,12 +80,15 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     """
     grouped = group_votes(votes, readout.landmarks)
     peaks = find_peaks(grouped, readout, count)
-    reach_mm, spacing = readout.reach_mm, np.array(readout.spacing_mm, np.float64)
+    reach_mm, spacing = readout.reach_mm, readout.metric_mm
     centres = np.ascontiguousarray(np.moveaxis(peaks.centre_mm, 0, 2)) / reach_mm
     unit = spacing / reach_mm
     sums = _mean_shift(grouped, centres, unit, peaks.error_mm / reach_mm) / FIXED_ONE
     described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
     position, source, covariance_mm2 = described
+    if readout.round_in_voxels:
+        stretch = readout.spacing_mm / spacing
+        covariance_mm2 *= np.outer(stretch, stretch)
     # Within an infinite reach of anywhere are all votes; their distances are not used.
     total = _sum_votes(grouped, np.zeros((len(centres), 1, 3)), unit, math.inf)[..., 0] / FIXED_ONE
     weight = sums[..., 0]
@@ -143,7 +146,7 @@ def _fit_gaussians(votes: Votes, modes: Modes, readout: Readout) -> Modes:
     The fit of ``log p = a + b x + c x^2``, with x in reaches from the mode, peaks at ``-b / 2c``.
     The width is fitted, too, but a little is known of it: p falls to the threshold in one radius.
     """
-    unit = np.array(readout.spacing_mm) / readout.reach_mm
+    unit = readout.metric_mm / readout.reach_mm
     known = math.log(readout.heatmap_threshold or 1.0) * (readout.reach_mm / readout.radius_mm) ** 2
     given = (votes.landmark.numpy(), votes.columns.numpy())
     sums = cpu_gaussians.sum_logarithms(*given, modes.position * unit, unit, float(FIXED_ONE))
@@ -204,7 +207,7 @@ def voters_around(
     if readout.votes_each is not None:
         return np.full(points.shape[:-1], float(readout.votes_each))
     stride = readout.stride
-    pitch = np.array(readout.spacing_mm) * stride
+    pitch = readout.metric_mm * stride
     size = -(-np.array(readout.shape) // stride)
     # The last field voxel of an axis may have its centre past the grid's end.
     size -= (size - 0.5) * stride - 0.5 > np.array(readout.shape) - 0.5

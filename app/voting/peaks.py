@@ -84,7 +84,7 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
     """
     cells = choose_cells(readout)
     edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
-    spacing = np.array(readout.spacing_mm)
+    spacing = readout.metric_mm
     mm = np.stack([edge * spacing, (first + (edge - 1) / 2) * spacing])
     peaks = np.full((3, readout.landmarks, count), np.nan)
     given = (votes.starts, votes.position, votes.weight, edge, cells.shape, first, mm)

@@ -88,6 +88,8 @@ class Readout:
         heatmap_threshold: Share of its peak to which a heatmap falls at ``radius_mm``, and least
             value of a vote; None: votes are not the voxels of heatmaps.
         votes_each: How many votes each landmark has; None: as many as there are voxels that pass.
+        round_in_voxels: Whether a heatmap is as wide along all axes in voxels, and not in mm;
+            ``radius_mm`` is then in voxels of the same volume with edges of one length.
 
     Raises:
         BadParameter: One of them is no such number.
@@ -101,6 +103,7 @@ class Readout:
     scan: ScanExtent | None = None
     heatmap_threshold: float | None = None
     votes_each: int | None = None
+    round_in_voxels: bool = False
 
     def __post_init__(self) -> None:
         """Refuse other numbers: by most of them landmarks would be wrong, or none be found."""
@@ -122,6 +125,12 @@ class Readout:
             raise BadParameter(
                 f"heatmap_threshold: expected a share between 0 and 1, got {threshold!r}"
             )
+
+    @property
+    def metric_mm(self) -> Float64[np.ndarray, " 3"]:
+        """Spacing by which distances between votes count: that in which heatmaps are round."""
+        spacing = np.array(self.spacing_mm, np.float64)
+        return np.full(3, np.cbrt(spacing.prod())) if self.round_in_voxels else spacing
 
     @property
     def reach_mm(self) -> float:
@@ -215,6 +224,7 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
         scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
         heatmap_threshold=voting.threshold if network.output == "heatmaps" else None,
         votes_each=network.votes_each,
+        round_in_voxels=voting.round_in == "voxels",
     )
 
 
@@ -242,7 +252,7 @@ def _is_count(number: SupportsIndex) -> bool:
 def choose_cells(readout: Readout) -> Cells:
     """Choose cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel."""
     edges, shape, first = [], [], []
-    for size, mm in zip(readout.shape, readout.spacing_mm, strict=True):
+    for size, mm in zip(readout.shape, readout.metric_mm, strict=True):
         edge = max(1, round(CELL_REACH * readout.reach_mm / mm))
         margin = math.ceil(readout.radius_mm / (mm * edge)) + 1
         edges.append(edge)

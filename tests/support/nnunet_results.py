@@ -285,7 +285,14 @@ def read_out(logits: Tensor, manifest: Manifest) -> np.ndarray:
     """Read the landmarks of heatmaps that are there whole, in voxels of the file."""
     i, j, k = logits.shape[1:]
     voting = manifest.voting
-    readout = Readout(2, (i, j, k), SPACING, voting.radius_mm, heatmap_threshold=voting.threshold)
+    readout = Readout(
+        2,
+        (i, j, k),
+        SPACING,
+        voting.radius_mm,
+        heatmap_threshold=voting.threshold,
+        round_in_voxels=voting.round_in == "voxels",
+    )
     field = make_output(manifest).field(logits, logits.shape[1:])
     frame = GridFrame(np.eye(4), np.diag([*SPACING, 1.0]))
     votes = filter_votes(field, voting.threshold)

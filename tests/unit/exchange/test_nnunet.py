@@ -134,6 +134,7 @@ def test_manifest_says_what_the_plans_say(results: Path, tmp_path: Path) -> None
     assert (network.members, network.mirror) == ((), ())
     # The ball of 15 voxels falls to a fifth at 12.8 of them, which are 3 mm³ large.
     assert manifest.voting.radius_mm == pytest.approx(12.8 * 3 ** (1 / 3), abs=1e-3)
+    assert manifest.voting.round_in == "voxels"
     assert spec.tile_layout == "nnunet"
     card = (folder / "README.md").read_text()
     assert "nnLandmark" in card

@@ -56,6 +56,25 @@ def test_gaussians_are_read_without_error_wherever_they_lie(
 
 
 @pytest.mark.parametrize("at_border", [False, True])
+@pytest.mark.parametrize("spacing_mm", [(1.0, 1.0, 3.0), (4.0, 0.5, 0.5)])
+def test_gaussians_that_are_round_in_voxels_are_read_without_error(
+    spacing_mm: tuple[float, float, float], at_border: bool
+) -> None:
+    """They were up to 0.3 voxel off, and 1.6 at a border, as if they were round in mm."""
+    centres = centres_of(1, at_border=at_border)
+    votes = filter_votes(gaussian_field(centres, SHAPE, 2.0), THRESHOLD)
+    radius_mm = RADII * 2.0 * np.cbrt(np.prod(spacing_mm))
+    readout = replace(readout_of(2.0), spacing_mm=spacing_mm, radius_mm=radius_mm)
+    modes = find_modes(votes, replace(readout, round_in_voxels=True), 4)
+    assert errors_of(modes, centres).max() < 0.002
+    plain = find_modes(votes, readout_of(2.0), 4)
+    np.testing.assert_allclose(modes.mass[:, 0], plain.mass[:, 0], rtol=0.01)
+    width = np.sqrt(np.diagonal(modes.covariance_mm2[:, 0], axis1=1, axis2=2))
+    expected = np.sqrt(np.diagonal(plain.covariance_mm2[:, 0], axis1=1, axis2=2))
+    np.testing.assert_allclose(width, expected * spacing_mm, rtol=0.01)
+
+
+@pytest.mark.parametrize("at_border", [False, True])
 @pytest.mark.parametrize("sigma", [1.0, 2.0, 4.0])
 def test_noise_moves_a_peak_by_less_than_a_tenth_of_a_voxel(sigma: float, at_border: bool) -> None:
     centres = centres_of(2, at_border=at_border)
