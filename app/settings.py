@@ -6,7 +6,7 @@ They are read from environment variables named ``LANDMARKD_`` and the field's na
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -19,6 +19,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import StartupError
@@ -26,6 +27,9 @@ from app.errors import StartupError
 PREFIX: Final = "LANDMARKD_"
 API_KEY: Final = "LANDMARKD_API_KEY"
 """Variable with the key that ``landmarkd detect --url`` sends; of no meaning to the service."""
+
+SECRET: Final = frozenset({"api_keys", "admin_key_hash"})
+"""Settings in which a key may stand in plain text by mistake: what they are is never told."""
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -244,7 +248,8 @@ class Settings(BaseSettings):
     def _check_timeouts(self) -> "Settings":
         if self.timeout_s > self.max_timeout_s:
             raise ValueError(
-                f"expected timeout_s <= max_timeout_s, got {self.timeout_s} > {self.max_timeout_s}"
+                f"expected {PREFIX}TIMEOUT_S <= {PREFIX}MAX_TIMEOUT_S, "
+                f"got {self.timeout_s} > {self.max_timeout_s}"
             )
         return self
 
@@ -283,8 +288,23 @@ def read_settings(**given: object) -> Settings:
     Raises:
         StartupError: A setting cannot be used.
     """
+    options = {name: value for name, value in given.items() if value not in (None, "")}
     try:
-        return Settings.model_validate({k: v for k, v in given.items() if v not in (None, "")})
+        return Settings.model_validate(options)
     except ValidationError as error:
-        lines = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise StartupError("; ".join(lines).replace("Value error, ", "")) from None
+        lines = (_describe(item, options) for item in error.errors())
+        raise StartupError("; ".join(lines)) from None
+
+
+def _describe(error: ErrorDetails, options: Container[str]) -> str:
+    """Say which option or variable cannot be used, what was expected, and, unless secret, got."""
+    what = error["msg"].removeprefix("Value error, ")
+    for pydantics in ("Input should be", "String should match pattern"):
+        what = what.replace(pydantics, "expected")
+    if not error["loc"]:
+        return what
+    name, *item = map(str, error["loc"])
+    given = f"--{name.replace('_', '-')}" if name in options else f"{PREFIX}{name.upper()}"
+    if name in SECRET:
+        return f"{'.'.join([given, *item])}: {what}, got something else"
+    return f"{given}: {what}" + ("" if "got" in what else f", got {error['input']!r}")

@@ -66,8 +66,31 @@ def test_value_out_of_bounds_is_refused(
 
 
 def test_devices_are_listed_in_words() -> None:
-    with pytest.raises(StartupError, match=r"^device: expected auto, all, cpu, .*, got 'gpu'$"):
+    with pytest.raises(StartupError, match=r"^--device: expected auto, all, cpu, .*, got 'gpu'$"):
         read_settings(device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PORT", "70000", "LANDMARKD_PORT: expected less than or equal to 65535, got '70000'"),
+        ("DEVICE", "gpu", "LANDMARKD_DEVICE: expected auto, all, cpu, cuda"),
+        ("LOG_LEVEL", "INFO", "LANDMARKD_LOG_LEVEL: expected 'debug', 'info', 'warning' or"),
+        ("MAX_BODY_BYTES", "12foo", "LANDMARKD_MAX_BODY_BYTES: could not interpret byte unit: foo"),
+        ("TIMEOUT_S", "601", "expected LANDMARKD_TIMEOUT_S <= LANDMARKD_MAX_TIMEOUT_S, got 601"),
+        ("API_KEYS", f"{HASH},my-secret", "LANDMARKD_API_KEYS.1: expected '^("),
+        ("ADMIN_KEY_HASH", "my-secret", "LANDMARKD_ADMIN_KEY_HASH: expected '^["),
+    ],
+)
+def test_variable_that_cannot_be_used_is_named_with_what_it_got(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(StartupError) as caught:
+        read_settings()
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).count("got") == 1
+    assert "my-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["API_KEYS", "ADMIN_KEY_HASH"])

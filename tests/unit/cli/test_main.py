@@ -206,7 +206,7 @@ def test_detect_reports_an_unreachable_service(scans: Path) -> None:
         ("MAX_INFLATED_BYTES", "1000", "at most 1,000 bytes"),
         ("DEFAULT_MODEL", "absent", "expected a model folder, got 'absent'"),
         ("DEVICE", "cuda:99", "cuda:99"),
-        ("PORT", "99999", "port"),
+        ("PORT", "99999", "LANDMARKD_PORT: expected"),
     ],
 )
 def test_detect_obeys_the_settings_of_the_service(
