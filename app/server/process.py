@@ -42,7 +42,7 @@ long costs all others 4 % of their time, this costs none."""
 
 
 def serve(settings: Settings, listener: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT, then drain.
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
 
     Args:
         settings: The settings.
@@ -62,6 +62,9 @@ def serve(settings: Settings, listener: socket.socket) -> int:
             extra={"host": settings.host},
         )
     server = LandmarkdServer(settings, log)
+    # uvicorn handles the others. A terminal that closes sends it; whom nohup starts ignores it.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run([listener])
     return 1 if server.failed or not server.started else 0
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -337,3 +338,19 @@ def test_model_is_fine_for_a_user_whom_the_machine_does_not_know() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_terminal_that_closes_drains_the_service(models: Path) -> None:
+    # Whatever started the tests may ignore the signal, as nohup does.
+    service = ServiceProcess(models, "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)")
+    os.kill(service.pid, signal.SIGHUP)
+    service.wait_for(message="draining", signal="SIGHUP")
+    assert service.wait() == 0
+
+
+def test_service_that_nohup_starts_outlives_its_terminal(models: Path) -> None:
+    service = ServiceProcess(models, "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    os.kill(service.pid, signal.SIGHUP)
+    service.terminate()
+    service.wait_for(message="draining", signal="SIGTERM")
+    assert service.wait() == 0
