@@ -6,7 +6,6 @@ Commands import what they need when they run, so that help and errors do not wai
 import gc
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -49,6 +48,9 @@ app = typer.Typer(
 )
 app.add_typer(importing, name="import")
 
+STDERR = 2
+"""The last of the descriptors of standard streams."""
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -70,6 +72,7 @@ ModelName = Annotated[
 
 def main() -> None:
     """Run the command; expected errors are printed as one line."""
+    _open_standard_streams()
     try:
         app()
     except LandmarkdError as error:
@@ -82,6 +85,16 @@ def main() -> None:
             f"Cannot start: this command needs {error.name}, which is not installed; install "
             "landmarkd with all that it depends on, or let a service detect: landmarkd detect --url"
         )
+
+
+def _open_standard_streams() -> None:
+    """Open on nothing what the shell has closed, as by ``2>&-``.
+
+    Else sockets and files get these numbers, and what is written to the log or by libraries.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
 
 
 @app.callback(invoke_without_command=True)
@@ -106,7 +119,7 @@ def serve(
 ) -> None:
     """Run the service. All other settings are environment variables LANDMARKD_*."""
     chosen = os.environ.get(f"{PREFIX}LOG_FORMAT")
-    log_format = "text" if not chosen and (demo or sys.stderr.isatty()) else None
+    log_format = "text" if not chosen and (demo or os.isatty(STDERR)) else None
     settings = read_settings(host=host, port=port, log_format=log_format)
     listener = _listen(settings)
     # Imports and models make 660,000 long-lived objects, which collections would traverse again and

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ import pytest
 from app.io.schemas import LandmarksAnswer, Problem
 from app.settings import PREFIX
 from tests.support.documents import ROOT
-from tests.support.services import RAW, SERVE, FreshService, ServiceProcess, toy_models, toy_scan
+from tests.support.services import (
+    RAW,
+    SERVE,
+    FreshService,
+    ServiceProcess,
+    toy_models,
+    toy_scan,
+    until,
+)
 
 URL = "/v1/landmarks"
 SHORT_S = "0.5"
@@ -354,3 +362,28 @@ def test_service_that_nohup_starts_outlives_its_terminal(models: Path) -> None:
     service.terminate()
     service.wait_for(message="draining", signal="SIGTERM")
     assert service.wait() == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
+def test_service_without_standard_streams_serves(closed: str, models: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    settings = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": port}
+    process = subprocess.Popen(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "app.cli.main", "serve"],
+        cwd=ROOT,
+        env=os.environ | {PREFIX + name: value for name, value in settings.items()},
+    )
+    try:
+        until(lambda: process.poll() is not None or is_ready(port))
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def is_ready(port: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").is_success
+    return False
