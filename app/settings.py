@@ -153,9 +153,10 @@ class Settings(BaseSettings):
     )
     memory: ByteSize | None = Field(
         None,
+        ge=16 * MIB,
         description="Memory that all requests in progress may take together, a quarter of it for "
-        "their bodies; a scan that needs more is refused, others wait. Unset: half of the "
-        "machine's, or of the limit of the container, of systemd's unit or of Slurm's job.",
+        "their bodies; a scan that needs more is refused, others wait; 16 MiB or more. Unset: half "
+        "of the machine's, or of the limit of the container, of systemd's unit or of Slurm's job.",
     )
     header_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="Seconds within which a request's headers must arrive."

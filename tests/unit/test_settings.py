@@ -74,6 +74,7 @@ def test_devices_are_listed_in_words() -> None:
     ("name", "value", "words"),
     [
         ("PORT", "70000", "LANDMARKD_PORT: expected less than or equal to 65535, got '70000'"),
+        ("MEMORY", "8", "LANDMARKD_MEMORY: expected greater than or equal to 16777216, got '8'"),
         ("DEVICE", "gpu", "LANDMARKD_DEVICE: expected auto, all, cpu, cuda"),
         ("LOG_LEVEL", "INFO", "LANDMARKD_LOG_LEVEL: expected 'debug', 'info', 'warning' or"),
         ("MAX_BODY_BYTES", "12foo", "LANDMARKD_MAX_BODY_BYTES: could not interpret byte unit: foo"),
