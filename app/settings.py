@@ -71,6 +71,15 @@ def _check_devices(value: str) -> str:
     return value
 
 
+def _expand_home(value: Path) -> Path:
+    """Replace ``~`` as a shell does: files of environments and quotes leave it as it is."""
+    try:
+        return value.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"expected a home folder that exists, got {str(value)!r}") from error
+
+
+Folder = Annotated[Path, AfterValidator(_expand_home)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 KeyHashes = Annotated[tuple[NamedKeyHash, ...], NoDecode, BeforeValidator(_split)]
 
@@ -92,7 +101,7 @@ class Settings(BaseSettings):
     port: int = Field(
         8000, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one."
     )
-    models_dir: Path = Field(
+    models_dir: Folder = Field(
         default_factory=_find_models,
         description="Folder of models: each subfolder that holds a `model.toml` is one. Unset: "
         "`models` in the current folder; where there is none, that of the checkout installed.",
@@ -189,7 +198,7 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds allowed for finishing accepted requests at shutdown.",
     )
-    jobs: Path | None = Field(
+    jobs: Folder | None = Field(
         None,
         description="Folder in which jobs are kept, with their scans until these are answered, for "
         "this process alone. Unset: no jobs.",
@@ -225,7 +234,7 @@ class Settings(BaseSettings):
         description="SHA-256 hash (hex) of the key that may reload models. Unset: reloading is "
         "disabled.",
     )
-    store: Path | None = Field(
+    store: Folder | None = Field(
         None,
         description="Folder in which corrected cases are kept if a client asks for that: scans as "
         "they were uploaded, with their landmarks. Unset: nothing is kept.",

@@ -75,6 +75,7 @@ def test_devices_are_listed_in_words() -> None:
     [
         ("PORT", "70000", "LANDMARKD_PORT: expected less than or equal to 65535, got '70000'"),
         ("MEMORY", "8", "LANDMARKD_MEMORY: expected greater than or equal to 16777216, got '8'"),
+        ("JOBS", "~nobody-here/jobs", "LANDMARKD_JOBS: expected a home folder that exists"),
         ("DEVICE", "gpu", "LANDMARKD_DEVICE: expected auto, all, cpu, cuda"),
         ("LOG_LEVEL", "INFO", "LANDMARKD_LOG_LEVEL: expected 'debug', 'info', 'warning' or"),
         ("MAX_BODY_BYTES", "12foo", "LANDMARKD_MAX_BODY_BYTES: could not interpret byte unit: foo"),
@@ -135,6 +136,15 @@ def test_public_address_without_keys_is_told_apart(
 def test_empty_variable_is_no_folder_to_store_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANDMARKD_STORE", "")
     assert Settings().store is None
+
+
+@pytest.mark.parametrize("name", ["MODELS_DIR", "JOBS", "STORE"])
+def test_tilde_is_the_home_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(PREFIX + name, "~/kept")
+    assert getattr(Settings(), name.lower()) == tmp_path / "kept"
 
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
