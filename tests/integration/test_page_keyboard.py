@@ -62,3 +62,19 @@ def test_what_is_chosen_is_seen_in_forced_colours(
             colours = page.locator(group).evaluate_all(painted)
             once = [colour for colour in colours if colours.count(colour) == 1]
             assert len(once) == (2 if len(colours) == 2 else 1), f"{group}: {colours}"
+
+
+def test_esc_leaves_placing_after_a_press_that_ended_beyond_the_scan(page: Page) -> None:
+    choose(page, ABSENT)
+    page.keyboard.press("p")
+    page.locator("#canvas").scroll_into_view_if_needed()
+    box = page.locator("#canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 40, box["y"] + 60)
+    page.mouse.move(box["x"] + 40, box["y"] - 20)
+    page.mouse.up()
+    page.keyboard.press("Escape")
+    assert page.get_attribute('[data-act="place"]', "aria-pressed") == "false"
+    assert page.is_hidden("#placing")

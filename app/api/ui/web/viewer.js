@@ -207,7 +207,7 @@ class Viewer {
   cancel() {
     const pressed = this.#pressed;
     this.#pressed = null;
-    if (pressed?.moved) this.#put(pressed.mark.index, pressed.mm);
+    if (pressed?.mm && pressed.moved) this.#put(pressed.mark.index, pressed.mm);
   }
 
   #draw() {
