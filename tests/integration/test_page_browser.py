@@ -172,7 +172,9 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
         assert {each["scan"] for each in table} == {"a", "c, d"}
         _, single = download(page, '[data-format="long"]')
         columns = next(csv.reader(io.StringIO(single)))
-        assert list(table[0]) == ["scan", *columns]
+        assert list(table[0]) == ["scan", *columns, "model", "version"]
+        (made,) = {f"{each['model']} {each['version']}" for each in table}
+        assert f"voxels \N{MIDDLE DOT} {made} " in text_of(page, "#facts")
         for ours, theirs in zip(table, csv.DictReader(io.StringIO(single)), strict=False):
             assert ours["ras_x_mm"] == theirs["ras_x_mm"]
             assert ours["decided_by"] == theirs["decided_by"]
