@@ -1,6 +1,5 @@
 // Keeping: lets a service that has a store keep the scan that is looked at, with its corrections.
 
-import { showProblem } from "./notices.js";
 import { keepCase } from "./service.js";
 
 const element = (id) => document.getElementById(id);
@@ -11,11 +10,13 @@ export function offerToKeep(keeps) {
   element("keeping").hidden = !keeps;
 }
 
-/** Keep a scan of the list as it is corrected now; `setStatus` is told how it goes. */
-export async function keep({ file, choice, edits }, setStatus) {
+/** Keep a scan of the list as it is corrected now; `setStatus` and `onProblem` are told how it goes. */
+export async function keep(entry, setStatus, onProblem) {
+  const { file, choice, edits } = entry;
   const { answer, landmarks } = edits;
   element("keep").disabled = true;
   element("problem").hidden = true;
+  entry.problem = null;
   setStatus("Keeping…");
   try {
     const { id } = await keepCase(file, answer, choice);
@@ -23,7 +24,7 @@ export async function keep({ file, choice, edits }, setStatus) {
     setStatus(`Kept as case ${id}.`);
   } catch (problem) {
     setStatus("");
-    showProblem(problem);
+    if (entry.edits === edits) onProblem(problem); // it may have been asked again
   }
   element("keep").disabled = false;
 }

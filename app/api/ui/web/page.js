@@ -116,11 +116,12 @@ async function present(entry) {
   element("problem").hidden = !entry.problem;
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
-  if (entry.problem) showProblem(entry.problem, entry.choice);
+  // Asked again, an answer would lose its corrections.
+  if (entry.problem) showProblem(entry.problem, entry.edits ? null : entry.choice);
   const now = entry.state;
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
-  if (entry.edits) showAnswer(entry, visible);
+  if (entry.edits) return showAnswer(entry, visible);
   // No scan is shown: show the drop area again.
   if (entry.problem && now !== "working" && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
 }
@@ -156,7 +157,8 @@ function select(index, options) {
 function showEdit(index) {
   const entry = queue.current;
   const { edits } = entry;
-  setStatus(""); // what was kept is not this
+  setStatus(""); // what was kept, or was not, is not this
+  entry.problem = null;
   results.update(edits.landmarks);
   if (state.visible) state.viewer.setLandmarks(edits.landmarks);
   showReview(edits, state.placing);
@@ -222,7 +224,7 @@ function measureSoon(entry) {
   clearTimeout(state.timer);
   if (!edits.original.measurements.length) return;
   results.measured(null);
-  element("problem").hidden = true;
+  element("problem").hidden = !entry.problem;
   state.timer = setTimeout(async () => {
     const { landmarks, original } = edits;
     const show = (answer) => entry === queue.current && landmarks === edits.landmarks && results.measured(answer);
@@ -323,7 +325,13 @@ function listen() {
   };
   element("keep").onclick = () => {
     const { current } = queue;
-    keep(current, (text) => current === queue.current && setStatus(text));
+    const onProblem = (problem) => {
+      current.problem = problem; // it is shown at its own scan
+      queue.render();
+      if (current === queue.current) showProblem(problem);
+    };
+    keep(current, (text) => current === queue.current && setStatus(text), onProblem);
+    queue.render();
   };
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
@@ -359,7 +367,9 @@ async function submitKey(event) {
   try {
     await loadModels();
     element("ask-key").hidden = element("problem").hidden = true;
-    again(queue.entries.filter(({ problem }) => problem?.code === "unauthorized"));
+    const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
+    for (const entry of refused) entry.problem = null;
+    again(refused.filter(({ edits }) => !edits)); // the others are only not kept
     if (queue.current?.edits?.decided) measureSoon(queue.current); // what the key before was refused
   } catch (error) {
     showProblem(error);

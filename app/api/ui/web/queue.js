@@ -103,5 +103,5 @@ function describe({ state, edits, problem }) {
   }
   const { landmarks, decided } = edits;
   const found = `${landmarks.filter(({ ijk }) => ijk).length} of ${landmarks.length} found`;
-  return decided ? `${found}, ${decided} by you` : found;
+  return [found, decided && `${decided} by you`, problem && "not kept"].filter(Boolean).join(", ");
 }

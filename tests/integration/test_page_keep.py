@@ -1,0 +1,36 @@
+"""*Keep* on the page with several scans, in a real Chromium with a real service."""
+
+from tests.support.browser import SCAN, Browser, Route, choose, drop, opened, row, text_of
+from tests.support.services import ServiceProcess
+
+
+def test_failed_keep_is_told_at_its_own_scan(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        page.wait_for_selector("#rows tr")
+        choose(page, "ball")
+        page.keyboard.press("x")
+        page.eval_on_selector("#keeping", "(one) => (one.hidden = false)")
+        page.route("**/v1/cases*", hold)
+        with page.expect_request("**/v1/cases*"):
+            page.click("#keep")
+        page.click("#after")
+        page.wait_for_selector('#facts:text("b.nii.gz")')
+        held[0].abort()
+        page.wait_for_selector("#keep:enabled")
+        assert page.is_hidden("#problem")
+        assert text_of(page, "#scans span:last-child") == "4 of 6 found, 1 by you, not kept"
+        page.click("#before")
+        page.wait_for_selector('#facts:text("a.nii.gz")')
+        assert text_of(page, "#problem-title") == "No answer"
+        assert page.is_visible("#problem")
+        assert page.is_hidden("#again")  # It would forget the corrections.
+        assert row(page, "ball")[1] == "absent"
