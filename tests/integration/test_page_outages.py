@@ -272,6 +272,9 @@ def test_chosen_model_stays_when_the_key_is_asked_for_again(
             assert page.input_value("#model") == model
             page.select_option("#model", "b")
             page.evaluate("document.getElementById('ask-key').hidden = false")
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert page.input_value("#model") == "b"
 
 
 def test_key_is_asked_for_when_it_ends_while_another_scan_is_looked_at(

@@ -7,6 +7,7 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { CANCELLED, NO_SCAN, showProblem, showProgress } from "./notices.js";
+import { remember, remembered } from "./memory.js";
 import { listenForPrint } from "./paper.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
@@ -16,6 +17,7 @@ import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
+const MODEL_KEY = "landmarkd.model";
 const UNSEEN = "The viewer cannot show this scan.";
 const REST_MS = 300; // after a correction, until measurements are computed again
 const element = (id) => document.getElementById(id);
@@ -266,7 +268,8 @@ async function loadModels() {
   const models = all.filter(({ landmarks }) => landmarks !== null);
   offerToKeep(keeps_cases);
   state.models = Object.fromEntries(models.map((model) => [model.name, model]));
-  const { value } = element("model"); // chosen before a key was asked for again
+  // Chosen before a key was asked for again, or before the page was opened again.
+  const value = element("model").value || remembered(MODEL_KEY);
   element("model").replaceChildren(...models.map(({ name }) => new Option(name, name, false, name === value)));
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
@@ -282,13 +285,17 @@ function showModel() {
 
 /** Let another model answer all scans, unless that would lose corrections that shall be kept. */
 function changeModel() {
-  if (!queue.current) return showModel();
   const model = element("model").value;
+  if (!queue.current) {
+    remember(MODEL_KEY, model);
+    return showModel();
+  }
   const corrected = queue.answered.some(({ edits }) => edits.decided);
   if (corrected && !confirm("Another model answers all scans again. Your corrections will be lost.")) {
     element("model").value = queue.current.model;
     return;
   }
+  remember(MODEL_KEY, model);
   again(queue.entries, { model });
 }
 

@@ -1,6 +1,7 @@
 // The table of landmarks, and what is measured between them.
 
 import { decision } from "./edits.js";
+import { remember, remembered } from "./memory.js";
 
 const STATUSES = {
   detected: "detected",
@@ -23,7 +24,7 @@ const indexAt = ({ target }) => target.closest("tr")?.sectionRowIndex ?? -1;
 
 /** The table of landmarks; `onSelect` and `onHover` get the index of a row. */
 export class Results {
-  #frame = remembered();
+  #frame = remembered(FRAME_KEY) in AXES ? remembered(FRAME_KEY) : "RAS";
   #selected = -1;
   #before = -1; // the one selected before it
 
@@ -105,7 +106,7 @@ export class Results {
 
   #showFrame(frame) {
     this.#frame = frame;
-    remember(frame);
+    remember(FRAME_KEY, frame);
     for (const button of element("frames").children) {
       button.setAttribute("aria-pressed", button.dataset.frame === frame);
     }
@@ -143,23 +144,6 @@ export class Results {
     if (to === undefined) return;
     event.preventDefault();
     this.onSelect(Math.min(Math.max(to, 0), last));
-  }
-}
-
-/** The frame chosen last; some browsers let a page remember nothing. */
-function remembered() {
-  try {
-    return localStorage.getItem(FRAME_KEY) in AXES ? localStorage.getItem(FRAME_KEY) : "RAS";
-  } catch {
-    return "RAS";
-  }
-}
-
-function remember(frame) {
-  try {
-    localStorage.setItem(FRAME_KEY, frame);
-  } catch {
-    // It is RAS again next time.
   }
 }
 
