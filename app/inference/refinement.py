@@ -130,6 +130,8 @@ def doubt_proportions(
         shape: Mean shape, and how far a landmark may be from it to count.
         spec: What the manifest says of that shape, such as its limits.
     """
+    if spec.max_stretch is None and spec.max_twist_deg is None:
+        return ()  # Of most models; to fit the shape takes as long as to find a pose.
     agree = _agreeing(landmarks, shape)
     if agree is None:
         return ()
