@@ -6,6 +6,7 @@ scan_heatmaps  votes of a scan -> heatmaps on the grid of its file
 forward        one forward pass over tiles of one or more scans
 batch_runner   the same with faults contained: in smaller batches, tile by tile
 refinement     the second-stage network, in the pose that the first stage has found
+doubts         landmarks of scans that are unlike what the model was made for
 detector       composes them: prepare, run, finish; ``Detector.detect`` does it all for one scan
 load           a model folder, which must pass its self-check
 verification   how far landmarks shift when networks compute in a lower precision

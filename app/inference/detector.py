@@ -17,32 +17,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, distance_inside
+from app.inference.doubts import Plausibility, compare_upside_down
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
     MAX_EXTRA_VIEWS,
     MAX_REFINE_PASSES,
     MAX_VIEW_VOXELS,
-    MIN_CLEAR,
     Refiner,
     any_detected,
-    compare_upside_down,
-    count_clear,
-    doubt_proportions,
     has_enough_votes,
     merge_stages,
-    shows_any,
-    with_low_confidence,
 )
 from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
-from app.model import WHOLE, LoadedModel, place_surroundings
+from app.model import WHOLE, LoadedModel
 from app.preprocessing import (
     Grid,
     Pose,
@@ -53,7 +46,7 @@ from app.preprocessing import (
     reorient_grid,
     turn_upside_down,
 )
-from app.voting import Landmark, Shape, positions_of
+from app.voting import Landmark, positions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +109,7 @@ class Detector:
         """Use a loaded model."""
         self.model = model
         manifest = model.manifest
-        self._shape, self._surroundings = None, np.empty((0, 3))
-        if model.shape is not None and manifest.shape is not None:
-            self._shape = Shape.of(model.shape, manifest.shape)
-            self._surroundings = place_surroundings(manifest, model.shape)
+        self._plausibility = Plausibility(model)
         self._refiner = None
         if model.refine is not None:
             shape, radius_mm = manifest.shape, manifest.voting.radius_mm
@@ -168,63 +158,13 @@ class Detector:
         """
         state.share_grids()
         outcome = self._locate_or_continue(state)
-        if isinstance(outcome, ScanState) or not any_detected(outcome):
+        if isinstance(outcome, ScanState):
             return outcome
-        margin_mm = state.model.manifest.voting.region_margin_mm
-        landmarks = self._doubt(outcome, state)
-        return _withhold_regions(landmarks, state.volume, margin_mm)
-
-    def _doubt(self, landmarks: tuple[Landmark, ...], state: ScanState) -> tuple[Landmark, ...]:
-        """Doubt all landmarks if the scan does not tell them from look-alikes, or is unlike all."""
-        shape, spec = self._shape, self.model.manifest.shape
-        if shape is None or spec is None:
-            return landmarks
-        doubts = [*state.doubts, *self._missing_surroundings(landmarks, shape, state.volume)]
-        # What the second network sees is all in the pose of what the first one has chosen.
-        first = state.coarse or landmarks
-        doubts += self._unclear(first, shape, state.volume)
-        if rival := first[0].rival:
-            doubts.append(
-                f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
-                f"{100 * rival.share:.0f} % as many votes"
-            )
-        remarks = doubt_proportions(landmarks, shape, spec)
-        if doubts:
-            which = f"Which landmark is which is doubtful: {'; and '.join(doubts)}."
-            remarks = (which, *remarks)
-        if not remarks:
-            return landmarks
-        state.remarks = remarks
-        return tuple(
-            with_low_confidence(one) if one.ras_mm is not None else one for one in landmarks
+        landmarks, state.remarks = self._plausibility.check(
+            outcome, state.coarse or outcome, state.volume, state.doubts
         )
-
-    def _missing_surroundings(
-        self, landmarks: tuple[Landmark, ...], shape: Shape, volume: Volume
-    ) -> list[str]:
-        """Say what a scan should show of the model's surroundings, if it shows none."""
-        spec = self.model.manifest.shape
-        if spec is None or not spec.surroundings:
-            return []
-        if shows_any(self._surroundings, landmarks, shape, volume):
-            return []
-        places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
-        return [
-            "they look alike and are told apart by what surrounds them, and the scan shows "
-            f"neither what lies {places}"
-        ]
-
-    def _unclear(self, first: tuple[Landmark, ...], shape: Shape, volume: Volume) -> list[str]:
-        """Say if the first network, which tells look-alikes apart, detects too few of them."""
-        if not len(self._surroundings):
-            return []
-        detected, shown = count_clear(first, shape, volume)
-        if detected >= MIN_CLEAR * shown:
-            return []
-        return [
-            f"at first sight of the whole scan {detected} of {shown} that it should show are "
-            "detected, as if the patient did not lie as the file says"
-        ]
+        margin_mm = state.model.manifest.voting.region_margin_mm
+        return _withhold_regions(landmarks, state.volume, margin_mm)
 
     def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         start = time.perf_counter()
@@ -250,7 +190,7 @@ class Detector:
 
     def _locate_first(self, state: ScanState) -> tuple[Landmark, ...]:
         """Locate the landmarks of the first-stage network as the scan lies."""
-        landmarks = state.locate(self._shape)
+        landmarks = state.locate(self._plausibility.shape)
         if not state.upside_down:
             return landmarks
         state.doubts = compare_upside_down(state.coarse, landmarks)
@@ -261,7 +201,7 @@ class Detector:
 
         A row of look-alikes is one upside down, too, but then hardly ever all of it is detected.
         """
-        if not (len(self._surroundings) and self.model.manifest.input.upright):
+        if not (len(self._plausibility.surroundings) and self.model.manifest.input.upright):
             return False
         is_first = state.pose is None and not state.upside_down
         return is_first and any(one.status != "detected" for one in coarse)

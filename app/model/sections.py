@@ -238,8 +238,9 @@ class ShapeSpec(Section):
     Structures that look alike, such as vertebrae, are told apart by what surrounds them. A scan
     that shows none of the ``surroundings`` has no landmark that is detected for sure. Nor has one
     whose subject is more than ``max_stretch`` times as large or as small as the mean shape along
-    one of its axes, or turned by more than ``max_twist_deg`` about the longest. 95 % regions are
-    wider for subjects whose landmarks are further than ``region_scale_mm`` from the fitted shape.
+    one of its axes, or turned by more than ``max_twist_deg`` about the longest; nor has a scan that
+    is less than ``min_extent_mm`` thick. 95 % regions are wider for subjects whose landmarks are
+    further than ``region_scale_mm`` from the fitted shape.
     """
 
     mean: FileName
@@ -249,6 +250,7 @@ class ShapeSpec(Section):
     region_scale_mm: Annotated[float, Field(gt=0.0)] | None = None
     max_stretch: Annotated[float, Field(gt=1.0)] | None = None
     max_twist_deg: Annotated[float, Field(gt=0.0, lt=180.0)] | None = None
+    min_extent_mm: Annotated[float, Field(gt=0.0)] | None = None
     surroundings: tuple[SurroundingSpec, ...] = ()
 
 

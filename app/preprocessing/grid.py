@@ -136,6 +136,24 @@ def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     return array[tuple(spans)], translation([float(span.start) for span in spans])
 
 
+def view_shown(array: np.ndarray) -> tuple[np.ndarray, Affine]:
+    """View the smallest box that holds all that differs from the first voxel; nothing is copied.
+
+    Returns:
+        The view, all of an array of one value; and the affine that maps its indices to those of the
+        array.
+    """
+    box, blank, before = array, array[0, 0, 0], []
+    for axis in range(3):
+        planes = np.moveaxis(box, axis, 0)
+        first = _count_blank(planes, blank)
+        if first == len(planes):
+            return array, np.eye(4)
+        before.append(float(first))
+        box = np.moveaxis(planes[first : len(planes) - _count_blank(planes[::-1], blank)], 0, axis)
+    return box, translation(before)
+
+
 def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     """View a scan without the blank field around it, if that is no part of it; nothing is copied.
 
@@ -147,18 +165,12 @@ def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
         The view, all of the array if the field is a part of it; and the affine that maps its
         indices to those of the array.
     """
-    box, blank, before = array, array[0, 0, 0], []
-    for axis in range(3):
-        planes = np.moveaxis(box, axis, 0)
-        first = _count_blank(planes, blank)
-        if first == len(planes):
-            return array, np.eye(4)
-        before.append(float(first))
-        box = np.moveaxis(planes[first : len(planes) - _count_blank(planes[::-1], blank)], 0, axis)
+    box, axes_from_box = view_shown(array)
     is_large = box.size >= MIN_SHOWN * array.size
+    blank = array[0, 0, 0]
     if is_large and (box.size == array.size or box.min() <= blank <= box.max()):
         return array, np.eye(4)
-    return box, translation(before)
+    return box, axes_from_box
 
 
 def _count_blank(planes: np.ndarray, blank: np.generic) -> int:

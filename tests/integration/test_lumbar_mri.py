@@ -143,11 +143,17 @@ def test_no_position_is_sure_where_the_spine_is_unlike_all_patients(
     assert all(one.region95_mm is None for one in found)
 
 
-def test_what_is_no_spine_shows_none(detector: Detector, data_dir: Path) -> None:
+def test_what_is_no_spine_shows_none_and_a_warning_says_what_was_expected(
+    detector: Detector, data_dir: Path
+) -> None:
     scans = [read_brain(data_dir, BRAINS[0]), read_skull(data_dir, "NU_J")]
     for volume in (*scans, *blanks(read_spine(data_dir, SUBJECTS[0]))):
-        statuses = [landmark.status for landmark in detector.detect(volume).landmarks]
-        assert statuses.count("detected") <= 1
+        answer = detector.detect(volume)
+        detected = [one for one in answer.landmarks if one.status == "detected"]
+        assert len(detected) <= 1
+        told = [one for one in answer.warnings if "No landmark is detected" in one]
+        assert len(told) == (not detected)
+        assert all("lumbar spine (L1 to L5) in MRI" in warning for warning in told)
 
 
 def test_lordosis_and_its_interval_hold_their_bar(

@@ -147,14 +147,22 @@ def _twisted(volume: Volume) -> tuple[Volume, Affine]:
     return replace(volume, voxels=turned), motion
 
 
+def _slab(volume: Volume) -> tuple[Volume, Affine]:
+    """Leave 20 mm beside the middle: networks take the middle of these for that of the spine."""
+    first = volume.voxels.shape[2] // 2 + 4
+    affine = volume.affine @ translation([0.0, 0.0, float(first)])
+    return replace(volume, voxels=volume.voxels[:, :, first : first + 20], affine=affine), np.eye(4)
+
+
 UNLIKE_ALL: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
     "1.6 times as large": _in_a_wrong_size(1.6, 1.6, 1.6),
     "1.6 times as large in the plane": _in_a_wrong_size(1.0, 1.6, 1.6),
     "1.5 times as long": _in_a_wrong_size(1.0, 1.0, 1.5),
     "turned about the long axis": _twisted,
+    "a slab of its side": _slab,
 }
-"""Spines of a size or in a pose that no patient has, and the map of their true landmarks, mm of the
-scan as it was -> mm, RAS."""
+"""Spines of a size or in a pose that no patient has, or in too thin a scan, and the map of their
+true landmarks, mm of the scan as it was -> mm, RAS."""
 
 MISLAID: Final[Mapping[str, Callable[[Volume], tuple[Volume, Affine]]]] = {
     "far from the axes of the scan": _turned,

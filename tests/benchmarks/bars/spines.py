@@ -54,7 +54,7 @@ INTERVAL_OUTSIDE_PERCENT: Final = Limit(10.0, "figure")
 FOLDS: Final = "LANDMARKD_LUMBAR_FOLDS"
 ABSENT: Final = f"real scans are not at hand, or {FOLDS} names no model with folds"
 GROUPS: Final = ("centre", "corner")
-GIVEN: Final = ("surroundings", "region_scale_mm", "max_stretch", "max_twist_deg")
+GIVEN: Final = ("surroundings", "region_scale_mm", "max_stretch", "max_twist_deg", "min_extent_mm")
 """What the shipped manifest says of the shape besides what training writes."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.transform import Rotation
 
 from app.errors import ModelRefused
 from app.geometry import Points, transform, translation
@@ -19,14 +18,11 @@ from app.inference.refinement import (
     SAME_POSE_RADII,
     Refiner,
     any_detected,
-    doubt_proportions,
     find_pose,
     has_enough_votes,
     merge_stages,
-    shows_any,
 )
 from app.io.volume import Volume, read_volume
-from app.model import ShapeSpec
 from app.model.editing import editing, update_hashes
 from app.preprocessing.grid import Grid, make_grid
 from app.preprocessing.posed_grid import Pose
@@ -212,45 +208,6 @@ def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: 
     assert refiner.improve_pose([landmark(None, "not_found", 0.0)] * len(BLOBS), pose) is None
 
 
-def test_a_place_is_shown_where_the_pose_of_the_landmarks_brings_it_into_the_scan() -> None:
-    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
-    shape = Shape(corners, tolerance_mm=1.0)
-    beyond = np.array([[19.5, 1.0, 1.0]])
-    pose = translation((100.0, 50.0, -30.0))
-    found = [landmark(place) for place in transform(pose, corners)]
-    for columns, shown in ((21, True), (20, False)):
-        volume = Volume(noise((columns, 9, 9)), pose)
-        assert shows_any(beyond, found, shape, volume) == shown
-        assert shows_any(np.vstack([beyond, [[1.0, 1.0, 1.0]]]), found, shape, volume)
-    assert not shows_any(corners, [landmark(None, "not_found", 0.0)] * 5, shape, volume)
-
-
-def test_blank_voxels_do_not_show_a_place_but_one_near_to_the_subject_is_shown() -> None:
-    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
-    shape = Shape(corners, tolerance_mm=1.0)
-    found = [landmark(place) for place in corners]
-    for blank in (0.0, -1024.0):
-        voxels = noise((40, 9, 9))
-        voxels[21:] = blank
-        volume = Volume(voxels, np.eye(4))
-        for place, shown in ((26.0, True), (28.5, False), (39.0, False)):
-            assert shows_any(np.array([[place, 1, 1]]), found, shape, volume) == shown
-    thick = Volume(noise((40, 9, 9)), np.diag([10.0, 10, 10, 1]))
-    assert shows_any(np.array([[25.0, 1, 1]]), found, shape, thick)
-
-
-@pytest.mark.parametrize(("kind", "low", "high"), [(np.int8, -100, 100), (np.int16, -32768, 400)])
-def test_a_place_is_shown_however_far_stored_values_lie_apart(
-    kind: type[np.signedinteger[Any]], low: int, high: int
-) -> None:
-    corners = np.array([[0.0, 0, 0], [8, 0, 0], [0, 8, 0], [0, 0, 8], [8, 8, 0]])
-    voxels = np.full((9, 9, 9), low, kind)
-    voxels[4] = high
-    volume = Volume(voxels, np.eye(4))
-    found = [landmark(place) for place in corners]
-    assert shows_any(np.ones((1, 3)), found, Shape(corners, tolerance_mm=1.0), volume)
-
-
 def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
     folder: Path,
 ) -> None:
@@ -262,34 +219,3 @@ def test_a_changed_second_model_is_refused_until_its_hash_is_brought_up_to_date(
     with editing(folder) as document:
         update_hashes(folder, document)
     assert load_checked(folder, torch.device("cpu")).refine is not None
-
-
-@pytest.mark.parametrize(
-    ("stretch", "turn_deg", "told"),
-    [
-        ((1.0, 1.0, 1.0), 8.0, []),
-        ((1.0, 1.1, 1.25), 0.0, []),
-        ((1.6, 1.6, 1.6), 0.0, ["1.60 times as large as usual, expected 0.77 to 1.3"]),
-        ((1.0, 1.0, 0.5), 0.0, ["0.50 times as large"]),
-        ((1.0, 1.0, 1.0), 25.0, ["turned by 25 degrees, expected at most 9"]),
-        ((1.0, 1.0, 1.5), 25.0, ["1.50 times as large", "turned by 25 degrees"]),
-    ],
-)
-def test_subject_of_another_size_or_turned_is_doubted(
-    stretch: tuple[float, float, float], turn_deg: float, told: list[str]
-) -> None:
-    mean = np.array(
-        [(x, y, z) for x in (-45.0, 45.0) for y in (-55.0, 55.0) for z in (-90.0, 0.0, 90.0)]
-    )
-    turn = Rotation.from_euler("z", turn_deg, degrees=True).as_matrix()
-    found = [landmark(place) for place in mean * stretch @ turn.T + 30.0]
-    limits = {"max_stretch": 1.3, "max_twist_deg": 9.0}
-    keys = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 8.0}
-    shape = Shape(mean, tolerance_mm=40.0)
-    doubts = doubt_proportions(found, shape, ShapeSpec(**keys, **limits))
-    assert len(doubts) == len(told)
-    for doubt, words in zip(doubts, told, strict=True):
-        assert words in doubt
-    assert doubt_proportions(found, shape, ShapeSpec(**keys)) == ()
-    lost = [landmark(None, "not_found", 0.0)] * len(mean)
-    assert doubt_proportions(lost, shape, ShapeSpec(**keys, **limits)) == ()
