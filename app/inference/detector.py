@@ -244,7 +244,8 @@ class Detector:
         start = time.perf_counter()
         model, window = refiner.model, state.grid.window or (0.0, 1.0)
         spec, device = model.manifest.input, model.network.device
-        grid = make_posed_grid(state.volume, pose, spec, window, device)
+        trim = self.model.manifest.input.trim
+        grid = make_posed_grid(state.volume, pose, spec, window, device, without_padding=trim)
         passes = state.refine_passes + 1
         seen = {"coarse": coarse, "pose": pose, "upside_down": False}
         return _next_pass(state, model, grid, start, refine_passes=passes, **seen)

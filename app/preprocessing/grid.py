@@ -158,8 +158,8 @@ def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     """View a scan without the blank field around it, if that is no part of it; nothing is copied.
 
     The field is what surrounds all that differs from the first voxel. It is no part of a scan that
-    has less than ``MIN_SHOWN`` of all voxels, or none as dark, or as bright, as the field: the air
-    of CT that was padded with -3000 is not black, for instance.
+    has less than ``MIN_SHOWN`` of all voxels, or none as dark as the field, as CT that was padded
+    with -3000, or mostly darker ones next to it, as the air of CT that was padded with 0.
 
     Returns:
         The view, all of the array if the field is a part of it; and the affine that maps its
@@ -168,9 +168,15 @@ def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     box, axes_from_box = view_shown(array)
     is_large = box.size >= MIN_SHOWN * array.size
     blank = array[0, 0, 0]
-    if is_large and (box.size == array.size or box.min() <= blank <= box.max()):
+    if is_large and (box.size == array.size or box.min() <= blank <= _border_median(box)):
         return array, np.eye(4)
     return box, axes_from_box
+
+
+def _border_median(box: np.ndarray) -> float:
+    """Compute the median of the voxels on all faces of a box."""
+    faces = [np.moveaxis(box, axis, 0)[[0, -1]].ravel() for axis in range(3)]
+    return float(np.median(np.concatenate(faces)))
 
 
 def _count_blank(planes: np.ndarray, blank: np.generic) -> int:

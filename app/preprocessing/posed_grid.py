@@ -24,7 +24,7 @@ from app.compute import HOST, upload_numbers
 from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
-from app.preprocessing.grid import Grid
+from app.preprocessing.grid import Grid, trim
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS
 from app.preprocessing.sampling import sample_at
 from app.preprocessing.smoothing import smooth_for
@@ -59,6 +59,8 @@ def make_posed_grid(
     spec: InputSpec,
     window: tuple[float, float],
     device: torch.device,
+    *,
+    without_padding: bool = False,
 ) -> Grid:
     """Resample a scan onto the grid of the second-stage network.
 
@@ -68,6 +70,7 @@ def make_posed_grid(
         spec: Spacing and tile of the second-stage network; the tile is the grid.
         window: Voxel values that map to 0 and 1: those of the first-stage network's grid.
         device: Of the grid.
+        without_padding: Whether the blank field around a scan, if it is no part of it, is outside.
 
     Returns:
         The grid; its spacing is in mm of the subject. It is 0 outside the scan.
@@ -81,10 +84,12 @@ def make_posed_grid(
     to_world = pose.to_world @ frame_from_grid
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
-    values, first = _crop(volume, to_volume, spec.tile_shape, float(step.max()))
+    shown, before = trim(volume.voxels) if without_padding else (volume.voxels, np.eye(4))
+    to_shown = np.linalg.inv(before) @ to_volume
+    values, first = _crop(shown, to_shown, spec.tile_shape, float(step.max()))
     fine = smooth_for(values, pose.scale * max(spec.spacing_mm), volume.affine, device, window)
     voxels = sample_at(
-        fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_volume, device)
+        fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_shown, device)
     )
     i, j, k = (pose.scale * mm for mm in spec.spacing_mm)
     return Grid(voxels, to_volume, to_world, (i, j, k), window, scan=volume.voxels.shape)
@@ -136,13 +141,13 @@ def index_grid(
 
 
 def _crop(
-    volume: Volume, to_volume: Affine, shape: Sequence[int], step: float
+    voxels: np.ndarray, to_voxels: Affine, shape: Sequence[int], step: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the part of a scan that a grid needs, and the index of its first voxel."""
-    reached = transform(to_volume, corners(shape))
+    reached = transform(to_voxels, corners(shape))
     margin = KERNEL_RADIUS_SIGMAS * 0.5 * step + 2
-    size = np.array(volume.voxels.shape)
+    size = np.array(voxels.shape)
     first = np.clip(np.floor(reached.min(axis=0) - margin), 0, size - 1).astype(int)
     last = np.clip(np.ceil(reached.max(axis=0) + margin), first, size - 1).astype(int)
     part = tuple(slice(a, b + 1) for a, b in zip(first, last, strict=True))
-    return volume.voxels[part], first
+    return voxels[part], first

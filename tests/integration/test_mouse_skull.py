@@ -145,11 +145,13 @@ def test_half_skulls_keep_their_landmarks_and_get_no_others(
     assert lost <= LOST * present
 
 
-@pytest.mark.parametrize(("width", "value", "air"), [(120, 0, 0), (40, -3000, -1024)])
+@pytest.mark.parametrize(
+    ("width", "value", "air"), [(120, 0, 0), (40, -3000, -1024), (12, 0, -1024)]
+)
 def test_padding_moves_no_landmark(
     detector: Detector, skulls: Path, width: int, value: int, air: int
 ) -> None:
-    """What a scan is padded with is far more than it holds, or darker than its air."""
+    """What a scan is padded with is far more than it holds, or darker or brighter than its air."""
     volume = read_skull(skulls, "NU_J")
     voxels = np.pad(volume.voxels.astype(np.int16) + air, width, constant_values=value)
     wide = replace(volume, voxels=voxels, affine=volume.affine @ translation([-float(width)] * 3))
