@@ -1,10 +1,15 @@
-"""Files that are there whole or not at all, and survive a power failure."""
+"""Files that are there whole or not at all, survive a power failure, or are one process's alone."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows, on which the client and the command run.
+    fcntl = None  # type: ignore[assignment]
 
 PARTIAL: Final = ".partial"
 """How the names end of what a process that was killed has left."""
@@ -44,8 +49,32 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Have what was written to a file, or the names in a folder, survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
+    is_folder = path.is_dir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    except PermissionError:
+        if is_folder:
+            return  # Windows opens none.
+        raise
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(file: IO[bytes] | IO[str], *, wait: bool = False) -> None:
+    """Have a file for this process alone, and this opening of it, until it is closed.
+
+    The system unlocks for a process that is killed.
+
+    Args:
+        file: An open file.
+        wait: Whether to wait until nobody else has it.
+
+    Raises:
+        BlockingIOError: Another has it.
+        OSError: Its file system, or the system, has no locks.
+    """
+    if fcntl is None:
+        raise OSError("expected a system with flock, got one without")
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,6 +1,5 @@
 """What was given as -o and --format -> where answers go, and in which format."""
 
-import fcntl
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from rich.console import Console
 from app.cli.batch import Files, LongTable, Model, Output, Sink
 from app.cli.scan_files import name_answers, read_scan
 from app.cli.terminal import fail
+from app.durable import lock
 from app.io import (
     SCAN_FORMATS,
     AnswerFormat,
@@ -88,14 +88,14 @@ def writing_alone(output: Path | None, form: Format) -> Iterator[None]:
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except BlockingIOError:
             fail(
                 f"expected a table that one run writes at a time, but another writes {output}; "
                 "wait for its end, or give another -o"
             )
         except OSError:
-            pass  # Not every file system has locks.
+            pass  # Not every file system has locks, and Windows has none.
         try:
             yield
         finally:

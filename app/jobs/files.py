@@ -1,6 +1,5 @@
 """The files of a folder of jobs: one per job, named by its id, and the lock of the folder."""
 
-import fcntl
 import mmap
 import os
 from collections.abc import Container, Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from app.durable import sync, write_file
+from app.durable import lock, sync, write_file
 from app.errors import NotStored, StartupError, UnknownJob
 from app.io import Content, extract_scan
 
@@ -33,11 +32,18 @@ class ScanFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder / "scans"
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._lock = _lock(folder / "lock")
+        self._lock = (folder / "lock").open("w")
+        try:
+            lock(self._lock)
+        except OSError as error:
+            self._lock.close()
+            raise StartupError(
+                f"expected a folder of jobs for this process alone, but another uses {folder}"
+            ) from error
 
     def close(self) -> None:
         """Let another process use the folder."""
-        os.close(self._lock)
+        self._lock.close()
 
     def write(self, job: str, content: Content) -> None:
         """Write the file of a job; afterwards it survives a power failure."""
@@ -125,16 +131,3 @@ def _translate_errors(job: str) -> Iterator[None]:
 
 def _map(file: IO[bytes]) -> memoryview:
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _lock(path: Path) -> int:
-    """Lock a file; the descriptor holds the lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise StartupError(
-            f"expected a folder of jobs for this process alone, but another uses {path.parent}"
-        ) from error
-    return descriptor

@@ -5,7 +5,6 @@ not look into. Each is in a folder of the model's own name, as its manifest dema
 """
 
 import ctypes
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from app.durable import lock
 from app.errors import BadParameter, StartupError
 from app.model import editing, read_manifest, update_hashes
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
@@ -36,9 +36,9 @@ def exclusive(folder: Path) -> Iterator[None]:
     """
     versions = _beside(folder, NEXT).parents[1]
     versions.mkdir(exist_ok=True)
-    with (versions / LOCK).open("w") as lock:
+    with (versions / LOCK).open("w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except OSError as error:
             raise StartupError(
                 f"expected {folder} to be changed by one landmarkd learn at a time, but another is "

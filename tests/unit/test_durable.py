@@ -1,13 +1,15 @@
 """Durable files: the old content or the new one, whenever the process is killed."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from app.durable import PARTIAL, replacing, write_file
+from app.durable import PARTIAL, lock, replacing, write_file
 from tests.support.killing import killed_at
 
 OLD, NEW = b"old", b"new" * 100_000
@@ -70,3 +72,36 @@ def test_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
         write_half(path)
     assert path.read_bytes() == OLD
     assert list(tmp_path.iterdir()) == [path]
+
+
+AS_ON_WINDOWS = """
+import os, sys
+sys.modules["fcntl"] = None
+open_ = os.open
+
+def open_no_folder(path, *arguments, **keys):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", path)
+    return open_(path, *arguments, **keys)
+
+os.open = open_no_folder
+from app.cli.main import main
+main()
+"""
+
+
+def test_command_runs_where_the_system_has_no_flock_and_opens_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AS_ON_WINDOWS, "phantom", "scan.nii.gz"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "scan.nii.gz").stat().st_size > 1000
+
+
+def test_a_file_is_locked_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as one, path.open("w") as other:
+        lock(one)
+        with pytest.raises(BlockingIOError):
+            lock(other)
+        one.close()
+        lock(other, wait=True)

@@ -13,7 +13,6 @@ A case belongs to the name of the key that kept it; what was kept without one, o
 elsewhere, belongs to nobody, and anybody may change it.
 """
 
-import fcntl
 import os
 import re
 from collections import Counter
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.durable import PARTIAL, sync, write_file
+from app.durable import PARTIAL, lock, sync, write_file
 from app.errors import BadParameter, Forbidden, NotStored, StartupError, UnknownCase
 from app.io import CaseAnswer, Content, read_case
 
@@ -190,13 +189,13 @@ class CaseStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other threads and processes; the system unlocks for one that is killed.
+        """Exclude other threads and processes.
 
         The file is not made here. Where a disk is not mounted any more, there is none, and a case
         would be kept in the folder below, where nobody finds it once the disk is back.
         """
         with (self._root / LOCK).open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
             yield
 
 
