@@ -22,6 +22,13 @@ PRIVATE = re.compile(r"/(?:work|home|root|Users)/|/op[t]/(?!venv\b)")
 FIXED_IN_CONTAINERS = {"host", "port", "models_dir", "device"}
 
 
+def test_modules_of_the_page_stay_short() -> None:
+    scripts = list((ROOT / "app/api/ui/web").glob("*.js"))
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in scripts}
+    assert "page.js" in lengths
+    assert {name: lines for name, lines in lengths.items() if lines > MODULE_LINES} == {}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_functions_stay_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -1,16 +1,14 @@
 // What a model finds, and what its scans should be, where the table of landmarks will be.
 
+import { element } from "./element.js";
 import { getModel } from "./service.js";
-
-const element = (id) => document.getElementById(id);
 
 /** Describe a model of the list; what takes another call follows. */
 export async function describeModel({ name, version, description }) {
   element("about-title").textContent = `${name} ${version}`;
   element("about-text").textContent = `${description.replace(/\.?$/, ".")}`;
   element("about-scan").textContent = "";
-  element("about-card").hidden = true;
-  element("about-sample").hidden = true;
+  element("about-card").hidden = element("about-sample").hidden = true;
   try {
     const model = await getModel(name);
     if (element("about-title").textContent !== `${model.name} ${model.version}`) return; // another one by now

@@ -1,5 +1,6 @@
 // The downloads: an answer in every format, and the landmarks of all scans as one table.
 
+import { element } from "./element.js";
 import { convertAnswer } from "./service.js";
 
 // The first ones are buttons, the others in a menu.
@@ -20,8 +21,6 @@ const COLUMNS = [
   "spread_mm", "region95_mm", "decided_by", "description", "model", "version",
 ];
 const NOWHERE = [null, null, null];
-
-const element = (id) => document.getElementById(id);
 
 /** The name of a scan without what says its format. */
 const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");

@@ -1,10 +1,9 @@
 // Files and folders of scans: chosen, or dropped on the page.
 
+import { element } from "./element.js";
 import { zip } from "./zip.js";
 
 const paths = new WeakMap(); // of files that were dropped with their folder
-
-const element = (id) => document.getElementById(id);
 
 /** The name of a file, with its folder, as in many studies all scans have the same name. */
 export const nameOf = (file) => paths.get(file) ?? (file.webkitRelativePath || file.name);

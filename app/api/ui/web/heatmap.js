@@ -1,11 +1,10 @@
 // The heatmap of the chosen landmark, laid over the scan: requested only when somebody asks for it.
 
+import { element } from "./element.js";
 import { transform } from "./geometry.js";
 import { makeHeatmap } from "./service.js";
 
 const MAX_KEPT = 4; // as files, which are small: most of their voxels are 0
-
-const element = (id) => document.getElementById(id);
 
 export class Heatmap {
   #kept = new Map(); // files of the scan that is looked at, by index of the landmark

@@ -1,8 +1,7 @@
 // Keeping: lets a service that has a store keep the scan that is looked at, with its corrections.
 
+import { element } from "./element.js";
 import { keepCase } from "./service.js";
-
-const element = (id) => document.getElementById(id);
 
 /** Say whether the service stores anything, and offer it if so. */
 export function offerToKeep(keeps) {

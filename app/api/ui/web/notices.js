@@ -1,5 +1,6 @@
 // Notices: how far a scan is, and what went wrong.
 
+import { element } from "./element.js";
 import { isPassing, Problem } from "./service.js";
 
 // Shown above the detail of a problem, by its code.
@@ -28,8 +29,6 @@ export const NO_SCAN = new Problem({
 });
 // Besides those that are passing.
 const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "unexpected", "cancelled"];
-
-const element = (id) => document.getElementById(id);
 
 /** Show the progress of a scan, as the service reports it. */
 export function showProgress({ stage, part, ahead, tile, tiles, until }) {

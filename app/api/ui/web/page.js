@@ -1,8 +1,10 @@
 // The page: sends scans to the service, shows them with their landmarks, and lets a person correct these.
 
 import { describeModel } from "./about.js";
+import { answerWaiting } from "./answers.js";
 import { offerDownloads, saveAll } from "./downloads.js";
-import { Edits, nearestToAll } from "./edits.js";
+import { nearestToAll } from "./edits.js";
+import { element } from "./element.js";
 import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
@@ -12,7 +14,7 @@ import { listenForPrint } from "./paper.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
-import { convertAnswer, findLandmarks, generateScan, getReadiness, isPassing, listModels, persist, POLL_MS, setKey } from "./service.js";
+import { convertAnswer, generateScan, getReadiness, isPassing, listModels, POLL_MS, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
@@ -20,7 +22,6 @@ const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const MODEL_KEY = "landmarkd.model";
 const UNSEEN = "The viewer cannot show this scan.";
 const REST_MS = 300; // after a correction, until measurements are computed again
-const element = (id) => document.getElementById(id);
 const setStatus = (text) => (element("state").textContent = text);
 const queue = new Queue((entry) => entry !== queue.current && look(entry));
 const state = { queue, seed: FIRST_SEED, viewer: null, models: {}, shown: Promise.resolve(false), placing: false };
@@ -55,51 +56,8 @@ function look(entry) {
 
 /** Request the landmarks of those that wait. */
 async function work() {
-  if (state.working) return;
-  state.working = true;
   await starting; // what is opened before the list of models is there is for the model chosen then
-  for (let entry; (entry = queue.next()); ) {
-    await detect(entry);
-    const { problem } = entry;
-    if (problem?.code === "unauthorized") {
-      element("ask-key").hidden = false; // whichever scan one looks at
-      break;
-    }
-    if (!problem || !isPassing(problem) || (await getReadiness()).ready) continue;
-    queue.fail(problem); // each would wait as long, for nothing
-    present(queue.current);
-  }
-  state.working = false;
-}
-
-async function detect(entry) {
-  const abort = (entry.abort = new AbortController());
-  entry.model ||= element("model").value; // opened before the list of models was there
-  entry.state = "working";
-  const { signal } = abort;
-  const onProgress = (progress) => {
-    entry.progress = progress;
-    if (entry === queue.current) showProgress(progress);
-  };
-  const attempt = () => {
-    Object.assign(entry, { problem: null, progress: { stage: "upload", part: 0 } });
-    present(entry);
-    return findLandmarks(entry.file, { model: entry.model, ...entry.choice }, { signal, onProgress });
-  };
-  const onWait = (problem, until) => {
-    Object.assign(entry, { problem, progress: { stage: "outage", until } });
-    present(entry);
-  };
-  let outcome;
-  try {
-    outcome = { state: "done", edits: new Edits(await persist(attempt, signal, onWait)) };
-  } catch (error) {
-    const cancelled = error.name === "AbortError";
-    outcome = cancelled ? { state: "cancelled", problem: CANCELLED } : { state: "problem", problem: error };
-  }
-  if (entry.abort !== abort) return; // asked again by now
-  Object.assign(entry, outcome);
-  present(entry);
+  answerWaiting(queue, present);
 }
 
 /** Ask again for the landmarks of scans, which are forgotten. */
@@ -286,17 +244,13 @@ function showModel() {
 /** Let another model answer all scans, unless that would lose corrections that shall be kept. */
 function changeModel() {
   const model = element("model").value;
-  if (!queue.current) {
-    remember(MODEL_KEY, model);
-    return showModel();
-  }
   const corrected = queue.answered.some(({ edits }) => edits.decided);
   if (corrected && !confirm("Another model answers all scans again. Your corrections will be lost.")) {
-    element("model").value = queue.current.model;
-    return;
+    return (element("model").value = queue.current.model);
   }
   remember(MODEL_KEY, model);
-  again(queue.entries, { model });
+  if (queue.current) again(queue.entries, { model });
+  else showModel();
 }
 
 async function start() {
@@ -411,9 +365,7 @@ async function loadViewer() {
     reason = "Scans are not drawn, because the viewer could not be loaded; reload the page to try again.";
   }
   element("judge").querySelector('[data-act="place"]').hidden = !state.viewer;
-  if (state.viewer) return;
-  element("unseen").hidden = false;
-  element("unseen").textContent = `${reason} Landmarks are listed.`;
+  if (!state.viewer) explain(`${reason} Landmarks are listed.`);
 }
 
 listen();

@@ -1,13 +1,12 @@
 // The scans of this page: a list of what was opened, each with its answer and corrections.
 
+import { element } from "./element.js";
 import { nameOf } from "./files.js";
 import { isMisfit, MISFIT } from "./notices.js";
 
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
 const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null, reviewed: false };
-
-const element = (id) => document.getElementById(id);
 
 /**
  * An entry is {file, name, model, choice, state, edits, problem, abort, progress, selected, reviewed}; a file is only
@@ -70,8 +69,7 @@ export class Queue {
       name.textContent = button.title = entry.name;
       state.textContent = describe(entry);
       scans.children[at].dataset.state = entry.state;
-      if (entry === this.current) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
+      button.ariaCurrent = entry === this.current || null;
     });
     const at = entries.indexOf(this.current);
     element("before").disabled = at <= 0;

@@ -1,6 +1,7 @@
 // The table of landmarks, and what is measured between them.
 
 import { decision } from "./edits.js";
+import { element } from "./element.js";
 import { remember, remembered } from "./memory.js";
 
 const STATUSES = {
@@ -17,7 +18,6 @@ const AXES = {
 const FRAME_KEY = "landmarkd.frame";
 const UNITS = { mm: " mm", deg: "°", "": "" };
 
-const element = (id) => document.getElementById(id);
 const shown = (number, digits) => (number === null ? "–" : number.toFixed(digits));
 /** The index of the row at which something happens; -1: none. */
 const indexAt = ({ target }) => target.closest("tr")?.sectionRowIndex ?? -1;

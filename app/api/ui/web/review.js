@@ -1,11 +1,11 @@
 // The review: buttons and keys by which a person judges and corrects the chosen landmark.
 
+import { element } from "./element.js";
+
 // Steps of the arrow keys, to the right and upwards.
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
 const KEYS = { n: "next", a: "accept", x: "absent", p: "place", h: "heatmap", Escape: "cancel" };
 const FINE = 0.1; // of a voxel; a whole one with Shift
-
-const element = (id) => document.getElementById(id);
 
 /**
  * Calls `act` with "next", "accept", "absent", "place", "here" (at the crosshair), "heatmap", "cancel", "undo" or

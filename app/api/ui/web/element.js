@@ -1,0 +1,3 @@
+// An element of the page, which are all in its HTML.
+
+export const element = (id) => document.getElementById(id);
