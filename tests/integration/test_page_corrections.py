@@ -378,7 +378,7 @@ def test_corrected_case_is_kept(browser: Browser, tmp_path: Path) -> None:
             (route,) = held
             with page.expect_response("**/v1/cases?*"):
                 route.continue_()
-            page.wait_for_selector("#keep:enabled")
+            page.wait_for_selector('#keep[aria-disabled="false"]')
             assert text_of(page, "#state") == ""  # The other scan is not kept.
     finally:
         service.kill()

@@ -25,7 +25,7 @@ def test_failed_keep_is_told_at_its_own_scan(
         page.click("#after")
         page.wait_for_selector('#facts:text("b.nii.gz")')
         held[0].abort()
-        page.wait_for_selector("#keep:enabled")
+        page.wait_for_selector('#keep[aria-disabled="false"]')
         assert page.is_hidden("#problem")
         assert text_of(page, "#scans span:last-child") == "4 of 6 found, 1 by you, not kept"
         page.click("#before")

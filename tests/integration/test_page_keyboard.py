@@ -1,10 +1,13 @@
 """The page by keyboard, in a real Chromium with a real service: the focus, and what is seen."""
 
+import pytest
+
 from tests.support.browser import (
     ABSENT,
     SCAN,
     Browser,
     Page,
+    Route,
     choose,
     chosen,
     drop,
@@ -17,6 +20,15 @@ from tests.support.services import ServiceProcess
 def focused(page: Page) -> str:
     """Read the name in the row that has the focus; empty if none has."""
     script = "document.activeElement.closest('#rows tr')?.cells[0].textContent ?? ''"
+    return str(page.evaluate(script))
+
+
+def holder(page: Page) -> str:
+    """Read what has the focus once the page is drawn; ``body`` if nothing has."""
+    script = """() => new Promise((resolve) => requestAnimationFrame(() => setTimeout(() => {
+        const { id, dataset, localName } = document.activeElement;
+        resolve(id || dataset.act || dataset.format || localName);
+    })))"""
     return str(page.evaluate(script))
 
 
@@ -48,6 +60,82 @@ def test_button_that_is_pressed_keeps_the_focus(page: Page) -> None:
     page.keyboard.press("Enter")
     assert chosen(page) != before
     assert page.evaluate("document.activeElement.dataset.act") == "next"
+
+
+def test_focus_follows_a_scan_through_cancel_and_try_again(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", hold)
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#work", state="visible")
+        page.focus("#cancel")
+        page.keyboard.press("Enter")
+        page.wait_for_selector('#problem-title:text("Cancelled")')
+        assert holder(page) == "problem"
+        page.keyboard.press("Tab")
+        assert holder(page) == "again"
+        with page.expect_request("**/v1/landmarks?*"):
+            page.keyboard.press("Enter")
+        assert holder(page) == "work"
+        page.keyboard.press("Tab")
+        assert holder(page) == "cancel"
+        held[-1].continue_()
+        page.wait_for_selector("#rows tr")
+        assert holder(page) == "results"
+        page.keyboard.press("Tab")
+        assert holder(page) == "next"
+
+
+@pytest.mark.parametrize(("button", "other"), [("after", "before"), ("before", "after")])
+def test_focus_stays_at_the_ends_of_the_list(
+    browser: Browser, page_service: ServiceProcess, button: str, other: str
+) -> None:
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda _: None)
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        if button == "before":
+            page.click("#after")
+        page.focus(f"#{button}")
+        for _ in range(2):
+            page.keyboard.press("Enter")
+            assert holder(page) == button
+        assert page.is_disabled(f"#{button}")
+        assert page.is_enabled(f"#{other}")
+
+
+def test_focus_stays_where_nothing_is_left_to_undo_or_redo(page: Page) -> None:
+    choose(page, ABSENT)
+    page.keyboard.press("x")
+    for act in ("undo", "redo"):
+        page.focus(f'[data-act="{act}"]')
+        page.keyboard.press("Enter")
+        assert holder(page) == act
+        assert page.is_disabled(f'[data-act="{act}"]')
+
+
+def test_focus_stays_at_what_is_downloaded(page: Page) -> None:
+    page.click("#more summary")
+    page.focus('[data-format="tsv"]')
+    with page.expect_download():
+        page.keyboard.press("Enter")
+    assert holder(page) == "tsv"
+
+
+def test_focus_stays_at_keep(page: Page) -> None:
+    page.eval_on_selector("#keeping", "(one) => (one.hidden = false)")
+    page.route("**/v1/cases*", lambda route: route.abort())
+    page.focus("#keep")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#problem", state="visible")
+    assert holder(page) == "keep"
+    page.unroute("**/v1/cases*")
+    page.eval_on_selector("#keeping", "(one) => (one.hidden = true)")
 
 
 def test_what_is_chosen_is_seen_in_forced_colours(

@@ -39,7 +39,6 @@ export function offerDownloads(fileName, edits, onProblem) {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
         save(await convertAnswer(answer, name), `${stemOf(fileName)}.${suffix}`);
         if (name !== "measurements") edits.saved = landmarks; // that table holds no positions
-        element("more").open = false;
       } catch (problem) {
         onProblem(problem);
       }

@@ -11,9 +11,10 @@ export function offerToKeep(keeps) {
 
 /** Keep a scan of the list as it is corrected now; `setStatus` and `onProblem` are told how it goes. */
 export async function keep(entry, setStatus, onProblem) {
+  if (element("keep").ariaDisabled === "true") return;
   const { file, choice, edits } = entry;
   const { answer, landmarks } = edits;
-  element("keep").disabled = true;
+  element("keep").ariaDisabled = true; // and keeps the focus
   element("problem").hidden = true;
   entry.problem = null;
   setStatus("Keeping…");
@@ -25,5 +26,5 @@ export async function keep(entry, setStatus, onProblem) {
     setStatus("");
     if (entry.edits === edits) onProblem(problem); // it may have been asked again
   }
-  element("keep").disabled = false;
+  element("keep").ariaDisabled = false;
 }

@@ -45,6 +45,13 @@ export function showProgress({ stage, part, ahead, tile, tiles, until }) {
   }[stage]();
 }
 
+/** Give the focus, if what has it was hidden, to what is shown in its place. */
+export function keepFocus() {
+  const { activeElement: focused } = document;
+  if (focused.id !== "side" && focused.checkVisibility()) return;
+  ["problem", "work", "results", "side"].map(element).find((one) => one.checkVisibility()).focus();
+}
+
 /** Whether a problem is that the model is for other scans. */
 export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
 

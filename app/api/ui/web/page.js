@@ -9,7 +9,7 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { remember, remembered } from "./memory.js";
-import { CANCELLED, NO_SCAN, showProblem, showProgress } from "./notices.js";
+import { CANCELLED, keepFocus, NO_SCAN, showProblem, showProgress } from "./notices.js";
 import { listenForPrint } from "./paper.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
@@ -78,6 +78,7 @@ async function present(entry) {
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
   // Asked again, an answer would lose its corrections.
   if (entry.problem) showProblem(entry.problem, entry.edits ? null : entry.choice);
+  keepFocus();
   const now = entry.state;
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
@@ -102,6 +103,7 @@ function showAnswer(entry, visible) {
   }
   showReview(edits, state.placing);
   select(entry.selected);
+  keepFocus();
   if (edits.decided) measureSoon(entry);
 }
 
@@ -331,6 +333,7 @@ async function submitKey(event) {
     const refused = queue.entries.filter(({ problem }) => problem?.code === "unauthorized");
     for (const entry of refused) entry.problem = null;
     again(refused.filter(({ edits }) => !edits)); // the others are only not kept
+    keepFocus();
     if (queue.current?.edits?.decided) measureSoon(queue.current); // what the key before was refused
   } catch (error) {
     showProblem(error);

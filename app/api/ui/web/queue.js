@@ -72,8 +72,9 @@ export class Queue {
       button.ariaCurrent = entry === this.current || null;
     });
     const at = entries.indexOf(this.current);
-    element("before").disabled = at <= 0;
-    element("after").disabled = at === entries.length - 1;
+    // Disabled in words only: at an end, the button keeps the focus.
+    element("before").ariaDisabled = at <= 0;
+    element("after").ariaDisabled = at === entries.length - 1;
     element("queue-title").textContent = `${entries.length} scans`;
     element("save-all").disabled = !this.answered.length;
   }

@@ -27,8 +27,8 @@ export function listenForReview(act, step) {
 export function showReview(edits, placing) {
   const doubtful = edits.landmarks.length - edits.decided;
   element("decided").textContent = edits.decided ? `You have decided ${edits.decided}; ${doubtful} left.` : "";
-  element("judge").querySelector('[data-act="undo"]').disabled = !edits.canUndo;
-  element("judge").querySelector('[data-act="redo"]').disabled = !edits.canRedo;
+  element("judge").querySelector('[data-act="undo"]').ariaDisabled = !edits.canUndo;
+  element("judge").querySelector('[data-act="redo"]').ariaDisabled = !edits.canRedo;
   element("judge").querySelector('[data-act="place"]').setAttribute("aria-pressed", placing);
   element("placing").hidden = !placing;
 }
