@@ -34,6 +34,10 @@ SECRET: Final = frozenset({"api_keys", "admin_key_hash"})
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+
+LEAST_BYTES: Final = MIB
+"""Of what a size bounds: a smaller one lets nothing in, as where its unit was forgotten."""
+
 DEVICES: Final = re.compile(r"(auto|all|(cpu|cuda)(:\d{1,3})?(, ?(cpu|cuda)(:\d{1,3})?)*)")
 
 
@@ -140,14 +144,14 @@ class Settings(BaseSettings):
     )
     max_body_bytes: ByteSize = Field(
         ByteSize(512 * MIB),
-        ge=1,
-        description="Maximum size of a request body, in bytes or with a unit (`512MiB`); at most "
-        "3/16 of `LANDMARKD_MEMORY`.",
+        ge=LEAST_BYTES,
+        description="Maximum size of a request body, in bytes or with a unit (`512MiB`); 1 MiB or "
+        "more, and at most 3/16 of `LANDMARKD_MEMORY`.",
     )
     max_inflated_bytes: ByteSize = Field(
         ByteSize(4 * GIB),
-        ge=1,
-        description="Maximum size of the file of a scan once inflated.",
+        ge=LEAST_BYTES,
+        description="Maximum size of the file of a scan once inflated; 1 MiB or more.",
     )
     max_voxels: int = Field(768**3, ge=1, description="Maximum number of voxels in a volume.")
     max_axis: int = Field(
@@ -205,10 +209,10 @@ class Settings(BaseSettings):
     )
     jobs_max_bytes: ByteSize = Field(
         ByteSize(10 * GIB),
-        ge=1,
+        ge=LEAST_BYTES,
         description="Maximum size of all jobs with their scans and answers, each job counted as "
-        "1 MiB and each scan as 64 KiB besides its file; one client leaves a quarter of it to "
-        "others.",
+        "1 MiB and each scan as 64 KiB besides its file; 1 MiB or more. One client leaves a "
+        "quarter of it to others.",
     )
     jobs_ttl_s: float = Field(
         86_400.0,
@@ -241,9 +245,9 @@ class Settings(BaseSettings):
     )
     store_max_bytes: ByteSize = Field(
         ByteSize(20 * GIB),
-        ge=0,
-        description="Maximum size of all that is kept there, each case counted as 1 MiB or more; a "
-        "case beyond it is refused. One key leaves a quarter of it to others.",
+        ge=LEAST_BYTES,
+        description="Maximum size of all that is kept there, 1 MiB or more, and each case counted "
+        "as much at least; a case beyond it is refused. One key leaves a quarter of it to others.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity that is logged."

@@ -75,6 +75,10 @@ def test_devices_are_listed_in_words() -> None:
     [
         ("PORT", "70000", "LANDMARKD_PORT: expected less than or equal to 65535, got '70000'"),
         ("MEMORY", "8", "LANDMARKD_MEMORY: expected greater than or equal to 16777216, got '8'"),
+        ("MAX_BODY_BYTES", "512", "LANDMARKD_MAX_BODY_BYTES: expected greater than or equal to 1"),
+        ("MAX_INFLATED_BYTES", "4", "LANDMARKD_MAX_INFLATED_BYTES: expected greater than or"),
+        ("JOBS_MAX_BYTES", "10", "LANDMARKD_JOBS_MAX_BYTES: expected greater than or equal to 1"),
+        ("STORE_MAX_BYTES", "20", "LANDMARKD_STORE_MAX_BYTES: expected greater than or equal to"),
         ("JOBS", "~nobody-here/jobs", "LANDMARKD_JOBS: expected a home folder that exists"),
         ("DEVICE", "gpu", "LANDMARKD_DEVICE: expected auto, all, cpu, cuda"),
         ("LOG_LEVEL", "INFO", "LANDMARKD_LOG_LEVEL: expected 'debug', 'info', 'warning' or"),

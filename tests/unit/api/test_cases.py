@@ -290,11 +290,13 @@ def test_service_with_a_store_says_so(client: TestClient) -> None:
 
 
 def test_case_over_the_quota_is_refused(models: Path, tmp_path: Path) -> None:
-    settings = toy_settings(models, store=tmp_path, store_max_bytes=ByteSize(1000))
+    settings = toy_settings(models, store=tmp_path, store_max_bytes=ByteSize(2 * FILE_BYTES))
     with running(settings) as client:
-        problem = problem_of(keep(client, toy_scan(), corrected(client, toy_scan())))
+        assert keep(client, toy_scan(), corrected(client, toy_scan())).status_code == 201
+        other = toy_scan((12, 14, 13))
+        problem = problem_of(keep(client, other, corrected(client, other)))
         assert (problem.status, problem.code) == (507, "not-stored")
-        assert "1,000 bytes" in problem.detail
+        assert "1,048,576 bytes" in problem.detail
 
 
 def test_name_of_the_key_is_kept(models: Path, tmp_path: Path) -> None:

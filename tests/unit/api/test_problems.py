@@ -24,7 +24,7 @@ from tests.support.services import (
     toy_settings,
 )
 
-LIMIT = 100_000
+LIMIT = 1 << 20
 URL = "/v1/landmarks"
 
 

@@ -203,7 +203,7 @@ def test_detect_reports_an_unreachable_service(scans: Path) -> None:
     [
         ("MAX_VOXELS", "100", "at most 100 voxels"),
         ("MAX_AXIS", "10", "at most 10 voxels along an axis"),
-        ("MAX_INFLATED_BYTES", "1000", "at most 1,000 bytes"),
+        ("MAX_INFLATED_BYTES", "1MiB", "at most 1,048,576 bytes"),
         ("DEFAULT_MODEL", "absent", "expected a model folder, got 'absent'"),
         ("DEVICE", "cuda:99", "cuda:99"),
         ("PORT", "99999", "LANDMARKD_PORT: expected"),
@@ -214,11 +214,13 @@ def test_detect_obeys_the_settings_of_the_service(
     value: str,
     words: str,
     models: Path,
-    scans: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    scan = tmp_path / "large.nii"
+    scan.write_bytes(toy_scan((72, 70, 64)))
     monkeypatch.setenv(PREFIX + setting, value)
-    result = run("detect", scans / "one.nii", "--models-dir", models)
+    result = run("detect", scan, "--models-dir", models)
     assert result.exit_code == 1
     assert words in f"{result.stderr}{result.exception}"
 

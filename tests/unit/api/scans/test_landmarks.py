@@ -30,7 +30,7 @@ from tests.support.services import (
     until,
 )
 
-LIMIT = 100_000
+LIMIT = 1 << 20
 URL = "/v1/landmarks"
 
 
