@@ -231,14 +231,14 @@ def write_measurements(answer: LandmarksAnswer) -> bytes:
 
 
 def _described(landmark: LandmarkAnswer) -> str:
-    """Describe a landmark, with who decided where it is, if that was not the network."""
+    """Describe a landmark, with its status, for which Slicer has no place, or who decided."""
     if landmark.decided_by == "network":
-        return landmark.description
-    if landmark.lps_mm is None:
-        decision = "marked absent by a person"
+        remark = "" if landmark.status == "detected" else landmark.status.replace("_", " ")
+    elif landmark.lps_mm is None:
+        remark = "marked absent by a person"
     else:
-        decision = f"{'placed' if landmark.confidence is None else 'accepted'} by a person"
-    return f"{landmark.description}; {decision}" if landmark.description else decision
+        remark = f"{'placed' if landmark.confidence is None else 'accepted'} by a person"
+    return "; ".join(filter(None, (landmark.description, remark)))
 
 
 def _certainty(landmark: LandmarkAnswer) -> float:
