@@ -109,6 +109,7 @@ def measure_landmarks(
     specs: Sequence[MeasurementSpec],
     positions: Mapping[str, Point | None],
     regions: Mapping[str, float | None],
+    doubtful: Collection[str] = (),
 ) -> tuple[Measurement, ...]:
     """Measure between the landmarks of one scan.
 
@@ -116,14 +117,16 @@ def measure_landmarks(
         specs: What to measure.
         positions: Of the landmarks in mm, RAS, by name; None where not found.
         regions: Radius of each one's 95 % region in mm; None where unknown.
+        doubtful: Names of landmarks whose position is doubtful, of which none has a region.
     """
-    return tuple(_measure(spec, positions, regions) for spec in specs)
+    return tuple(_measure(spec, positions, regions, doubtful) for spec in specs)
 
 
 def _measure(
     spec: MeasurementSpec,
     positions: Mapping[str, Point | None],
     regions: Mapping[str, float | None],
+    doubtful: Collection[str],
 ) -> Measurement:
     found = [positions.get(name) for name in spec.points]
     missing = [name for name, point in zip(spec.points, found, strict=True) if point is None]
@@ -133,6 +136,8 @@ def _measure(
     value = _evaluate(spec, points)
     if value is None:
         return Measurement(spec, None, None, "points that span a line or a plane coincide")
+    if doubted := [name for name in spec.points if name in doubtful]:
+        return Measurement(spec, value, None, f"low confidence: {_listed(doubted)}")
     unsure = [name for name in spec.points if regions.get(name) is None]
     if unsure:
         return Measurement(spec, value, None, f"without a 95 % region: {_listed(unsure)}")

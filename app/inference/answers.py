@@ -68,7 +68,9 @@ def measure_answer(
         one.name: None if one.ras_mm is None else np.array(one.ras_mm, dtype=np.float64)
         for one in landmarks
     }
-    measured = measure_landmarks(specs, positions, {one.name: one.region95_mm for one in landmarks})
+    regions = {one.name: one.region95_mm for one in landmarks}
+    doubtful = {one.name for one in landmarks if one.status == "low_confidence"}
+    measured = measure_landmarks(specs, positions, regions, doubtful)
     return [_measurement(one) for one in measured]
 
 

@@ -177,3 +177,14 @@ def test_an_interval_holds_the_true_value_where_lines_are_parallel_and_points_on
         assert found.half_width is not None
         held.append(abs(found.value - true.value) <= found.half_width + 1e-9)
     assert 0.92 <= np.mean(held) <= 0.995
+
+
+def test_a_value_between_doubtful_points_says_so() -> None:
+    """It gave the same reason as one of a model that is not calibrated."""
+    one = MeasurementSpec(name="x", kind="distance", points=("x", "y"))
+    regions = dict.fromkeys(POINTS)
+    (doubted,) = measure_landmarks([one], POINTS, regions, {"y", "z"})
+    (sure,) = measure_landmarks([one], POINTS, regions, {"z"})
+    assert (doubted.value, doubted.half_width) == (sure.value, None)
+    assert doubted.reason == "low confidence: y"
+    assert sure.reason == "without a 95 % region: x, y"
