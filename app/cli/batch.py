@@ -19,16 +19,27 @@ from app.cli.scan_files import read_scan, size_of
 from app.cli.terminal import describe_fault
 from app.durable import write_file
 from app.errors import BadParameter, InsufficientMemory, LandmarkdError, NotAVolume, TooLarge
-from app.io import LONG_COLUMNS, AnswerFormat, LandmarksAnswer, name_in_utf8, write_long
+from app.io import (
+    LONG_COLUMNS,
+    MEASUREMENT_COLUMNS,
+    AnswerFormat,
+    LandmarksAnswer,
+    name_in_utf8,
+    write_long,
+    write_measurements,
+)
 
 Model: TypeAlias = tuple[str, str]
 """Name and version."""
 
 MODEL_COLUMNS: Final = ["model", "version"]
-"""The last ones of a table of all scans; tables of older releases lack them."""
+"""The last ones of a table of all scans."""
 
-OLDER_COLUMNS: Final = ["scan", *LONG_COLUMNS]
-TABLE_COLUMNS: Final = OLDER_COLUMNS + MODEL_COLUMNS
+OF_ONE_SCAN: Final[Mapping[str, tuple[Sequence[str], Callable[[LandmarksAnswer], bytes]]]] = {
+    "long": (LONG_COLUMNS, write_long),
+    "measurements": (MEASUREMENT_COLUMNS, write_measurements),
+}
+"""Of the formats that make one table of all scans, the columns and the rows of a scan."""
 
 
 class Sink(ABC):
@@ -90,9 +101,11 @@ class Files(Sink):
 
 
 class LongTable(Sink):
-    """One CSV file with a row for each landmark of each scan."""
+    """One CSV file with a row for each landmark, or each measurement, of each scan."""
 
-    def __init__(self, target: Path, names: Mapping[Path, str], *, resume: bool) -> None:
+    def __init__(
+        self, target: Path, names: Mapping[Path, str], *, resume: bool, form: str = "long"
+    ) -> None:
         """Start a table, or go on with one.
 
         Args:
@@ -100,15 +113,21 @@ class LongTable(Sink):
             names: What the first column says of each scan.
             resume: Whether to keep what it holds, but for its last scan where its rows may be cut
                 off: it is among ``names``, to be answered again, or the table ends within a line.
+            form: What a row is of: ``long``, a landmark, or ``measurements``.
 
         Raises:
             BadParameter: It holds something else.
         """
         self._target = target
+        columns, self._write_rows = OF_ONE_SCAN[form]
+        self._columns = ["scan", *columns, *MODEL_COLUMNS]
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
-        rows, whole = _read_table(target) if resume and target.exists() else ([], True)
-        if rows and rows[0] == OLDER_COLUMNS:
+        rows: list[list[str]] = []
+        whole = True
+        if resume and target.exists():
+            rows, whole = _read_table(target, self._columns)
+        if rows and rows[0] != self._columns:
             rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
         # The last line may be cut off within the name of its model.
         named = rows[1:] if whole else rows[1:-1]
@@ -132,12 +151,12 @@ class LongTable(Sink):
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Append the rows of a scan."""
-        _, *rows = csv.reader(io.StringIO(write_long(answer).decode()))
+        _, *rows = csv.reader(io.StringIO(self._write_rows(answer).decode()))
         name = self._names[path]
         lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
-            lines = [*(self._kept or [TABLE_COLUMNS]), *lines]
+            lines = [*(self._kept or [self._columns]), *lines]
             self._kept, mode = None, "w"
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
@@ -145,8 +164,10 @@ class LongTable(Sink):
             file.write(text.getvalue())  # In one piece, so that hardly anything is ever cut off.
 
 
-def _read_table(path: Path) -> tuple[list[list[str]], bool]:
+def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
     """Read the rows of a table of all scans, and whether the last one is whole.
+
+    Tables of older releases lack the last columns, which name the model.
 
     Raises:
         BadParameter: It is something else, or was not saved as it was written.
@@ -162,9 +183,9 @@ def _read_table(path: Path) -> tuple[list[list[str]], bool]:
         ) from error
     rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
     # A column that was added, moved or left out would shift what is appended.
-    if rows and rows[0] not in (TABLE_COLUMNS, OLDER_COLUMNS):
+    if rows and rows[0] not in (columns, columns[: -len(MODEL_COLUMNS)]):
         raise BadParameter(
-            f"--resume: expected a table of all scans, with the columns {','.join(TABLE_COLUMNS)}; "
+            f"--resume: expected a table of all scans, with the columns {','.join(columns)}; "
             f"got {','.join(rows[0])[:200]} in {path}"
         )
     whole = text.endswith("\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from app.cli.batch import Files, LongTable, Model, Output, Sink
+from app.cli.batch import OF_ONE_SCAN, Files, LongTable, Model, Output, Sink
 from app.cli.scan_files import name_answers, read_scan
 from app.cli.terminal import fail
 from app.durable import lock
@@ -71,7 +71,7 @@ def choose_sink(
         return Files({files[0]: output}, write)
     names = _names(files)
     if is_table:
-        return LongTable(output, names, resume=resume)
+        return LongTable(output, names, resume=resume, form=form.name)
     output.mkdir(exist_ok=True)
     return Files({path: output / f"{name}.{form.name}" for path, name in names.items()}, write)
 
@@ -104,7 +104,7 @@ def writing_alone(output: Path | None, form: Format) -> Iterator[None]:
 
 
 def _is_table(output: Path, form: Format) -> bool:
-    return output.suffix == ".csv" and form.name == "long" and not output.is_dir()
+    return output.suffix == ".csv" and form.name in OF_ONE_SCAN and not output.is_dir()
 
 
 def _names(files: list[Path]) -> dict[Path, str]:
@@ -142,7 +142,7 @@ def output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
         known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
         fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
     form = negotiate_format(SCAN_FORMATS, name or suffix, None)
-    is_table = suffix == form.name == "long" and output.endswith(".csv")
+    is_table = suffix == "long" and form.name in OF_ONE_SCAN and output.endswith(".csv")
     if to_folder and suffix and not (is_table or Path(output).is_dir()):
         fail(
             f"expected -o FOLDER for several scans as {form.name}, or -o FILE.csv without --format "

@@ -65,6 +65,7 @@ from app.io.schemas import (
 )
 from app.io.slicer import (
     LONG_COLUMNS,
+    MEASUREMENT_COLUMNS,
     RasPoint,
     declared_frame,
     is_landmark_file,
@@ -73,6 +74,7 @@ from app.io.slicer import (
     markups_json,
     read_landmarks,
     write_long,
+    write_measurements,
 )
 from app.io.volume import (
     FLOAT32_MAX,
@@ -91,17 +93,17 @@ from app.io.volume import (
 )
 
 __all__ = [
-    "FLOAT32_MAX", "FORMATS", "GZIP_MAGIC", "HEAD_BYTES", "LONG_COLUMNS", "MAX_REACH_MM", "ONLY",
-    "REPORT", "SCAN_FORMATS", "SCAN_SUFFIXES", "SEARCH_BYTES", "UNIT_WARNINGS", "AliveAnswer",
-    "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer", "CasesAnswer", "Content",
-    "DeviceInfo", "Evidence", "Format", "Header", "JobAnswer", "JobSummary", "JobsAnswer",
-    "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer", "MeasurementAnswer", "MemoryFile",
-    "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer", "Problem", "RasPoint",
-    "ReadinessAnswer", "Selection", "TimingAnswer", "Triple", "UploadSummary", "UploadsAnswer",
-    "Volume", "VolumeAnswer", "VolumeLimits", "check_header", "check_spacing", "check_start",
-    "correct", "count_scans", "declared_frame", "extract_scan", "find_evidence", "is_dicom",
-    "is_landmark_file", "is_missing", "landmark_stem", "list_shown", "load_report_writer",
-    "markups_json", "name_in_utf8", "negotiate_format", "pack_scan", "read_case", "read_landmarks",
-    "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
-    "write_gzip", "write_long", "write_nifti",
+    "FLOAT32_MAX", "FORMATS", "GZIP_MAGIC", "HEAD_BYTES", "LONG_COLUMNS", "MAX_REACH_MM",
+    "MEASUREMENT_COLUMNS", "ONLY", "REPORT", "SCAN_FORMATS", "SCAN_SUFFIXES", "SEARCH_BYTES",
+    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer",
+    "CasesAnswer", "Content", "DeviceInfo", "Evidence", "Format", "Header", "JobAnswer",
+    "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
+    "MeasurementAnswer", "MemoryFile", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer",
+    "Problem", "RasPoint", "ReadinessAnswer", "Selection", "TimingAnswer", "Triple",
+    "UploadSummary", "UploadsAnswer", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
+    "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "extract_scan",
+    "find_evidence", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem", "list_shown",
+    "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format", "pack_scan",
+    "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem",
+    "write_answer", "write_case", "write_gzip", "write_long", "write_measurements", "write_nifti",
 ]  # fmt: skip

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from app.cli.batch import LongTable
+from app.cli.outputs import choose_sink, output_format
 from app.errors import BadParameter
+from app.io import MeasurementAnswer
 from app.shapes import read_cohort
 from tests.support.answers import make_answer
 
@@ -88,3 +90,26 @@ def test_a_table_of_other_columns_is_refused_and_kept(table: Path, change: str) 
     with pytest.raises(BadParameter, match=r"with the columns scan,label,.*,version; got scan,"):
         resume(table)
     assert table.read_bytes() == content
+
+
+def test_measurements_of_all_scans_make_one_table_that_is_resumed(tmp_path: Path) -> None:
+    """Each scan had a file of its own, in which no column said whose it was."""
+    table, form = tmp_path / "all.csv", output_format("all.csv", "measurements", to_folder=True)
+    lordosis = MeasurementAnswer(
+        name="lordosis", description="", points=["a"], unit="deg", value=50.5,
+        interval95=(44.0, 57.0), reason="",
+    )  # fmt: skip
+    answer = make_answer(["a"], np.zeros((1, 3))).model_copy(update={"measurements": [lordosis]})
+    for there in (False, True):
+        sink = choose_sink(list(NAMES), table, form, lambda *_: b"", to_folder=True, resume=there)
+        assert sink.has(Path("one.nii")) == there
+        for path in NAMES:
+            if not sink.has(path):
+                sink.write(path, answer)
+        assert table.read_text(encoding="utf-8").splitlines() == [
+            "scan,name,value,unit,low95,high95,reason,description,model,version",
+            "one,lordosis,50.5,deg,44.0,57.0,,,m,1",
+            "ä,lordosis,50.5,deg,44.0,57.0,,,m,1",
+        ]
+    with pytest.raises(BadParameter, match=r"with the columns scan,label,.*; got scan,name,"):
+        resume(table)
