@@ -33,6 +33,10 @@ def export(
         Path | None,
         typer.Option(help="Folder for a report on the shapes, their scores and their mean."),
     ] = None,
+    detected_only: Annotated[
+        bool,
+        typer.Option("--detected-only", help="Count doubtful points (low_confidence) as missing."),
+    ] = False,
 ) -> None:
     """Export the landmarks of many scans for geometric morphometrics, and report on their shapes.
 
@@ -43,7 +47,7 @@ def export(
         raise BadParameter(f"--format: expected one of {FORMAT_NAMES}, got none")
     if output is not None and answers.resolve() == output.resolve():
         raise BadParameter(f"-o: expected another file than the one that is read, got {output}")
-    cohort = read_cohort(answers)
+    cohort = read_cohort(answers, detected_only=detected_only)
     console = Console(stderr=True, highlight=False)
     if name is not None:
         text = COHORT_FORMATS[name](cohort)
@@ -55,7 +59,11 @@ def export(
         _report(cohort, report)
         console.print(f"wrote {report / 'report.html'}", markup=False)
     counts = f"{len(cohort.specimens)} specimens, {len(cohort.landmarks)} landmarks"
-    console.print(f"{counts}, {cohort.count_missing()} points missing", markup=False)
+    counts += f", {cohort.count_missing()} points missing"
+    if doubtful := cohort.count_doubtful():
+        left_in = f", {doubtful} doubtful (--detected-only leaves them out)"
+        counts += f", {doubtful} of them doubtful" if detected_only else left_in
+    console.print(counts, markup=False, soft_wrap=True)
 
 
 def _report(cohort: Cohort, folder: Path) -> None:

@@ -91,3 +91,18 @@ def test_a_report_says_which_packages_it_misses(
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "scipy" else name)
     with pytest.raises(StartupError, match=r"--report needs scipy: pip install"):
         run(answers, "--report", tmp_path / "shapes")
+
+
+def test_doubtful_points_are_counted_and_left_out_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text(
+        "scan,label,status,ras_x_mm,ras_y_mm,ras_z_mm\n"
+        "a,x,detected,1,2,3\na,y,low_confidence,4,5,6\na,z,not_found,,,\n"
+    )
+    for words, said, row in (
+        ((), "1 points missing, 1 doubtful (--detected-only leaves them out)", "4.000000"),
+        (("--detected-only",), "2 points missing, 1 of them doubtful", "NA"),
+    ):
+        path = str(tmp_path / "all.csv")
+        result = CliRunner().invoke(app, ["export", path, "--format", "csv", *words])
+        assert said in result.stderr
+        assert result.stdout.splitlines()[1].split(",")[4] == row

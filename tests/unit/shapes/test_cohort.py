@@ -62,6 +62,42 @@ def test_one_table_of_all_scans_is_a_cohort_too(tmp_path: Path) -> None:
         read_cohort(tmp_path / "all.csv")
 
 
+@pytest.mark.parametrize("suffix", [".json", "table"])
+def test_doubtful_points_are_told_and_left_out_if_asked(suffix: str, tmp_path: Path) -> None:
+    """They were exported like any other, and nothing said how many there were."""
+    whole = make_answer(NAMES, POINTS[2])
+    doubted = whole.landmarks[1].model_copy(update={"status": "low_confidence"})
+    answer = whole.model_copy(
+        update={"landmarks": [*whole.landmarks[:1], doubted, *whole.landmarks[2:]]}
+    )
+    path = tmp_path
+    if suffix == "table":
+        head, *rows = write_long(answer).decode().splitlines()
+        path = tmp_path / "all.csv"
+        path.write_text("\n".join([f"scan,{head}", *(f"a,{row}" for row in rows)]))
+    else:
+        (tmp_path / "a.json").write_bytes(WRITERS[suffix](answer))
+    kept, detected = read_cohort(path), read_cohort(path, detected_only=True)
+    for cohort in (kept, detected):
+        assert cohort.doubtful is not None
+        assert cohort.doubtful.tolist() == [[False, True, False, False]]
+        assert cohort.count_doubtful() == 1
+    assert_allclose(kept.points[0], POINTS[2])
+    assert np.isnan(detected.points[0, 1]).all()
+    assert (kept.count_missing(), detected.count_missing()) == (1, 2)
+
+
+def test_files_that_do_not_say_what_is_doubtful_are_not_taken_for_sure(tmp_path: Path) -> None:
+    folder = write(tmp_path, ".mrk.json")
+    assert read_cohort(folder).doubtful is None
+    with pytest.raises(BadParameter, match="got files that do not say which"):
+        read_cohort(folder, detected_only=True)
+    table = tmp_path / "all.csv"
+    table.write_text("scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n")
+    with pytest.raises(BadParameter, match="got files that do not say which"):
+        read_cohort(table, detected_only=True)
+
+
 def test_a_table_may_end_in_rows_of_commas_alone(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n,,,,\n,,,,\n")
