@@ -32,7 +32,8 @@ class ScanFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder / "scans"
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._lock = (folder / "lock").open("w")
+        # A folder that was there may be read by others, who could lock what they can open.
+        self._lock = os.fdopen(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w")
         try:
             lock(self._lock)
         except OSError as error:
