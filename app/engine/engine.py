@@ -299,7 +299,7 @@ class Engine:
         admitted: AdmittedRequest,
         memory: int | None,
         result_bytes: Callable[[T], int] = lambda _: 0,
-        timeout_s: float,
+        timeout_s: float | None = None,
     ) -> T:
         """Do work that needs no model and no device, on a host thread.
 
@@ -310,7 +310,7 @@ class Engine:
             memory: Bytes that the work takes, its result included; None: what ``detect`` holds for
                 the request.
             result_bytes: Returns how many of these its result takes.
-            timeout_s: As for ``detect``.
+            timeout_s: As for ``detect``; None: the setting of that name.
 
         Returns:
             What the work returns.
@@ -320,7 +320,8 @@ class Engine:
             DeadlineExceeded: It took longer.
             LandmarkdError: Raised by the work.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        deadline = asyncio.get_running_loop().time() + limit_s
         reservation = admitted.memory
         if memory is not None:
             self._check_memory(memory)

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, cast
@@ -27,7 +26,7 @@ from app.api.dependencies import (
 from app.api.openapi import CASE_BODY, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import CASE, plan_upload
-from app.api.upload.receive import Upload, cancel_on_disconnect, read_upload
+from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.engine import Engine
 from app.errors import BadParameter, NotConfigured, TooLarge
 from app.geometry import is_inside
@@ -36,9 +35,9 @@ from app.io import (
     CaseAnswer,
     CasesAnswer,
     Content,
-    Header,
     LandmarkAnswer,
     LandmarksAnswer,
+    Selection,
     Volume,
     VolumeLimits,
     check_header,
@@ -98,31 +97,6 @@ async def get_keeper(
 KeeperDep = Annotated[Keeper, Depends(get_keeper)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Keeping:
-    """A case that has arrived, to be checked and kept on host threads."""
-
-    store: CaseStore
-    upload: Upload
-    answer: LandmarksAnswer
-    query: KeepQuery
-    limits: VolumeLimits
-    keeper: Keeper
-
-    def keep(self, header: Header, check_cancelled: Callable[[], None]) -> CaseAnswer:
-        """Read the scan, check that the answer is about it, and keep both."""
-        content, query = self.upload.content, self.query
-        volume = read_volume(content, self.limits, query.selection, check_cancelled)
-        _check_same(self.answer, volume)
-        # All frames of a file have one digest.
-        frame = query.frame if header.frames > 1 else None
-        case = describe_case(self.answer, frame, self.keeper.name)
-        scan = pack_scan(content, volume, check_cancelled, as_uploaded=frame is None)
-        check_cancelled()
-        self.store.keep(case, scan, write_case(self.answer, case), self.keeper)
-        return case
-
-
 @cases_router.post(
     "/v1/cases",
     summary="Keep a corrected case",
@@ -146,15 +120,10 @@ async def keep_case(
     engine, record = shared.engine, record_of(request.scope)
     timeout_s = request_timeout_s(query.timeout_s, shared.settings)
     plan = plan_upload(request.headers, engine.max_body_bytes, CASE)
-
-    def check_head(head: Content) -> None:
-        if is_dicom(head):
-            check_start(head)
-        else:
-            check_header(head, engine.limits, query.selection)
-
+    check_head = partial(_check_head, engine.limits, query.selection)
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
-    record.bytes = len(upload.content)
+    content = upload.content
+    record.bytes = len(content)
     if len(upload.second) > MAX_ANSWER_BYTES:
         got = len(upload.second)
         raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {got}")
@@ -165,12 +134,22 @@ async def keep_case(
             lambda _: read_corrections(upload.second, engine), memory=CORRECTIONS_BYTES
         )
         record.model = check_landmarks(answer, engine)
-        keeping = _Keeping(store, upload, answer, query, engine.limits, keeper)
-        look = partial(check_header, upload.content, engine.limits, query.selection)
+        look = partial(check_header, content, engine.limits, query.selection)
         header = await compute(look, memory=SEARCH_BYTES)
+        frame = query.frame if header.frames > 1 else None
+        case = describe_case(answer, frame, keeper.name)
+
+        def write(check_cancelled: Callable[[], None]) -> None:
+            volume = read_volume(content, engine.limits, query.selection, check_cancelled)
+            _check_same(answer, volume)
+            scan = pack_scan(content, volume, check_cancelled, as_uploaded=frame is None)
+            check_cancelled()
+            store.keep(case, scan, write_case(answer, case), keeper)
+
         # A file is packed as it is, which may hold more than its voxels.
-        memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape) + len(upload.content)
-        return await compute(partial(keeping.keep, header), memory=memory)
+        memory = BASE_BYTES + KEEP_BYTES * math.prod(header.shape) + len(content)
+        await compute(write, memory=memory)
+        return case
 
     return await cancel_on_disconnect(request.receive, keep())
 
@@ -189,16 +168,11 @@ async def list_cases(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
-
-    def read(_: Callable[[], None]) -> CasesAnswer:
-        cases, last = store.list(model, after, limit)
-        return CasesAnswer(cases=cases, next=last)
-
     admitted.start_work()
-    timeout_s = shared.settings.timeout_s
-    return await shared.engine.compute(
-        read, admitted=admitted, memory=BASE_BYTES, timeout_s=timeout_s
+    cases, last = await shared.engine.compute(
+        lambda _: store.list(model, after, limit), admitted=admitted, memory=BASE_BYTES
     )
+    return CasesAnswer(cases=cases, next=last)
 
 
 @cases_router.delete(
@@ -218,12 +192,16 @@ async def delete_case(
 ) -> None:
     """Delete a scan and its landmarks, which this key has kept, from the store."""
     admitted.start_work()
-    timeout_s = shared.settings.timeout_s
+    await shared.engine.compute(
+        lambda _: store.delete(model, case, keeper), admitted=admitted, memory=BASE_BYTES
+    )
 
-    def delete(_: Callable[[], None]) -> None:
-        store.delete(model, case, keeper)
 
-    await shared.engine.compute(delete, admitted=admitted, memory=BASE_BYTES, timeout_s=timeout_s)
+def _check_head(limits: VolumeLimits, selection: Selection, head: Content) -> None:
+    if is_dicom(head):
+        check_start(head)
+    else:
+        check_header(head, limits, selection)
 
 
 def describe_case(answer: LandmarksAnswer, frame: int | None, key: str | None) -> CaseAnswer:

@@ -172,7 +172,6 @@ async def get_phantom(
         admitted=admitted,
         memory=PHANTOM_BYTES,
         result_bytes=len,
-        timeout_s=shared.settings.timeout_s,
     )
     return Response(scan, headers=HEADERS, media_type="application/gzip")
 
@@ -193,7 +192,6 @@ async def convert_landmarks(
         admitted=admitted,
         memory=CORRECTIONS_BYTES,
         result_bytes=len,
-        timeout_s=shared.settings.timeout_s,
     )
     return Response(converted, headers=HEADERS, media_type=form.media_type)
 
