@@ -1,4 +1,4 @@
-"""``POST /v1/landmarks``: a scan in, its landmarks out."""
+"""``POST /v1/landmarks``: a scan in, its landmarks or a DICOM report of them out."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,6 @@ from app.api.scans.reception import (
     receive_scan,
     scan_router,
 )
-from app.api.scans.report import find_and_report
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
 from app.engine import Progress
@@ -41,9 +40,13 @@ from app.inference import build_answer, model_ref
 from app.io import (
     FORMATS,
     SCAN_FORMATS,
+    SEARCH_BYTES,
     AnswerFormat,
+    Evidence,
     JobAnswer,
     LandmarksAnswer,
+    find_evidence,
+    load_report_writer,
     negotiate_format,
 )
 from app.jobs import NO_HURRY_S
@@ -102,8 +105,7 @@ async def find_landmarks(
     scan = await receive_scan(request, shared, admitted, query, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):
-        report = find_and_report(scan, find)
-        answer, content = await cancel_on_disconnect(request.receive, report)
+        answer, content = await cancel_on_disconnect(request.receive, _report(scan, find))
         return timed_response(content, answer.timing_ms, form.media_type, answer.warnings)
     if jobs:
         kept = await accept_job(jobs, scan, form, candidates=query.candidates, splits=False)
@@ -138,6 +140,28 @@ async def _find(
         measurements=scan.model.manifest.measurements,
         candidates=candidates,
     )
+
+
+async def _report(
+    scan: ReceivedScan, find: Callable[[], Awaitable[LandmarksAnswer]]
+) -> tuple[LandmarksAnswer, bytes]:
+    """Find the landmarks of a DICOM scan, and report on them without a word about the patient.
+
+    Where no report can be written, they are not looked for.
+    """
+
+    def prepare(
+        check_cancelled: Callable[[], None],
+    ) -> tuple[Callable[[LandmarksAnswer, Evidence], bytes], Evidence]:
+        limit, series = scan.engine.limits.inflated_bytes, scan.selection.series
+        write = load_report_writer()
+        return write, find_evidence(scan.upload.content, limit, series, check_cancelled)
+
+    # Nothing of it is kept: who holds memory may not have all of it, which the scan may need.
+    write, evidence = await scan.compute(prepare, SEARCH_BYTES, lambda _: 0)
+    answer = await find()
+    memory = evidence.report_bytes(len(answer.landmarks) + len(answer.measurements))
+    return answer, await scan.compute(lambda _: write(answer, evidence), memory, len)
 
 
 async def _write_event(
