@@ -237,13 +237,19 @@ class Client:
         return self._parse(LandmarksAnswer, self._send("GET", path, params={"format": "json"}))
 
     def jobs(self) -> JobsAnswer:
-        """List the jobs of this key, or without one of this address; the newest first.
+        """List all jobs of this key, or without one of this address; the newest first.
 
         Raises:
             ProblemError: The service refused the request, or keeps no jobs.
             Unreachable: No service answers.
         """
-        return self._parse(JobsAnswer, self._send("GET", "/v1/jobs"))
+        part = self._parse(JobsAnswer, self._send("GET", "/v1/jobs"))
+        jobs = part.jobs
+        while part.next is not None:
+            params = {"after": part.next}
+            part = self._parse(JobsAnswer, self._send("GET", "/v1/jobs", params=params))
+            jobs += part.jobs
+        return JobsAnswer(jobs=jobs)
 
     def remove(self, job: str) -> None:
         """Cancel a job, or forget its results.

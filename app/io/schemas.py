@@ -303,7 +303,10 @@ class JobAnswer(JobSummary):
 class JobsAnswer(_WireModel):
     """The answer of ``GET /v1/jobs``."""
 
-    jobs: list[JobSummary] = Field(description="The newest first, up to a thousand.")
+    jobs: list[JobSummary] = Field(description="The newest first.")
+    next: str | None = Field(
+        None, description="The `after` of the next part of the list; null: this is the last one."
+    )
 
 
 class UploadSummary(_WireModel):

@@ -5,6 +5,7 @@ them is settled, each once. All methods block; they may be called from any threa
 """
 
 import json
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -151,9 +152,18 @@ class JobStore:
         (scans,) = self.folder.read(SCANS, path, json.dumps(progress or {}), job)
         return replace(found[0], scans=scans["scans"])
 
-    def list_jobs(self, owner: str) -> list[KeptJob]:
-        """List the jobs of an owner, the newest first, up to a thousand."""
-        return self._find(f"{JOBS} ORDER BY created_s DESC LIMIT 1000", owner)
+    def list_jobs(
+        self, owner: str, after: tuple[float, str] = (math.inf, ""), limit: int = 1000
+    ) -> list[KeptJob]:
+        """List the jobs of an owner, the newest first.
+
+        Args:
+            owner: Of the jobs.
+            after: ``created_s`` and ``id`` of the job before, which may have been removed since.
+            limit: How many at most.
+        """
+        query = f"{JOBS} AND (created_s, id) < (?, ?) ORDER BY created_s DESC, id DESC LIMIT ?"
+        return self._find(query, owner, *after, limit)
 
     def outcome(self, owner: str, job: str, number: int) -> tuple[State, str, str | None]:
         """Return the state of a scan, the format of its job, and the JSON of its outcome.

@@ -38,6 +38,9 @@ from app.io import (
 )
 from app.jobs import NO_HURRY_S, JobRunner, KeptJob, Order
 
+MAX_LISTED: Final = 1000
+"""Jobs in a part of their list, some 250 KB."""
+
 jobs_router: Final = APIRouter(tags=["jobs"], dependencies=[Depends(require_api_key)])
 
 
@@ -62,6 +65,19 @@ class ResultQuery(BaseModel):
         description="Unset: the one that the job was sent with.",
         json_schema_extra=offer(form.name for form in FORMATS),
     )
+
+
+class JobsQuery(BaseModel):
+    """Query of ``GET /v1/jobs``; unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str = Field(
+        "",
+        pattern=r"^(\d{1,12}\.\d{1,9}-[0-9a-f]{32})?$",
+        description="`next` of the part of the list before.",
+    )
+    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED)
 
 
 @jobs_router.post(
@@ -92,14 +108,21 @@ async def post_job(
     "/v1/jobs",
     summary="List your jobs",
     response_model=JobsAnswer,
-    responses=problems(401, 429, 501, 503),
+    responses=problems(401, 422, 429, 501, 503),
 )
-async def get_jobs(jobs: JobsDep, admitted: AdmittedDep) -> Response:
-    """List the jobs of the caller's key; without keys, of the caller's address."""
+async def get_jobs(
+    jobs: JobsDep, admitted: AdmittedDep, query: Annotated[JobsQuery, Query()]
+) -> Response:
+    """List the jobs of the caller's key, or without keys of its address, a part at a time."""
+    seconds, _, before = query.after.partition("-")
+    after = (float(seconds or "inf"), before)
 
     def describe() -> str:
-        found = jobs.store.list_jobs(admitted.client)
-        return JobsAnswer(jobs=[_summary(jobs, job) for job in found]).model_dump_json()
+        found = jobs.store.list_jobs(admitted.client, after, query.limit + 1)
+        part = found[: query.limit]
+        # With the time in it, as that very job may be removed before the next part is asked for.
+        last = f"{part[-1].created_s}-{part[-1].id}" if len(found) > len(part) else None
+        return JobsAnswer(jobs=[_summary(jobs, job) for job in part], next=last).model_dump_json()
 
     # Not on the event loop: there may be a thousand.
     return Response(await jobs.call(admitted.client, describe), media_type="application/json")
@@ -156,7 +179,7 @@ async def get_result(
     summary="Cancel and remove a job",
     status_code=204,
     response_class=Response,
-    responses=problems(401, 404, 429, 501, 503),
+    responses=problems(401, 404, 429, 501, 503, 507),
 )
 async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:
     """Remove a job with its scans and answers, whether it is finished or not."""

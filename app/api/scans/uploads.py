@@ -333,7 +333,7 @@ async def patch_upload(
     "/v1/uploads/{upload}",
     summary="Give up an upload",
     status_code=204,
-    responses=problems(401, 404, 412, 429, 501, 503),
+    responses=problems(401, 404, 412, 429, 501, 503, 507),
 )
 async def delete_upload(upload: str, reception: ReceptionDep) -> Response:
     """Remove what has arrived of a file, or the job that it has become."""

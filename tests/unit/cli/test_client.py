@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,7 +27,7 @@ from app.cli.client import Client, ProblemError, Unreachable
 from app.cli.main import app
 from app.errors import BrokenVolume, NotAVolume, TooLarge
 from app.io import correct, read_truth
-from app.io.schemas import Problem
+from app.io.schemas import JobsAnswer, JobSummary, Problem
 from app.jobs.uploads import MAX_OPEN_OF_ONE
 from tests.support.answers import make_answer
 from tests.support.dicom_files import as_dicom, zipped
@@ -34,6 +35,10 @@ from tests.support.services import MODEL, ServiceProcess, toy_models, toy_scan
 
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
 ANSWER = make_answer(["1"], np.zeros((1, 3)))
+JOB = JobSummary(
+    id="x", state="queued", model="skull", created=datetime.now(UTC), expires=None, total=1, done=0,
+    failed=0,
+)  # fmt: skip
 PROBLEM = (
     Problem(type="x", title="Busy", status=429, detail="later", code="queue-full", request_id="r")
     .model_dump_json()
@@ -42,16 +47,17 @@ PROBLEM = (
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """Run a server with one answer to all requests; yields its address."""
+def answering(status: int, body: bytes, second: bytes | None = None) -> Iterator[str]:
+    """Run a server with one answer, or another to what has ``after``; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer = second if second and "?after=" in self.path else body
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(answer)
 
         def do_POST(self) -> None:
             self.do_GET()
@@ -80,6 +86,13 @@ def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> No
         for call in (detect, keep, client.models, client.readiness, *jobs):
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
                 call()
+
+
+@pytest.mark.timeout(20)
+def test_jobs_are_listed_whole_however_many_parts_the_list_has() -> None:
+    parts = (JobsAnswer(jobs=[JOB], next=after).model_dump_json() for after in ("1.5-x", None))
+    with answering(200, *(part.encode() for part in parts)) as url, Client(url) as client:
+        assert client.jobs() == JobsAnswer(jobs=[JOB, JOB])
 
 
 @pytest.mark.timeout(20)

@@ -207,7 +207,20 @@ def test_what_can_be_refused_at_once_is_no_job(
 ) -> None:
     problem = problem_of(client.post(f"{URL}?{query}", content=content, headers=RAW))
     assert (problem.status, problem.code) == (status, code)
-    assert client.get(URL).json() == {"jobs": []}
+    assert client.get(URL).json() == {"jobs": [], "next": None}
+
+
+def test_jobs_are_listed_in_parts_between_which_some_may_be_removed(client: TestClient) -> None:
+    jobs = [accepted(client.post(URL, content=toy_scan(), headers=RAW)) for _ in range(5)]
+    listed, query = list[str](), "limit=2"
+    while query:
+        part = JobsAnswer.model_validate_json(client.get(f"{URL}?{query}").content)
+        listed += (f"{URL}/{job.id}" for job in part.jobs)
+        client.delete(listed[-1])
+        query = f"limit=2&after={part.next}" if part.next else ""
+    assert listed == jobs[::-1]
+    for query in ("state=finished", "limit=1001", f"after={part.jobs[-1].id}"):
+        assert problem_of(client.get(f"{URL}?{query}")).code == "bad-parameter"
 
 
 def test_scan_of_a_number_that_no_job_reaches_is_unknown(client: TestClient) -> None:
@@ -245,13 +258,13 @@ def test_job_belongs_to_a_key(models: Path, tmp_path: Path) -> None:
         assert [f"{URL}/{job.id}" for job in listed.jobs] == [path]
         # The scheme of a header has no case: it is the same key.
         assert client.get(path, headers={"Authorization": "bearer anna"}).status_code == 200
-        assert client.get(URL, headers=KEYS["bert"]).json() == {"jobs": []}
+        assert client.get(URL, headers=KEYS["bert"]).json() == {"jobs": [], "next": None}
         for method, below in (("GET", ""), ("GET", "/scans/0"), ("DELETE", "")):
             response = client.request(method, path + below, headers=KEYS["bert"])
             assert problem_of(response).code == "unknown-job"
             assert problem_of(client.request(method, path + below)).code == "unauthorized"
         assert client.delete(path, headers=KEYS["anna"]).status_code == 204
-        assert client.get(URL, headers=KEYS["anna"]).json() == {"jobs": []}
+        assert client.get(URL, headers=KEYS["anna"]).json() == {"jobs": [], "next": None}
 
 
 def test_client_whose_jobs_take_its_room_is_refused_until_it_deletes_one(
@@ -383,4 +396,4 @@ def test_finished_job_is_removed_in_time_without_a_call(models: Path, tmp_path: 
     with running(toy_settings(models, jobs=tmp_path / "kept", jobs_ttl_s=0.5)) as client:
         path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
         until(lambda: client.get(path).status_code == 404)
-        assert client.get(URL).json() == {"jobs": []}
+        assert client.get(URL).json() == {"jobs": [], "next": None}
