@@ -11,7 +11,6 @@ reweighted least squares with the Geman-McClure weight.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -206,34 +205,22 @@ def _sample(
     tolerance_mm: float,
 ) -> Float64[np.ndarray, "fits 4 4"]:
     """Fit triples of modes, strong ones more often; keep the fits that most modes agree with."""
-    first_noise, noise = _draw_noise(*weight.shape)
+    random = np.random.default_rng(0)  # Triples of one scan are those of any other as large.
     with np.errstate(divide="ignore"):
         log_weight = np.log(weight)
     # The largest of log weight + Gumbel noise is a draw with probability proportional to weight.
-    noisy = log_weight.max(axis=1) + first_noise
+    noisy = log_weight.max(axis=1) + random.gumbel(size=(SAMPLES, len(mean)))
     landmark = np.argsort(-noisy, axis=1)[:, :3]
     a, b, c = np.moveaxis(mean[landmark], 1, 0)
     area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
     # Slender triangles determine a rotation badly.
     landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
+    noise = random.gumbel(size=(*landmark.shape, weight.shape[1]))
     mode = (log_weight[landmark] + noise).argmax(axis=2)
     even = np.ones(landmark.shape)
     fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, even, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, 2 * tolerance_mm)
     return np.asarray(fits[np.argsort(-score, kind="stable")[:FINALISTS]])
-
-
-@lru_cache(maxsize=16)
-def _draw_noise(
-    landmarks: int, modes: int
-) -> tuple[Float64[np.ndarray, "samples landmarks"], Float64[np.ndarray, "kept 3 modes"]]:
-    """Draw the noise of all triples, the same for all scans with as many landmarks and modes."""
-    random = np.random.default_rng(0)
-    first_noise = random.gumbel(size=(SAMPLES, landmarks))
-    noise = random.gumbel(size=(SAMPLES // 2, 3, modes))
-    for shared in (first_noise, noise):
-        shared.setflags(write=False)
-    return first_noise, noise
 
 
 def _refine(
