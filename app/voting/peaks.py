@@ -15,9 +15,13 @@ from jaxtyping import Float32, Float64, Int64
 
 from app.errors import BadParameter
 from app.voting.cpu import peaks as cpu_peaks
-from app.voting.readout import Readout, choose_cells
+from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
+
+CELL_REACH: Final = 0.6
+"""Edge of a cell in reaches, to the nearest voxel: small enough to separate peaks that the read-out
+can separate."""
 
 HASH_FACTOR: Final = secrets.randbits(63) | 1
 """By which cells are hashed: nobody can choose votes whose cells all have the same place. It
@@ -82,11 +86,14 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
     Returns:
         The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
     """
-    cells = choose_cells(readout)
-    edge, first = np.array(cells.edge, np.float64), np.array(cells.first, np.float64)
     spacing = readout.metric_mm
+    edge = np.maximum(1.0, np.round(CELL_REACH * readout.reach_mm / spacing))
+    # Past each end of the grid, a margin of the voting radius, and a border of cells never hit.
+    margin = np.ceil(readout.radius_mm / (spacing * edge)) + 1
+    i, j, k = (int(cells) for cells in np.ceil(readout.shape / edge) + 2 * margin)
+    first = -edge * margin
     mm = np.stack([edge * spacing, (first + (edge - 1) / 2) * spacing])
     peaks = np.full((3, readout.landmarks, count), np.nan)
-    given = (votes.starts, votes.position, votes.weight, edge, cells.shape, first, mm)
+    given = (votes.starts, votes.position, votes.weight, edge, (i, j, k), first, mm)
     cpu_peaks.find_peaks(*given, readout.reach_mm, HASH_FACTOR, peaks)
     return Peaks(centre_mm=peaks, error_mm=float(np.linalg.norm(edge * spacing)) / 2)

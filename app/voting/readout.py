@@ -28,11 +28,6 @@ decides only where these are too few to tell."""
 MAX_WIDENING: Final = 8.0
 """A heatmap this many times as wide as it was trained to be, in square, is no Gaussian to fit."""
 
-# Cells, in which peaks are found.
-
-CELL_REACH: Final = 0.6
-"""Edge of a cell in reaches: small enough to separate peaks that the read-out can separate."""
-
 # Mean shift, which moves from a peak to a mode.
 
 MAX_STEPS: Final = 5
@@ -165,21 +160,6 @@ class Readout:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
-    """Cells over the grid, a margin of the voting radius, and a border of cells never hit.
-
-    Attributes:
-        edge: Edge of a cell along each axis, in grid voxels.
-        shape: How many cells there are along each axis.
-        first: Grid index of the first voxel of the first cell; negative by margin and border.
-    """
-
-    edge: tuple[int, ...]
-    shape: tuple[int, ...]
-    first: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GridFrame:
     """Where a grid lies.
 
@@ -247,15 +227,3 @@ def _is_count(number: SupportsIndex) -> bool:
         return number.__index__() >= 1
     except (AttributeError, TypeError):
         return False
-
-
-def choose_cells(readout: Readout) -> Cells:
-    """Choose cells with edges of ``CELL_REACH`` reaches in mm, to the nearest voxel."""
-    edges, shape, first = [], [], []
-    for size, mm in zip(readout.shape, readout.metric_mm, strict=True):
-        edge = max(1, round(CELL_REACH * readout.reach_mm / mm))
-        margin = math.ceil(readout.radius_mm / (mm * edge)) + 1
-        edges.append(edge)
-        shape.append(-(-size // edge) + 2 * margin)
-        first.append(-edge * margin)
-    return Cells(tuple(edges), tuple(shape), tuple(first))

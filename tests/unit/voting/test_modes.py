@@ -39,7 +39,7 @@ def modes_of(votes: Votes, readout: Readout = READOUT, cell: int | None = None) 
     """Go from votes to modes, in cells of the default size or a given one."""
     with pytest.MonkeyPatch.context() as patch:
         if cell is not None:
-            patch.setattr("app.voting.readout.CELL_REACH", cell / readout.reach_mm)
+            patch.setattr("app.voting.peaks.CELL_REACH", cell / readout.reach_mm)
         return find_modes(votes, readout, 4)
 
 

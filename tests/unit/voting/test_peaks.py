@@ -1,5 +1,7 @@
 """Votes -> Peaks."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
 def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
     """Find peaks in cells of one voxel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.voting.readout.CELL_REACH", 0.0)
+        patch.setattr("app.voting.peaks.CELL_REACH", 0.0)
         return find_peaks(group_votes(votes, readout.landmarks), readout, count)
 
 
@@ -27,6 +29,35 @@ def heights(votes: Votes) -> np.ndarray:
     for axis in range(3):
         dense = 2 * dense + np.roll(dense, 1, axis) + np.roll(dense, -1, axis)
     return dense[1:-1, 1:-1, 1:-1]
+
+
+def half_diagonal(readout: Readout) -> float:
+    """Return that of a cell, in mm: how far peaks may be from its centre."""
+    return find_peaks(group_votes(concat_votes([]), readout.landmarks), readout, 1).error_mm
+
+
+@pytest.mark.parametrize(
+    ("shape", "landmarks", "radius", "edge"),
+    [
+        ((70, 71, 72), 3, 1.0, 1),
+        ((300, 301, 302), 3, 12.0, 4),
+        ((300, 301, 302), 45, 2.0, 1),
+        ((500, 501, 502), 3, 2.0, 1),
+        ((64, 65, 66), 45, 5.0, 2),
+    ],
+)
+def test_cells_are_as_coarse_as_the_readout_allows(
+    shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
+) -> None:
+    """Worked cases, at a spacing of 1 mm, however large the grid is."""
+    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
+    assert half_diagonal(readout) == pytest.approx(math.dist((0, 0, 0), [edge] * 3) / 2)
+
+
+def test_cells_are_round_in_mm() -> None:
+    """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
+    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
+    assert half_diagonal(readout) == pytest.approx(math.dist((0, 0, 0), (7 * 0.5, 4, 3)) / 2)
 
 
 def test_the_first_peak_is_where_most_votes_point_at_and_around() -> None:

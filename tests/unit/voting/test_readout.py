@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import BadParameter
 from app.geometry import translation
-from app.voting.readout import GridFrame, Readout, ScanExtent, choose_cells
+from app.voting.readout import GridFrame, Readout, ScanExtent
 
 SHAPE = (9, 14, 21)
 SPACING = (0.5, 0.75, 1.25)
@@ -22,31 +22,6 @@ def test_points_past_the_end_of_the_scan_lie_outside() -> None:
         [[1.6, 3, 3], [1.4, 3, 3], [5.4, 3, 3], [5.6, 3, 3], [3, 3, 8.6], [np.nan] * 3]
     )
     assert readout.contains(points).tolist() == [True, False, True, False, False, False]
-
-
-@pytest.mark.parametrize(
-    ("shape", "landmarks", "radius", "edge"),
-    [
-        ((70, 71, 72), 3, 1.0, 1),
-        ((300, 301, 302), 3, 12.0, 4),
-        ((300, 301, 302), 45, 2.0, 1),
-        ((500, 501, 502), 3, 2.0, 1),
-        ((64, 65, 66), 45, 5.0, 2),
-    ],
-)
-def test_cells_are_as_coarse_as_the_readout_allows(
-    shape: tuple[int, int, int], landmarks: int, radius: float, edge: int
-) -> None:
-    """Worked cases, at a spacing of 1 mm, however large the grid is."""
-    readout = Readout(landmarks, shape, (1.0, 1.0, 1.0), radius)
-    cells = choose_cells(readout)
-    assert cells.edge == (edge, edge, edge)
-
-
-def test_cells_are_round_in_mm() -> None:
-    """On an anisotropic grid they have fewer voxels along the axis of thick slices."""
-    readout = Readout(1, (40, 50, 60), (0.5, 1.0, 3.0), radius_mm=10.0)
-    assert choose_cells(readout).edge == (7, 4, 1)
 
 
 @pytest.mark.parametrize(
