@@ -120,8 +120,7 @@ def count_tiles(
     """Return the tile shape for a grid, and how many tiles ``plan_tiles`` would plan."""
     edges = tile_shape(grid_shape, spec, stride)
     axes = zip(grid_shape, edges, strict=True)
-    counts = (_count_starts(size, edge, spec, stride) for size, edge in axes)
-    return edges, math.prod(counts)
+    return edges, math.prod(len(_starts(size, edge, spec, stride)) for size, edge in axes)
 
 
 def extract_tile(
@@ -177,20 +176,13 @@ def _starts(size: int, edge: int, spec: InputSpec, stride: int) -> Int[np.ndarra
     if size <= edge:
         before = 0 if spec.tile_layout == "even" else (edge - size) // 2 // stride
         return np.array([-before * stride])
-    count = _count_starts(size, edge, spec, stride)
-    last = -(-(size - edge) // stride)
+    last, step = -(-(size - edge) // stride), _step(edge, spec, stride)
+    count = math.ceil(last * stride / step) + 1
     if spec.tile_layout == "monai":
-        starts = np.minimum(np.arange(count) * (_step(edge, spec, stride) // stride), last)
+        starts = np.minimum(np.arange(count) * (step // stride), last)
     else:
         starts = np.round(np.linspace(0, last, count))
     return np.asarray(starts.astype(np.int64) * stride)
-
-
-def _count_starts(size: int, edge: int, spec: InputSpec, stride: int) -> int:
-    if size <= edge:
-        return 1
-    last = -(-(size - edge) // stride) * stride
-    return math.ceil(last / _step(edge, spec, stride)) + 1
 
 
 def _step(edge: int, spec: InputSpec, stride: int) -> float:
