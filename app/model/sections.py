@@ -14,6 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from app.geometry import AXIS_CODES
+
 WHOLE: Final = "whole"
 
 Spacing = Annotated[float, Field(gt=0.0, le=100.0)]
@@ -119,13 +121,8 @@ class InputSpec(Section):
 
     @model_validator(mode="after")
     def _check_orientation(self) -> "InputSpec":
-        axes = sorted(
-            ["LR", "PA", "IS"].index(pair)
-            for code in self.orientation
-            for pair in ("LR", "PA", "IS")
-            if code in pair
-        )
-        if axes != [0, 1, 2]:
+        named = {pair for code in self.orientation for pair in AXIS_CODES if code in pair}
+        if len(named) != len(AXIS_CODES):
             raise ValueError(f"expected one letter of each of LR, PA, IS, got {self.orientation!r}")
         return self
 
