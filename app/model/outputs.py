@@ -110,16 +110,19 @@ def _mean(values: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
+def _dense_shape(manifest: Manifest, edges: Sequence[int]) -> list[int]:
+    """Return the shape of an output with a number for each channel and voxel of its own."""
+    stride = manifest.network.output_stride
+    return [sum(manifest.channels), *(edge // stride for edge in edges)]
+
+
 class VotesOutput:
     """Scores and offsets; nothing is copied."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Read as a manifest says."""
-        self._channels = manifest.channels
-        self._stride = manifest.network.output_stride
+        self._manifest, self._channels = manifest, manifest.channels
         self._softmax = manifest.network.activation == "softmax"
-        self._order = manifest.network.offset_order
-        self._manifest = manifest
         self._offset_scale = (1.0, 1.0, 1.0)
         if manifest.network.offset_unit == "mm":
             x, y, z = manifest.input.spacing_mm
@@ -127,14 +130,14 @@ class VotesOutput:
 
     def shape(self, edges: Sequence[int]) -> list[int]:
         """Return the shape of the output for a tile of these edges."""
-        return [sum(self._channels), *(edge // self._stride for edge in edges)]
+        return _dense_shape(self._manifest, edges)
 
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
         scores, offsets = self._channels
         return (
             f"{scores} scores and {offsets} offsets for tiles of {list(edges)} at output_stride "
-            f"{self._stride}"
+            f"{self._manifest.network.output_stride}"
         )
 
     def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
@@ -196,13 +199,13 @@ class VotesOutput:
         """View a batch of outputs as scores and offsets."""
         scores, offsets = output[:, : self._channels[0]], output[:, self._channels[0] :]
         shape = output.shape[2:]
-        if self._order == "axis":
+        if self._manifest.network.offset_order == "axis":
             return scores, offsets.view(len(output), 3, -1, *shape)
         return scores, offsets.view(len(output), -1, 3, *shape).transpose(1, 2)
 
     def _join(self, scores: Tensor, offsets: Tensor) -> Float[Tensor, "n channels i j k"]:
         """Put the parts of a batch together again."""
-        if self._order == "landmark":
+        if self._manifest.network.offset_order == "landmark":
             offsets = offsets.transpose(1, 2)
         return torch.cat([scores, offsets.flatten(1, 2)], dim=1)
 
@@ -212,34 +215,28 @@ class HeatmapsOutput:
 
     def __init__(self, manifest: Manifest) -> None:
         """Read as a manifest says."""
-        self._landmarks = len(manifest.landmarks)
         self._manifest = manifest
-        self._channels, _ = manifest.channels
-        self._stride = manifest.network.output_stride
-        self._activation = manifest.network.activation
-        self._peak = manifest.network.heatmap_peak or 1.0
 
     def shape(self, edges: Sequence[int]) -> list[int]:
         """Return the shape of the output for a tile of these edges."""
-        return [self._channels, *(edge // self._stride for edge in edges)]
+        return _dense_shape(self._manifest, edges)
 
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
-        return (
-            f"{self._channels} heatmaps for tiles of {list(edges)} at output_stride {self._stride}"
-        )
+        heatmaps, stride = self._manifest.channels[0], self._manifest.network.output_stride
+        return f"{heatmaps} heatmaps for tiles of {list(edges)} at output_stride {stride}"
 
     def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
         """View one tile's heatmaps, of its axes, as scores of voxels that vote for themselves."""
-        offsets = output.new_zeros(1).expand(3, self._landmarks, *output.shape[1:])
-        if self._activation == "sigmoid":
-            return Field(output, offsets, "sigmoid", background=False)
-        if self._activation == "softmax":
-            return Field(output, offsets, "softmax", background=True)
-        if self._activation == "spatial_softmax":
+        network, landmarks = self._manifest.network, len(self._manifest.landmarks)
+        offsets = output.new_zeros(1).expand(3, landmarks, *output.shape[1:])
+        if network.activation in ("sigmoid", "softmax"):
+            is_softmax = network.activation == "softmax"
+            return Field(output, offsets, network.activation, background=is_softmax)
+        if network.activation == "spatial_softmax":
             # In float32: a sum over so many voxels has no bits left in less.
             output = output.flatten(1).softmax(1, dtype=torch.float32).view_as(output)
-        return Field(output, offsets, "none", background=False, peak=self._peak)
+        return Field(output, offsets, "none", background=False, peak=network.heatmap_peak or 1.0)
 
     def unmirror(self, output: Tensor, axes: Sequence[int], _edges: Sequence[int]) -> Tensor:
         """Turn the answer for tiles mirrored along some axes into one for the tiles themselves."""
@@ -259,22 +256,17 @@ class CoordinatesOutput:
 
     def __init__(self, manifest: Manifest) -> None:
         """Read as a manifest says."""
-        network = manifest.network
-        self._landmarks = len(manifest.landmarks)
         self._manifest = manifest
-        self._unit = network.coordinate_unit
-        self._extras = network.coordinate_extras
-        self._sigmoid = network.activation == "sigmoid"
-        self._spacing_mm = manifest.input.spacing_mm
+        self._extras = manifest.network.coordinate_extras
 
     def shape(self, _edges: Sequence[int]) -> list[int]:
         """Return the shape of the output, which is the same for all tiles."""
-        return [self._landmarks, 3 + len(self._extras)]
+        return [len(self._manifest.landmarks), 3 + len(self._extras)]
 
     def describe(self, _edges: Sequence[int]) -> str:
         """Say what the output should hold."""
         columns = ", ".join(("i", "j", "k", *self._extras))
-        return f"{columns} of {self._landmarks} landmarks"
+        return f"{columns} of {len(self._manifest.landmarks)} landmarks"
 
     def field(self, output: Tensor, edges: Sequence[int]) -> Field:
         """Make a field of as many voxels, along i, as each landmark has votes."""
@@ -294,12 +286,13 @@ class CoordinatesOutput:
         presence = torch.ones_like(values[:, 0])
         if "presence" in self._extras:
             presence = self._extra(values, "presence")
+        is_sigmoid = self._manifest.network.activation == "sigmoid"
         return Field(
             scores=presence[:, None, None, None].expand(-1, points.shape[1], 1, 1),
             offsets=(points - own).permute(2, 0, 1)[..., None, None],
-            activation="sigmoid" if self._sigmoid else "none",
+            activation="sigmoid" if is_sigmoid else "none",
             background=False,
-            peak=None if self._sigmoid else 1.0,
+            peak=None if is_sigmoid else 1.0,
         )
 
     def unmirror(self, output: Tensor, axes: Sequence[int], edges: Sequence[int]) -> Tensor:
@@ -330,10 +323,11 @@ class CoordinatesOutput:
 
     def _voxels_per_unit(self, edges: Sequence[int]) -> tuple[list[float], float]:
         """Return the voxels per unit of a coordinate, and the index that is coordinate 0."""
-        if self._unit == "fraction":  # Of the tile: 0 and 1 are the faces of its outermost voxels.
+        unit = self._manifest.network.coordinate_unit
+        if unit == "fraction":  # Of the tile: 0 and 1 are the faces of its outermost voxels.
             return [float(edge) for edge in edges], -0.5
-        if self._unit == "mm":
-            return [1 / mm for mm in self._spacing_mm], 0.0
+        if unit == "mm":
+            return [1 / mm for mm in self._manifest.input.spacing_mm], 0.0
         return [1.0, 1.0, 1.0], 0.0
 
 
