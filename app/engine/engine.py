@@ -383,7 +383,8 @@ class Engine:
     def _check_memory(self, needed: int) -> None:
         if needed > self.memory.limit:
             limit = f"expected a request that takes at most {self.memory.limit >> 20} MiB of memory"
-            raise TooLarge(f"{limit}, got one that takes {needed >> 20} MiB")
+            got = f"got one that takes {needed >> 20} MiB"
+            raise TooLarge(f"{limit}, {got}; the operator's limit is 3/4 of LANDMARKD_MEMORY")
 
     def _load(self, folder: Path) -> LoadedModel:
         """Load a model folder on all devices."""

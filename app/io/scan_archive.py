@@ -68,7 +68,10 @@ def extract_scan(
     """
     file = _list_scans(content, len(content) * MAX_INFLATION)[number]
     if file.size > max_bytes:
-        raise TooLarge(f"expected a scan of at most {max_bytes} bytes, got {file.size}")
+        raise TooLarge(
+            f"expected a scan of at most {max_bytes} bytes, got {file.size}; the operator's "
+            "limits are LANDMARKD_MAX_BODY_BYTES and 3/16 of LANDMARKD_MEMORY"
+        )
     stream = file.open(lambda: None)
     while piece := stream.read(CHUNK_BYTES):
         write(piece)

@@ -122,7 +122,10 @@ class JobFolder:
             "SELECT total(bytes) FILTER (WHERE owner = ?), total(bytes) FROM held", (owner,)
         ).fetchone()
         if size > self._share:
-            raise TooLarge(f"expected a job of at most {self._share} bytes, got {size}")
+            raise TooLarge(
+                f"expected a job of at most {self._share} bytes, got {size}; the operator's limit "
+                "is three quarters of LANDMARKD_JOBS_MAX_BYTES"
+            )
         if held + size > self._share or used + size > self._max_bytes:
             raise QueueFull(
                 f"expected jobs of at most {self._max_bytes} bytes in all, and {self._share} of "

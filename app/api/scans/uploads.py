@@ -102,7 +102,10 @@ class Reception:
         form = negotiate_format(FORMATS, query.format or "json", None)
         # The file is on disk, and never in memory as a whole.
         if length > (most := self._shared.engine.limits.inflated_bytes):
-            raise TooLarge(f"expected a file of at most {most} bytes, got {length}")
+            raise TooLarge(
+                f"expected a file of at most {most} bytes, got {length}; the operator's limit is "
+                "LANDMARKD_MAX_INFLATED_BYTES"
+            )
         model = choose_model(self._shared.engine, query)
         record.model = model.manifest.name
         order = Order(

@@ -98,7 +98,10 @@ class UploadPlan:
     def check_size(self, size: int) -> None:
         """Raise TooLarge if a body of so many bytes is not allowed."""
         if size > self.max_bytes:
-            raise TooLarge(f"expected a body of at most {self.max_bytes} bytes, got {size}")
+            raise TooLarge(
+                f"expected a body of at most {self.max_bytes} bytes, got {size}; the operator's "
+                "limits are LANDMARKD_MAX_BODY_BYTES and 3/16 of LANDMARKD_MEMORY"
+            )
 
 
 def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> UploadPlan:

@@ -52,6 +52,7 @@ def scan() -> bytes:
         ({"params": {"model": "nope"}}, 404, "unknown-model", f"one of {MODEL}; got 'nope'"),
         ({"params": {"format": "png"}}, 406, "unknown-format", "got 'png'"),
         ({"headers": {"Accept": "image/png"}}, 406, "unknown-format", "got 'image/png'"),
+        ({"content": bytes(LIMIT + 1)}, 413, "too-large", "LANDMARKD_MAX_BODY_BYTES"),
         ({"content": bytes(LIMIT + 1)}, 413, "too-large", f"at most {LIMIT} bytes"),
         (
             {"content": iter([bytes(LIMIT), b"1"]), "headers": RAW},

@@ -236,7 +236,7 @@ def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.M
 
 def test_jobs_over_the_quota_are_refused_until_there_is_room(reopen: Open, tmp_path: Path) -> None:
     small = reopen(2 * LEAST + len(SCAN))
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLarge, match="three quarters of LANDMARKD_JOBS_MAX_BYTES"):
         small.accept(order(), bytes(2 * LEAST), None)
     job = small.accept(order(), bytes(LEAST), None)
     with pytest.raises(QueueFull, match="delete jobs") as refused:

@@ -105,6 +105,7 @@ def test_heatmaps_that_would_not_fit_the_memory_are_refused_by_the_header() -> N
         assert response.status_code == 413
         detail = response.json()["detail"]
         assert "at most 75 MiB of memory, got one that takes" in detail
+        assert "3/4 of LANDMARKD_MEMORY" in detail
         assert shared_of(client).engine.memory.used == 0
 
 

@@ -125,7 +125,9 @@ def test_service_says_what_it_speaks(client: TestClient) -> None:
     assert response.headers["tus-version"] == "1.0.0"
     assert response.headers["tus-extension"] == "creation,termination,expiration"
     most = int(response.headers["tus-max-size"])
-    assert problem_of(start(client, most + 1)).code == "too-large"
+    problem = problem_of(start(client, most + 1))
+    assert problem.code == "too-large"
+    assert "LANDMARKD_MAX_INFLATED_BYTES" in problem.detail
 
 
 @pytest.mark.parametrize(
