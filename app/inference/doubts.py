@@ -16,7 +16,7 @@ from app.geometry import Points, distance_inside, spacing_of, transform
 from app.inference.refinement import any_detected, find_agreeing, find_pose, with_low_confidence
 from app.io import Volume
 from app.model import LoadedModel, ShapeSpec, place_surroundings
-from app.preprocessing import view_shown
+from app.preprocessing import crop
 from app.shapes import fit_similarity, measure_stretch, measure_twist
 from app.voting import Landmark, Point, Shape
 
@@ -147,7 +147,7 @@ def doubt_extent(volume: Volume, spec: ShapeSpec) -> tuple[str, ...]:
     """
     if spec.min_extent_mm is None:
         return ()
-    shown, _ = view_shown(volume.voxels)
+    shown, _ = crop(volume.voxels, volume.voxels[0, 0, 0])
     extent_mm = float((spacing_of(volume.affine) * shown.shape).min())
     if extent_mm >= spec.min_extent_mm:
         return ()

@@ -68,7 +68,7 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
         voxels, axes_from_shown = trim(voxels)
         volume_from_axes = volume_from_axes @ axes_from_shown
     if as_nnunet:
-        voxels, axes_from_box = crop(voxels)
+        voxels, axes_from_box = crop(voxels, 0)
         volume_from_axes = volume_from_axes @ axes_from_box
         values = upload(voxels, device, "K" if np.prod(step) > 1 else "C")
     else:
@@ -122,28 +122,14 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     return apply_orientation(array, turn), inv_ornt_aff(turn, array.shape)
 
 
-def crop(array: np.ndarray) -> tuple[np.ndarray, Affine]:
-    """View the smallest box of an array that holds all that is not zero; nothing is copied.
+def crop(array: np.ndarray, blank: float | np.generic) -> tuple[np.ndarray, Affine]:
+    """View the smallest box of an array that holds all that is not blank; nothing is copied.
 
     Returns:
-        The view, all of an array of zeros; and the affine that maps its indices to those of the
-        array.
+        The view, all of an array that is blank; and the affine that maps its indices to those of
+        the array.
     """
-    spans = []
-    for others in ((1, 2), (0, 2), (0, 1)):
-        found = np.flatnonzero(array.any(axis=others))
-        spans.append(slice(found[0], found[-1] + 1) if len(found) else slice(0, None))
-    return array[tuple(spans)], translation([float(span.start) for span in spans])
-
-
-def view_shown(array: np.ndarray) -> tuple[np.ndarray, Affine]:
-    """View the smallest box that holds all that differs from the first voxel; nothing is copied.
-
-    Returns:
-        The view, all of an array of one value; and the affine that maps its indices to those of the
-        array.
-    """
-    box, blank, before = array, array[0, 0, 0], []
+    box, before = array, []
     for axis in range(3):
         planes = np.moveaxis(box, axis, 0)
         first = _count_blank(planes, blank)
@@ -165,12 +151,12 @@ def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
         The view, all of the array if the field is a part of it; and the affine that maps its
         indices to those of the array.
     """
-    box, axes_from_box = view_shown(array)
-    is_large = box.size >= MIN_SHOWN * array.size
     blank = array[0, 0, 0]
+    box, array_from_box = crop(array, blank)
+    is_large = box.size >= MIN_SHOWN * array.size
     if is_large and (box.size == array.size or box.min() <= blank <= _border_median(box)):
         return array, np.eye(4)
-    return box, axes_from_box
+    return box, array_from_box
 
 
 def _border_median(box: np.ndarray) -> float:
@@ -179,7 +165,7 @@ def _border_median(box: np.ndarray) -> float:
     return float(np.median(np.concatenate(faces)))
 
 
-def _count_blank(planes: np.ndarray, blank: np.generic) -> int:
+def _count_blank(planes: np.ndarray, blank: float | np.generic) -> int:
     """Count the planes that hold one value alone, from the first one on."""
     counts = (count for count, plane in enumerate(planes) if (plane != blank).any())
     return next(counts, len(planes))
