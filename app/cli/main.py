@@ -376,7 +376,3 @@ def phantom(
 app.command()(export)
 app.command()(pack)
 app.command()(install)
-
-
-if __name__ == "__main__":
-    main()

@@ -220,7 +220,7 @@ def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
 
 def _command(kind: Kind, model: Path, port: int, device: str) -> list[str]:
     if not kind.module:
-        return [sys.executable, "-m", "app.cli.main", "serve"]
+        return [sys.executable, "-m", "app.cli", "serve"]
     return [sys.executable, "-m", kind.module, str(model), str(port), device, *kind.words]
 
 

@@ -370,7 +370,7 @@ def test_service_without_standard_streams_serves(closed: str, models: Path) -> N
         port = str(free.getsockname()[1])
     settings = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": port}
     process = subprocess.Popen(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "app.cli.main", "serve"],
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "app.cli", "serve"],
         cwd=ROOT,
         env=os.environ | {PREFIX + name: value for name, value in settings.items()},
     )
