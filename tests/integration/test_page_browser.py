@@ -222,7 +222,7 @@ def test_page_ends_with_its_content_on_a_phone(
 
 def test_frame_is_remembered(browser: Browser, page_service: ServiceProcess) -> None:
     with opened(browser, page_service.url) as page:
-        page.evaluate("localStorage.setItem('landmarkd.frame', 'LPS')")
+        page.eval_on_selector('[data-frame="LPS"]', "(one) => one.click()")
         page.reload()
         page.wait_for_selector("body[data-ready]")
         assert page.get_attribute('[data-frame="LPS"]', "aria-pressed") == "true"

@@ -1,4 +1,4 @@
-"""The page whose key has been replaced at the service, in a real Chromium."""
+"""The page whose key was replaced, and in two tabs of one browser, in a real Chromium."""
 
 from collections.abc import Iterator
 
@@ -43,3 +43,26 @@ def test_measurements_are_computed_once_the_key_is_known(outdated: Page) -> None
     outdated.keyboard.press("Enter")
     outdated.wait_for_selector('#measurements td:text(" mm")')
     assert outdated.is_hidden("#problem")
+
+
+def test_what_one_tab_chooses_stays_there_and_is_the_first_choice_of_new_ones(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    names = [{"name": name, "version": "1", "landmarks": 3, "description": ""} for name in "ab"]
+    listed = {"models": names, "keeps_cases": False}
+
+    def chosen_at_first(page: Page) -> tuple[str, str]:
+        page.goto(page_service.url)
+        page.wait_for_selector("body[data-ready]")
+        return page.input_value("#model"), text_of(page, '#frames [aria-pressed="true"]')
+
+    with browser.new_context() as context:
+        context.set_default_timeout(20_000)
+        context.route("**/v1/models", lambda route: route.fulfill(json=listed))
+        one, other = context.new_page(), context.new_page()
+        assert chosen_at_first(one) == chosen_at_first(other) == ("a", "RAS")
+        other.select_option("#model", "b")
+        other.eval_on_selector('[data-frame="LPS"]', "(one) => one.click()")
+        assert chosen_at_first(one) == ("a", "RAS")
+        assert chosen_at_first(other) == ("b", "LPS")
+        assert chosen_at_first(context.new_page()) == ("b", "LPS")

@@ -231,6 +231,7 @@ async function loadModels() {
   // Chosen before a key was asked for again, or before the page was opened again.
   const value = element("model").value || remembered(MODEL_KEY);
   element("model").replaceChildren(...models.map(({ name }) => new Option(name, name, false, name === value)));
+  remember(MODEL_KEY, element("model").value, false);
   element("model").disabled = !models.length;
   element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
   setStatus(models.length ? "" : "This service has no models; see its README.");

@@ -35,8 +35,8 @@ export class Results {
     rows.addEventListener("keydown", (event) => this.#move(event));
     rows.addEventListener("pointerover", (event) => onHover(indexAt(event)));
     rows.addEventListener("pointerleave", () => onHover(-1));
-    element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame);
-    this.#showFrame(this.#frame);
+    element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame, true);
+    this.#showFrame(this.#frame, false);
     new ResizeObserver(() => this.#reveal()).observe(element("scroll"));
   }
 
@@ -104,9 +104,9 @@ export class Results {
     [...element("rows").rows].forEach((row, at) => row.classList.toggle("near", at === index));
   }
 
-  #showFrame(frame) {
+  #showFrame(frame, isChosen) {
     this.#frame = frame;
-    remember(FRAME_KEY, frame);
+    remember(FRAME_KEY, frame, isChosen);
     for (const button of element("frames").children) {
       button.setAttribute("aria-pressed", button.dataset.frame === frame);
     }
