@@ -25,7 +25,7 @@ const NOWHERE = [null, null, null];
 /** The name of a scan without what says its format. */
 const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
 
-/** Offer an answer with its corrections as they are when a button is pressed. */
+/** Offer an answer with its corrections as they are when a button is pressed; `onProblem` gets null at first. */
 export function offerDownloads(fileName, edits, onProblem) {
   const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || edits.original.measurements.length);
   const buttons = names.map((name) => {
@@ -34,7 +34,7 @@ export function offerDownloads(fileName, edits, onProblem) {
     button.dataset.format = name;
     button.onclick = async () => {
       const { answer, landmarks } = edits;
-      element("problem").hidden = true;
+      onProblem(null);
       try {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
         save(await convertAnswer(answer, name), `${stemOf(fileName)}.${suffix}`);

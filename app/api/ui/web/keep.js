@@ -15,8 +15,7 @@ export async function keep(entry, setStatus, onProblem) {
   const { file, choice, edits } = entry;
   const { answer, landmarks } = edits;
   element("keep").ariaDisabled = true; // and keeps the focus
-  element("problem").hidden = true;
-  entry.problem = null;
+  onProblem(null);
   setStatus("Keeping…");
   try {
     const { id } = await keepCase(file, answer, choice);

@@ -91,7 +91,7 @@ function showAnswer(entry, visible) {
   const { edits, file } = entry;
   entry.selected ??= nearestToAll(edits.landmarks);
   results.show(edits.answer, file.name);
-  offerDownloads(file.name, edits, showProblem);
+  offerDownloads(file.name, edits, (problem) => entry.edits === edits && showAt(entry, problem, "not downloaded"));
   state.visible = visible && state.viewer.setGeometry(edits.original.volume);
   if (visible && !state.visible) {
     state.viewer.clear();
@@ -113,6 +113,15 @@ function select(index, options) {
   heatmap.hide(state.viewer, index);
   results.select(index, options);
   if (state.visible) state.viewer.select(index, edits.landmarks[index]?.expected_ras_mm);
+}
+
+/** Show a problem, or null, at its own scan, and in the list what was not done with that. */
+function showAt(entry, problem, undone) {
+  entry.problem = problem && Object.assign(problem, { undone });
+  queue.render();
+  if (entry !== queue.current) return;
+  element("problem").hidden = !problem;
+  if (problem) showProblem(problem);
 }
 
 /** Show what a correction has changed. */
@@ -189,14 +198,16 @@ function measureSoon(entry) {
   element("problem").hidden = !entry.problem;
   state.timer = setTimeout(async () => {
     const { landmarks, original } = edits;
-    const show = (answer) => entry === queue.current && landmarks === edits.landmarks && results.measured(answer);
+    const isShown = () => entry === queue.current && landmarks === edits.landmarks;
     try {
-      show(JSON.parse(await (await convertAnswer(edits.answer, "json")).text()));
+      const answer = JSON.parse(await (await convertAnswer(edits.answer, "json")).text());
+      if (isShown()) results.measured(answer);
     } catch (problem) {
+      if (!isShown()) return; // measured again when it is looked at
       showProblem(problem);
       // Those of before are of other positions.
-      const unknown = { value: null, interval95: null, reason: problem.message };
-      show({ ...original, measurements: original.measurements.map((one) => ({ ...one, ...unknown })) });
+      const unknown = { value: null, interval95: null, reason: "not computed" };
+      results.measured({ ...original, measurements: original.measurements.map((one) => ({ ...one, ...unknown })) });
     }
   }, REST_MS);
 }
@@ -289,13 +300,8 @@ function listen() {
   };
   element("keep").onclick = () => {
     const { current } = queue;
-    const onProblem = (problem) => {
-      current.problem = problem; // it is shown at its own scan
-      queue.render();
-      if (current === queue.current) showProblem(problem);
-    };
+    const onProblem = (problem) => showAt(current, problem, "not kept");
     keep(current, (text) => current === queue.current && setStatus(text), onProblem);
-    queue.render();
   };
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;

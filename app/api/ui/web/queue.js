@@ -102,5 +102,5 @@ function describe({ state, edits, problem }) {
   }
   const { landmarks, decided } = edits;
   const found = `${landmarks.filter(({ ijk }) => ijk).length} of ${landmarks.length} found`;
-  return [found, decided && `${decided} by you`, problem && "not kept"].filter(Boolean).join(", ");
+  return [found, decided && `${decided} by you`, problem?.undone].filter(Boolean).join(", ");
 }
