@@ -234,6 +234,7 @@ def test_measurements_follow_corrections(page: Page, answer: list[dict[str, Any]
     page.wait_for_selector(f'{values}:text-is("{expected}")')
     page.keyboard.press("x")
     page.wait_for_selector(f'{values}:text-is("{MISSING}")')
+    assert text_of(page, "#measurements td:last-child") == "not found: ball"
     page.keyboard.press("Control+z")
     page.keyboard.press("Control+z")
     page.wait_for_selector(f'{values}:text-is("{before}")')

@@ -63,6 +63,7 @@ def test_failed_measuring_is_not_told_under_another_scan(
             page.route("**/page/landmarks?*", lambda route: route.abort())
             page.click("#before")
         page.wait_for_selector("#problem", state="visible")
+        assert text_of(page, "#measurements td:last-child") == "not computed"
 
 
 def test_failed_download_is_told_at_its_own_scan(

@@ -1,5 +1,7 @@
 """The page by keyboard, in a real Chromium with a real service: the focus, and what is seen."""
 
+import itertools
+
 import pytest
 
 from tests.support.browser import (
@@ -166,3 +168,25 @@ def test_esc_leaves_placing_after_a_press_that_ended_beyond_the_scan(page: Page)
     page.keyboard.press("Escape")
     assert page.get_attribute('[data-act="place"]', "aria-pressed") == "false"
     assert page.is_hidden("#placing")
+
+
+def test_headings_skip_no_level_and_what_scrolls_can_have_the_focus(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    headings = "h1:visible, h2:visible, h3:visible"
+    unreachable = """() => [...document.querySelectorAll("main *")].filter((one) => {
+        const inside = [one, ...one.querySelectorAll("*")];
+        const scrolls = one.checkVisibility() && getComputedStyle(one).overflowY === "auto";
+        const reached = inside.some(({ tabIndex }) => tabIndex >= 0);
+        return scrolls && !reached && one.scrollHeight > one.clientHeight;
+    }).map(({ id }) => id)"""
+    with opened(browser, page_service.url, viewport={"width": 1000, "height": 60}) as page:
+        page.click("#about-card summary")
+        assert page.evaluate(unreachable) == []
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        assert page.evaluate(unreachable) == []
+        names = page.locator(headings).evaluate_all("(all) => all.map((one) => one.localName)")
+    levels = [int(name[1]) for name in names]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))

@@ -181,10 +181,10 @@ function rowOf(landmark, frame) {
 function measurementRow({ name, description, unit, value, interval95, reason }) {
   const row = document.createElement("tr");
   const digits = unit ? 1 : 3;
-  const interval = interval95 ? interval95.map((bound) => bound.toFixed(digits)).join(" – ") : "–";
+  const interval = interval95 ? interval95.map((bound) => bound.toFixed(digits)).join(" – ") : reason || "–";
   const cells = [name, value === null ? "–" : value.toFixed(digits) + UNITS[unit], interval];
   row.append(...cells.map((text) => create("td", text)));
-  row.title = reason || description || name;
+  row.title = description || name;
   return row;
 }
 
