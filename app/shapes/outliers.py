@@ -52,14 +52,15 @@ def find_outliers(cohort: Cohort) -> list[Outlier] | None:
         share = swaps.labelling.residual_mm / shape.limit_mm
         distance = swaps.labelling.residual_mm / scale[row]
         worst = [index for index in np.argsort(-share).tolist() if share[index] > 1]
+        names = [cohort.landmarks[index] for index in swaps.given.tolist()]  # None has index -1.
         named = tuple(swaps.describe(cohort.landmarks))
         if worst or named:
             outliers.append(
                 Outlier(
                     specimen=cohort.specimens[row],
                     swaps=named,
-                    misplaced={cohort.landmarks[index]: float(share[index]) for index in worst},
-                    distance_mm={cohort.landmarks[n]: float(distance[n]) for n in worst},
+                    misplaced={names[index]: float(share[index]) for index in worst},
+                    distance_mm={names[index]: float(distance[index]) for index in worst},
                 )
             )
     return sorted(

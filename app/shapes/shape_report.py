@@ -97,7 +97,8 @@ def _outlier_parts(outliers: Sequence[Outlier] | None) -> list[str]:
     return [
         make_table(("specimen", "exchanged names", "points far from where the others are"), lines),
         "<p>Distances are from where the specimen's other points and the other specimens put a "
-        "point, exchanged names put right. The limit is five robust standard deviations.</p>",
+        "point, exchanged names put right; a point has the name that its specimen gives it. The "
+        "limit is five robust standard deviations.</p>",
     ]
 
 

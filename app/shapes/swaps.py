@@ -47,13 +47,15 @@ class Swaps:
 
     Attributes:
         sides: Whether the names of left and right do.
-        pairs: Indices of further landmarks that do, two by two.
+        pairs: Indices of further landmarks that do, two by two, by the names that they have now.
         labelling: The landmarks with all that put right.
+        given: Index of the name that each of these has now, by which its file knows it; -1: none.
     """
 
     sides: bool
     pairs: tuple[tuple[int, int], ...]
     labelling: Labelling
+    given: Int64[np.ndarray, " landmarks"]
 
     def describe(self, names: Sequence[str]) -> list[str]:
         """Say it in words, one line each."""
@@ -63,16 +65,19 @@ class Swaps:
 
 def find_swaps(labelling: Labelling, shape: RobustShape) -> Swaps:
     """Find landmarks of a specimen whose exchange of names puts misplaced ones in place."""
+    given = np.arange(len(labelling.points))
     mirrored = _swap_sides(labelling, shape)
-    labelling = mirrored or labelling
+    if mirrored is not None and shape.partners is not None:
+        labelling, given = mirrored, shape.partners.copy()
     pairs: list[tuple[int, int]] = []
     while len(pairs) < MAX_SWAPS:
         swap = _best_swap(labelling, shape)
         if swap is None:
             break
         first, second, labelling = swap
-        pairs.append((first, second))
-    return Swaps(mirrored is not None, tuple(pairs), labelling)
+        pairs.append((int(given[first]), int(given[second])))
+        given[[first, second]] = given[[second, first]]
+    return Swaps(mirrored is not None, tuple(pairs), labelling, given)
 
 
 def _relabel(labelling: Labelling, order: np.ndarray, shape: RobustShape) -> Labelling:

@@ -46,7 +46,7 @@ def _check_positions(
     limit = shape.limit_mm
     suspicions = find_swaps(labelling, shape)
     issues = [Issue("warning", scan, message) for message in suspicions.describe(names)]
-    labelling = suspicions.labelling
+    labelling, given = suspicions.labelling, suspicions.given
     misplaced = labelling.misplaced(limit)
     known = np.isfinite(labelling.residual_mm)
     if 2 * len(misplaced) > known.sum():
@@ -55,7 +55,7 @@ def _check_positions(
     residual = labelling.residual_mm
     worst = sorted(misplaced.tolist(), key=lambda index: -residual[index] / limit[index])
     if worst:
-        listed = shorten([f"{names[index]} ({residual[index]:.3g} mm)" for index in worst])
+        listed = shorten([f"{names[given[index]]} ({residual[index]:.3g} mm)" for index in worst])
         message = f"far from where the other landmarks and scans predict them: {listed}"
         issues.append(Issue("warning", scan, message))
     return issues

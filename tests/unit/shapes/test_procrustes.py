@@ -11,10 +11,12 @@ from scipy.spatial import procrustes
 from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
+from app.geometry import scaling
 from app.io import read_landmarks
 from app.shapes import (
     Cohort,
     analyse_shapes,
+    estimate_robust_shape,
     find_outliers,
     fit_similarity,
     read_cohort,
@@ -22,6 +24,9 @@ from app.shapes import (
     write_shape_report,
 )
 from app.shapes.robust_shape import fit_to
+from app.training.data.check_shapes import check_shapes
+from app.training.data.specimens import SpecimenFiles
+from app.training.data.summary import SpecimenSummary
 from tests.support.synthetic import SHAPE_LANDMARKS, make_shape
 
 NAMES = tuple(f"p{number}" for number in range(SHAPE_LANDMARKS))
@@ -186,6 +191,36 @@ def test_exchanged_and_misplaced_points_are_found_and_reported(tmp_path: Path) -
     assert_allclose([float(row["PC2"]) for row in rows], space.scores[:, 1], rtol=1e-6)
     mean = read_landmarks(tmp_path / "report" / "mean_shape.mrk.json")
     assert full_distance(np.array(list(mean.values())), space.mean) < 1e-12
+
+
+def test_a_misplaced_point_among_exchanged_sides_has_the_name_that_its_file_gives_it() -> None:
+    """That of its partner was reported, which lies where it belongs; and likewise of two pairs."""
+    random = np.random.default_rng(8)
+    right = random.uniform((5, -40, -20), (30, 40, 20), (7, 3))
+    shape = np.stack([right, right * (-1, 1, 1)], axis=1).reshape(-1, 3)  # r0 l0 r1 l1 …
+    names = tuple(f"{side}{number}" for number in range(7) for side in "rl")
+    points = shape + random.normal(0, 0.2, (12, *shape.shape))
+    points[6] = points[6].reshape(7, 2, 3)[:, ::-1].reshape(-1, 3)
+    points[6, names.index("r2")] += (0, 0, 15.0)
+    points[6, [0, 8]] = points[6, [8, 0]]
+    found = find_outliers(Cohort(tuple("abcdefghijkl"), names, points))
+    assert found is not None
+    assert [one.specimen for one in found] == ["g"]
+    exchanged = "the names of left and right look exchanged"
+    assert found[0].swaps == (exchanged, "landmarks r0 and r4 look swapped")
+    assert list(found[0].misplaced) == list(found[0].distance_mm) == ["r2"]
+    affine = scaling(np.ones(3))
+    files = [SpecimenFiles(name, Path(), Path()) for name in "abcdefghijkl"]
+    specimens = [
+        SpecimenSummary(one, (9, 8, 7), affine, "", (0, 1), dict(zip(names, own, strict=True)))
+        for one, own in zip(files, points, strict=True)
+    ]
+    messages = [
+        issue.message
+        for issue in check_shapes(specimens, names, estimate_robust_shape(list(points)))
+    ]
+    assert messages[:2] == [exchanged, "landmarks r0 and r4 look swapped"]
+    assert re.search(r"predict them: r2 \(1[45][^,]*$", messages[2])
 
 
 def test_copies_of_one_specimen_are_reported_too(tmp_path: Path) -> None:
