@@ -7,6 +7,7 @@ an extra, so that it is imported only where a figure is made.
 
 import base64
 import io
+import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ GREY: Final = "#808080"
 
 FIGURE_STYLE: Final[Any] = {
     "svg.hashsalt": "landmarkd",  # reproducible files
+    "svg.fonttype": "none",  # text, not outlines: names may need a font that browsers have
     "text.parse_math": False,  # names may hold dollars
     "font.size": 9,
     "text.color": GREY,
@@ -87,6 +89,8 @@ def write_svg(figure: "Figure") -> str:
     import matplotlib as mpl
 
     file = io.StringIO()
-    with mpl.rc_context(FIGURE_STYLE):
+    with mpl.rc_context(FIGURE_STYLE), warnings.catch_warnings():
+        # Matplotlib lacks a glyph only to measure it.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return file.getvalue()

@@ -1,0 +1,12 @@
+"""Figures show whatever names people give."""
+
+from app.report import make_figure, write_svg
+
+
+def test_names_in_any_script_stay_text_that_a_browser_finds_a_font_for() -> None:
+    """Outlines of a font that lacks them were empty boxes, with a warning for each glyph."""
+    figure, (axes,) = make_figure(3.0, 2.0)
+    axes.set_xticks([0, 1], ["左眼角", "nasion $x"])
+    assert "text-anchor: middle" in (svg := write_svg(figure))
+    for name in ("左眼角", "nasion $x"):
+        assert f">{name}</text>" in svg
