@@ -18,10 +18,10 @@ registry      the models that serve, why others do not, and hot reload
 """
 
 from app.model.cpu import find_last_convolution, norm_groups
-from app.model.editing import editing, update_hashes
+from app.model.editing import editing, read_document, update_hashes
 from app.model.files import hash_file, write_tensors
 from app.model.loader import load_module
-from app.model.manifest import Manifest, read_manifest
+from app.model.manifest import Manifest, parse_manifest, read_manifest
 from app.model.mean_shape import load_shape, place_surroundings
 from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field, make_output
@@ -45,7 +45,7 @@ __all__ = [
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry", "ShapeSpec",
     "build_network", "check_noise", "check_points", "choose_version", "editing",
     "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
-    "load_model", "load_module", "load_shape", "make_output", "norm_groups", "place_surroundings",
-    "read_manifest", "scan_models", "split_name", "update_hashes", "write_precisions",
-    "write_selfcheck", "write_tensors",
+    "load_model", "load_module", "load_shape", "make_output", "norm_groups", "parse_manifest",
+    "place_surroundings", "read_document", "read_manifest", "scan_models", "split_name",
+    "update_hashes", "write_precisions", "write_selfcheck", "write_tensors",
 ]  # fmt: skip

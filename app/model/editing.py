@@ -34,17 +34,23 @@ def editing(
     Raises:
         ModelRefused: There is none, or it is not TOML.
     """
-    if new is None or (folder / "model.toml").exists():
-        try:
-            document = tomlkit.parse(read_text(folder, "model.toml"))
-        except TOMLKitError as error:
-            raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
-    else:
-        document = new
+    document = read_document(folder) if new is None or (folder / "model.toml").exists() else new
     yield document
     with replacing(folder / "model.toml") as path:
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
         path.chmod(0o644)
+
+
+def read_document(folder: Path) -> tomlkit.TOMLDocument:
+    """Read the manifest of a folder with its comments and layout.
+
+    Raises:
+        ModelRefused: There is none, or it is not TOML.
+    """
+    try:
+        return tomlkit.parse(read_text(folder, "model.toml"))
+    except TOMLKitError as error:
+        raise ModelRefused(f"{folder.name}: model.toml is not TOML: {error}") from None
 
 
 def update_hashes(folder: Path, document: tomlkit.TOMLDocument) -> None:

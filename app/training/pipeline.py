@@ -36,10 +36,12 @@ from app.training.fit.canonical_pose import (
     rotate_like,
     upright,
 )
+from app.training.fit.export import check_exportable
 from app.training.fit.loop import TrainingData, TrainingRun, train
 from app.training.fit.network import build_network
 from app.training.fit.suggest import (
     Choice,
+    check_window,
     choice_table,
     suggest_recipe,
     suggest_refine_recipe,
@@ -335,8 +337,15 @@ def make_plan(
     suggested: tuple[Recipe, list[Choice]],
     mean: Points | None,
 ) -> Plan:
-    """Put a plan together with its record."""
+    """Put a plan together with its record.
+
+    Raises:
+        BadParameter: The window of voxel values shows nothing of some scan.
+        ModelRefused: The model could not be written.
+    """
     recipe, choices = suggested
+    check_window(recipe.intensity, [*chosen.train, *chosen.held_out])
+    check_exportable(folder, recipe, names, mean)
     record = Record(
         recipe=recipe,
         landmarks=names,

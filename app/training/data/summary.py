@@ -26,6 +26,7 @@ class SpecimenSummary:
         shape: Voxels along i, j and k.
         affine: Voxel index -> mm, RAS.
         digest: SHA-256 of the voxel values, hex, whatever the header says.
+        extremes: The least and the largest voxel value.
         points: Landmarks by name, in mm, RAS.
         absent: Names of those that a person has marked as not in the scan.
     """
@@ -34,6 +35,7 @@ class SpecimenSummary:
     shape: tuple[int, int, int]
     affine: Affine
     digest: str
+    extremes: tuple[float, float]
     points: Mapping[str, RasPoint]
     absent: frozenset[str] = frozenset()
 
@@ -93,7 +95,8 @@ def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]
     if points:
         i, j, k = volume.voxels.shape
         digest = _digest(volume.voxels)
-        summary = SpecimenSummary(files, (i, j, k), volume.affine, digest, points, absent)
+        extremes = float(volume.voxels.min()), float(volume.voxels.max())
+        summary = SpecimenSummary(files, (i, j, k), volume.affine, digest, extremes, points, absent)
     inside = summary is not None and not summary.outside
     issues += [_issue_of(files.name, warning, inside) for warning in volume.warnings]
     return summary, issues

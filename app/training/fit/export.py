@@ -1,7 +1,7 @@
 """Trained network -> the model folder that the service loads."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,14 @@ from torch import nn
 from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.geometry import Points
-from app.model import editing, hash_file, write_selfcheck, write_tensors
+from app.model import (
+    editing,
+    hash_file,
+    parse_manifest,
+    read_document,
+    write_selfcheck,
+    write_tensors,
+)
 from app.training.evaluate.model_card import REGIONS, drop_section
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
@@ -25,6 +32,9 @@ POSED_TOLERANCE_RADII: Final = 1.2
 
 MODES: Final = 4
 """Candidates per landmark; look-alikes come in twos and threes."""
+
+NO_HASH: Final = "0" * 64
+"""Stands in a manifest that is only checked for those of files that are not there yet."""
 
 
 def write_model_folder(
@@ -52,10 +62,32 @@ def write_model_folder(
     write_tensors(folder / "weights.safetensors", plain.state_dict())
     if mean is not None:
         write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})
-    with editing(folder, new=_new(folder)) as document:
-        _update(document, folder, recipe, names)
+    with editing(folder, new=_new(folder.name)) as document:
+        _update(document, _hashes_in(folder), recipe, names)
     drop_section(folder, REGIONS)
     write_selfcheck(folder)
+
+
+def check_exportable(
+    folder: Path, recipe: Recipe, names: Sequence[str], mean: Points | None
+) -> None:
+    """Check that what a training would write keeps the contract, before any time is spent on it.
+
+    Args:
+        folder: The folder that would be written; where there is none, ``.``, it is not looked into.
+        recipe: What would be trained.
+        names: Landmark names in channel order.
+        mean: As for ``write_model_folder``.
+
+    Raises:
+        ModelRefused: ``write_model_folder`` would refuse it, with the same text.
+    """
+    there = bool(folder.name) and (folder / "model.toml").exists()
+    name = folder.name or "model"
+    document = read_document(folder) if there else _new(name)
+    hashes = _hashes_in(folder) | {"weights": NO_HASH}
+    _update(document, hashes if mean is None else hashes | {"shape": NO_HASH}, recipe, names)
+    parse_manifest(name, tomlkit.dumps(document))
 
 
 def attach_refine(folder: Path) -> Path:
@@ -72,10 +104,16 @@ def attach_refine(folder: Path) -> Path:
     return folder.parent
 
 
-def _new(folder: Path) -> tomlkit.TOMLDocument:
+def _hashes_in(folder: Path) -> dict[str, str]:
+    """Hash the weights of a folder, and its mean shape if it has one."""
+    files = {name: folder / f"{name}.safetensors" for name in ("weights", "shape")}
+    return {name: hash_file(path) for name, path in files.items() if path.exists()}
+
+
+def _new(name: str) -> tomlkit.TOMLDocument:
     document = tomlkit.document()
     document.update(
-        {"schema": 1, "name": folder.name, "version": "1.0.0", "description": "", "license": ""}
+        {"schema": 1, "name": name, "version": "1.0.0", "description": "", "license": ""}
     )
     return document
 
@@ -92,7 +130,10 @@ def _drop_measured(document: tomlkit.TOMLDocument) -> None:
 
 
 def _update(
-    document: tomlkit.TOMLDocument, folder: Path, recipe: Recipe, names: Sequence[str]
+    document: tomlkit.TOMLDocument,
+    hashes: Mapping[str, str],
+    recipe: Recipe,
+    names: Sequence[str],
 ) -> None:
     """Set the keys that training decides, and drop what was measured with other weights."""
     _drop_measured(document)
@@ -109,7 +150,7 @@ def _update(
             "architecture": ARCHITECTURE,
             "arguments": network_arguments(recipe, len(names)),
             "weights": "weights.safetensors",
-            "sha256": hash_file(folder / "weights.safetensors"),
+            "sha256": hashes["weights"],
             "activation": "sigmoid",
             "output_stride": recipe.stride,
         },
@@ -118,11 +159,11 @@ def _update(
             "radius_mm": recipe.radius_mm,
         },
     }
-    if (folder / "shape.safetensors").exists():
+    if "shape" in hashes:
         radii = POSED_TOLERANCE_RADII if recipe.sees == "posed" else TOLERANCE_RADII
         sections["shape"] = {
             "mean": "shape.safetensors",
-            "sha256": hash_file(folder / "shape.safetensors"),
+            "sha256": hashes["shape"],
             "modes": MODES,
             "tolerance_mm": radii * recipe.radius_mm,
         }

@@ -10,8 +10,9 @@ from rich.table import Table
 from app.compute import MEMORY_SHARE, choose_device, fast_precisions, total_memory
 from app.errors import BadParameter
 from app.geometry import Points, PointSet, spacing_of
-from app.model import WHOLE, InputSpec, Manifest
+from app.model import WHOLE, InputSpec, IntensitySpec, Manifest
 from app.training.data.check_data import CheckedData
+from app.training.data.issues import shorten
 from app.training.data.summary import SpecimenSummary
 from app.training.fit.network import MIN_LEVELS, NORM_GROUPS, training_bytes
 from app.training.options import Options, Precision
@@ -187,6 +188,25 @@ def suggest_spacing(point_sets: Sequence[PointSet]) -> float:
         for points in point_sets
     ]
     return _two_digits(VIEW_MARGIN * float(np.median(diagonals)) / WHOLE_EDGE)
+
+
+def check_window(intensity: IntensitySpec, specimens: Sequence[SpecimenSummary]) -> None:
+    """Check that a given window of voxel values leaves something to see of each scan.
+
+    Raises:
+        BadParameter: All voxels of a scan lie below it, or all above, and would be 0 or 1.
+    """
+    if intensity.method != "window":
+        return
+    lower, upper = intensity.lower, intensity.upper
+    blank = [one for one in specimens if one.extremes[1] <= lower or upper <= one.extremes[0]]
+    if blank:
+        low, high = blank[0].extremes
+        raise BadParameter(
+            "--intensity: expected a window that the values of each scan reach, got "
+            f"{lower:g} to {upper:g}, and none within in {shorten([one.name for one in blank])}: "
+            f"those of {blank[0].name} are {low:.4g} to {high:.4g}"
+        )
 
 
 def choice_table(choices: Sequence[Choice]) -> Table:

@@ -261,6 +261,13 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--intensity", "window:5,1"), "UPPER, got window:5,1"),
         (("--intensity", "percentile:1,200"), "UPPER, got percentile:1,200"),
         (("--intensity", "zscore:0,1"), "UPPER, got zscore:0,1"),
+        (("--spacing", "500"), "mine: input.spacing_mm.0: .* less than or equal to 100, got 500"),
+        (("--radius", "inf"), "mine: voting.radius_mm: Input should be a finite number, got inf"),
+        (
+            ("--intensity", "window:900,3000"),
+            "--intensity: expected a window that the values of each scan reach, got 900 to 3000, "
+            "and none within in one, three, two: those of one are -",
+        ),
     ],
 )
 def test_option_that_makes_no_training_is_refused(
@@ -269,6 +276,8 @@ def test_option_that_makes_no_training_is_refused(
     with pytest.raises(LandmarkdError, match=message):
         run(data, tmp_path / "mine", *words)
     assert not (tmp_path / "mine").exists()
+    with pytest.raises(LandmarkdError):
+        run(data, tmp_path / "mine", *words, "--check")
 
 
 def test_a_folder_to_write_is_needed_unless_data_are_only_checked(data: Path) -> None:
