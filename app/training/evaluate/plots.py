@@ -1,7 +1,7 @@
 """Outcomes -> plots, as self-contained SVG."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def plot_errors(outcomes: Sequence[Outcome]) -> str:
             axes.plot([x - 0.35, x + 0.35], [np.median(mm)] * 2, "-", lw=2, color=ORANGE)
     if len(groups) <= MAX_LABELS:
         # At their ends, as a browser's font may be wider than the one that measured them.
-        ends = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+        ends: Any = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
         axes.set_xticks(range(len(groups)), list(groups), **ends)
     axes.set_xlabel("landmark (orange bar: median)")
     axes.set_ylabel("error in mm")
