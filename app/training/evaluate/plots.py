@@ -1,7 +1,7 @@
 """Outcomes -> plots, as self-contained SVG."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -29,8 +29,9 @@ def plot_errors(outcomes: Sequence[Outcome]) -> str:
             axes.plot([x - 0.35, x + 0.35], [np.median(mm)] * 2, "-", lw=2, color=ORANGE)
     if len(groups) <= MAX_LABELS:
         # At their ends, as a browser's font may be wider than the one that measured them.
-        ends: Any = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-        axes.set_xticks(range(len(groups)), list(groups), **ends)
+        axes.set_xticks(
+            range(len(groups)), groups, rotation=90, rotation_mode="anchor", ha="right", va="center"
+        )
     axes.set_xlabel("landmark (orange bar: median)")
     axes.set_ylabel("error in mm")
     axes.set_ylim(bottom=0)

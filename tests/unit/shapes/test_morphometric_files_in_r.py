@@ -106,7 +106,7 @@ write.table(size, "size", row.names = FALSE, col.names = FALSE)
 def check_against_r(cohort: Cohort, folder: Path) -> ShapeSpace:
     """Compare our analysis with that of the page's program in R."""
     (folder / "skulls.csv").write_text(COHORT_FORMATS["csv"](cohort), encoding="utf-8")
-    (block,) = code_blocks(read(DOCS / "morphometrics.md"), "r")
+    _, block = code_blocks(read(DOCS / "morphometrics.md"), "r")
     run_r(block + PARTIAL, folder)
     space = analyse_shapes(cohort)
     count = len(space.explained)
@@ -137,3 +137,19 @@ def test_r_finds_our_components_of_real_skulls(data_dir: Path, tmp_path: Path) -
         np.array([list(points.values()) for points in found]),
     )
     assert len(check_against_r(cohort, tmp_path).explained) == 23
+
+
+def test_program_of_the_page_joins_what_is_measured_with_what_is_known_of_subjects(
+    tmp_path: Path,
+) -> None:
+    rows = (
+        "scan,name,value,unit,low95,high95,reason",
+        "007,length,20.1,mm,19.9,20.3,",
+        "7,length,22.0,mm,,,low confidence: nose",
+        "8,length,21.0,mm,20.8,21.2,",
+    )
+    (tmp_path / "lengths.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "subjects.csv").write_text("scan,strain\n007,a\n7,a\n8,b\n")
+    join, _ = code_blocks(read(DOCS / "morphometrics.md"), "r")
+    run_r(join + "writeLines(sure$scan, 'joined')", tmp_path)
+    assert (tmp_path / "joined").read_text().split() == ["007", "8"]
