@@ -40,6 +40,9 @@ NO_HURRY_S: Final = 365 * 86_400.0
 RETRY_S: Final = 1.0
 """Between attempts while no device works, or the disk takes nothing."""
 
+LOGGED_ATTEMPTS: Final = 60
+"""Of as many attempts that the disk refuses, one is logged: the log on that disk would fill it."""
+
 CALLING: Final = 2
 """Calls of clients that a thread has, one to do and one to do next."""
 
@@ -230,11 +233,14 @@ class JobRunner:
     async def _insist(self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
         """Call a method of the store, again and again until the disk takes what it writes."""
         loop = asyncio.get_running_loop()
+        attempt = 0
         while True:
             try:
                 return await loop.run_in_executor(pool or self._pool, function)
             except NotStored:
-                logger.exception("the folder of jobs takes nothing; trying again")
+                if attempt % LOGGED_ATTEMPTS == 0:
+                    logger.exception("the folder of jobs takes nothing; trying again")
+                attempt += 1
                 await asyncio.sleep(RETRY_S)
 
     async def _find(self, claim: Claim) -> LandmarksAnswer:

@@ -21,7 +21,7 @@ from app.io import Selection
 from app.io.schemas import JobAnswer, JobsAnswer, JobScanAnswer, LandmarksAnswer
 from app.jobs.folder import JOB_BYTES, SCAN_BYTES
 from app.jobs.records import Claim, Order
-from app.jobs.runner import CALLING, WRITING
+from app.jobs.runner import CALLING, LOGGED_ATTEMPTS, WRITING
 from app.jobs.store import JobStore
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.services import (
@@ -338,11 +338,13 @@ def test_many_calls_of_one_client_hold_up_none_of_another(client: TestClient) ->
 
 
 def test_outcome_is_kept_once_the_disk_takes_it(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("app.jobs.runner.RETRY_S", 0.01)
     runner = shared_of(client).jobs
     assert runner is not None
-    settle, refusals = runner.store.settle, [NotStored("expected a disk that takes it, got none")]
+    refusal = NotStored("expected a disk that takes it, got none")
+    settle, refusals = runner.store.settle, [refusal] * LOGGED_ATTEMPTS
 
     def settle_later(*values: Any) -> bool:
         if refusals:
@@ -353,6 +355,8 @@ def test_outcome_is_kept_once_the_disk_takes_it(
     path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
     assert finished(client, path).done == 1
     assert not refusals
+    told = [record for record in caplog.records if "takes nothing" in record.message]
+    assert len(told) == 1
 
 
 def test_jobs_are_counted(client: TestClient) -> None:
