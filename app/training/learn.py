@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from app.training.data.check_data import CheckedData
 from app.training.data.issues import shorten
 from app.training.data.specimens import SpecimenFiles, list_files
 from app.training.data.split import Split, split, subject_of
+from app.training.data.summary import summarise
 from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import write_section
@@ -80,16 +82,20 @@ def learn(options: LearnOptions, console: Console) -> Comparison | None:
 
 def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
     kept = whole_cases(options.cases)
-    old = list_files(*options.old).pairs() if options.old else []
-    held_out = hold_out(options, kept, old)
-    if not old:
+    given = list_files(*options.old).pairs() if options.old else []
+    again = find_corrected(kept, given)
+    old = [files for files in given if files.name not in again]
+    held_out = hold_out(options, kept, old, again)
+    if again:
+        console.print(f"{len(again)} scans of --with were corrected and kept: only that counts")
+    if not given:
         _warn_of_forgetting(options.folder, len(kept), console)
     candidate = prepare_next(options.folder)
     with merged([*kept, *old]) as (scans, landmarks):
-        given = options_like(options, scans, landmarks, candidate)
-        checked = check_and_report(given, console)
+        like = options_like(options, scans, landmarks, candidate)
+        checked = check_and_report(like, console)
         names = [files.name for files in held_out]
-        if not fine_tune(given, checked, split(checked.specimens, names, "kept apart"), console):
+        if not fine_tune(like, checked, split(checked.specimens, names, "kept apart"), console):
             return None
     keep_regions(options.folder, candidate)
     corrected = {files.name for files in kept}
@@ -130,36 +136,64 @@ def whole_cases(folder: Path) -> list[SpecimenFiles]:
     return found
 
 
+def find_corrected(kept: Sequence[SpecimenFiles], old: Sequence[SpecimenFiles]) -> dict[str, str]:
+    """Find the old scans that are kept cases, too.
+
+    Returns:
+        The name of the case, by that of the old scan.
+    """
+    cases = {}
+    for files in kept if old else ():
+        if (specimen := summarise(files)[0]) is not None:
+            cases[specimen.digest] = files.name
+    summaries = (summarise(files)[0] for files in old)
+    return {one.name: cases[one.digest] for one in summaries if one and one.digest in cases}
+
+
 def hold_out(
-    options: LearnOptions, kept: Sequence[SpecimenFiles], old: Sequence[SpecimenFiles]
+    options: LearnOptions,
+    kept: Sequence[SpecimenFiles],
+    old: Sequence[SpecimenFiles],
+    again: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SpecimenFiles]:
     """List the cases that no version is trained on.
+
+    Args:
+        options: Of the command.
+        kept: The kept cases.
+        old: The scans given by ``--with``, without those that are kept cases, too.
+        again: The cases that these are, by their names; what is known of a scan is known of its
+            case.
 
     Raises:
         BadParameter: They are too few to tell which version is better, not unseen, or not there.
     """
-    known = {files.name for files in [*kept, *old]}
+    known = {files.name for files in [*kept, *old]} | again.keys()
     if unknown := sorted(set(options.hold_out or ()) - known):
         raise BadParameter(
             f"--validate: expected names of scans that --with gives, found none named "
             f"{shorten(unknown)}"
         )
     record = read_record(options.folder) or {}
-    new = choose_held_out([files.name for files in kept], record)
-    names = {*record.get("held_out", ()), *new}
-    names |= set(options.hold_out or ())
+    trained = {again.get(name, name) for name in seen_by(record)}
+    trained.update(find_leaked(options.folder, [*kept, *old]))
+    before = {again.get(name, name) for name in record.get("held_out", ())} - trained
+    cases = [files.name for files in kept]
+    new = choose_held_out(cases, {"train": trained, "held_out": before})
+    names = {*before, *new, *(again.get(name, name) for name in options.hold_out or ())}
     chosen = [files for files in [*kept, *old] if files.name in names]
-    if leaked := find_leaked(options.folder, chosen):
+    if leaked := [files.name for files in chosen if files.name in trained]:
         raise BadParameter(
             f"--validate: expected scans that {options.folder} was not trained on, got "
             f"{shorten(leaked)}"
         )
-    cases = len({subject_of(files.name) for files in chosen})
-    if cases < MIN_HELD_OUT:
+    count = len({subject_of(files.name) for files in chosen})
+    if count < MIN_HELD_OUT:
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
-            f"version is better; got {cases}: one in {HELD_OUT} of {len(kept)} kept cases, "
-            "and those old ones that recipe.json or --validate names. Nothing was trained"
+            f"version is better; got {count}: one in {HELD_OUT} of {len(kept)} kept cases, "
+            "if the model has not learned from their scans, and those old ones that recipe.json or "
+            "--validate names. Nothing was trained"
         )
     return chosen
 

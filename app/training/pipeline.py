@@ -346,14 +346,17 @@ def make_plan(
     recipe, choices = suggested
     check_window(recipe.intensity, [*chosen.train, *chosen.held_out])
     check_exportable(folder, recipe, names, mean)
+    before = read_record(options.start) if options.start else None
+    voxels = {specimen.digest for specimen in chosen.train}
     record = Record(
         recipe=recipe,
         landmarks=names,
         train=tuple(specimen.name for specimen in chosen.train),
         held_out=tuple(specimen.name for specimen in chosen.held_out),
         mirror=options.mirror,
-        seen_before=tuple(sorted(seen_by(read_record(options.start) if options.start else None))),
+        seen_before=tuple(sorted(seen_by(before))),
         digests=content_digests(chosen.train),
+        voxels=tuple(sorted(voxels.union((before or {}).get("voxels", ())))),
     )
     return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
 

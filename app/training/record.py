@@ -28,6 +28,8 @@ class Record:
         mirror: Whether mirror images were trained on as well.
         seen_before: Names of the specimens that the weights it started from had learned from.
         digests: Of each training specimen's scan and landmarks.
+        voxels: Digests of the scans alone that the weights have learned from, in any training: a
+            scan whose landmarks were corrected later is still one of them.
     """
 
     recipe: Recipe
@@ -37,6 +39,7 @@ class Record:
     mirror: bool
     seen_before: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
+    voxels: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is after a round trip through JSON."""
@@ -98,6 +101,7 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
     """
     old, new = read_record(folder) or {}, record.to_json()
     before, now = old.get("digests", {}), new.pop("digests")  # Old records have none.
+    del new["voxels"]  # Of scans that the digests compare, and of the start.
     differences = find_differences(old, new)
     if changed := [name for name in now if before.get(name, now[name]) != now[name]]:
         differences.append(

@@ -1,6 +1,6 @@
 """Data leakage: which scans a model was trained on, so that they cannot measure it."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from app.training.record import read_record, seen_by
 def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     """List the scans that either network of a model was trained on, as far as its records say.
 
-    Scans are matched by name, and also by content, of which records and folds keep hashes.
+    Scans are matched by name, and also by content, of which records and folds keep hashes; of
+    records from before these had hashes of scans alone, only with the same landmarks.
 
     Returns:
         Their names; empty if nothing says what the model was trained on.
@@ -31,10 +32,11 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     known = {} if folds is None else folds.digests
     digests = {known[name] for name in names if name in known}
     digests.update(*(record.get("digests", {}).values() for record in records))
+    voxels = {digest for record in records for digest in record.get("voxels", ())}
     return [
         files.name
         for files in specimens
-        if files.name in names or (digests and _digest_of(files) in digests)
+        if files.name in names or ((digests or voxels) and _is_among(files, digests, voxels))
     ]
 
 
@@ -85,7 +87,9 @@ def _records(folder: Path) -> list[dict[str, Any] | None]:
     return [read_record(inner) for inner in folders]
 
 
-def _digest_of(files: SpecimenFiles) -> str | None:
-    """Hash a scan with its landmarks as folds do; None if it cannot be read."""
+def _is_among(files: SpecimenFiles, digests: Set[str], voxels: Set[str]) -> bool:
+    """Return whether a scan, or it with its landmarks, has one of these hashes; False if unread."""
     specimen, _ = summarise(files)
-    return None if specimen is None else content_digests([specimen])[files.name]
+    if specimen is None:
+        return False
+    return specimen.digest in voxels or content_digests([specimen])[files.name] in digests

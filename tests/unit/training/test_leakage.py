@@ -90,6 +90,23 @@ def test_a_model_knows_its_scans_by_any_name(data: Path, tmp_path: Path) -> None
     assert leaked(tmp_path, "crossed") == ["three", "two"]
 
 
+def test_a_model_knows_its_scans_by_any_name_and_landmarks_and_so_do_later_ones(
+    data: Path, tmp_path: Path
+) -> None:
+    """Such a scan, once corrected and kept, could be held out to judge what it had taught."""
+    shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+    for inner, ending in (("scans", "nii.gz"), ("landmarks", "csv")):
+        (tmp_path / inner / f"one.{ending}").rename(tmp_path / inner / f"another.{ending}")
+    path = tmp_path / "landmarks" / "another.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert leaked(tmp_path, "mine") == ["another"]
+    files = (data / "scans", data / "landmarks")
+    start = ("--start", tmp_path / "mine")
+    landmarkd("train", *files, "-o", tmp_path / "next", *TILES, "--validate", "one,two", *start)
+    assert leaked(tmp_path, "next") == ["another", "three"]
+
+
 @pytest.mark.parametrize("command", ["evaluate", "calibrate"])
 def test_a_model_without_a_record_cannot_tell(data: Path, tmp_path: Path, command: str) -> None:
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,35 @@ def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
         hold_out(replace(given, hold_out=("seen",)), whole_cases(store), old)
     with pytest.raises(BadParameter, match=r"--validate: expected names of .* none named nmaed"):
         hold_out(replace(given, hold_out=("named", "nmaed")), whole_cases(store), old)
+
+
+def test_an_old_scan_that_is_kept_too_counts_once_and_is_held_out_only_if_it_was(
+    model: Path, store: Path, tmp_path: Path
+) -> None:
+    """All of them were errors, "one scan under several names", and no such model could learn."""
+    old = tmp_path / "old"
+    for kind in ("scans", "landmarks"):
+        (old / kind).mkdir(parents=True)
+        for number in range(12):
+            (path,) = (store / kind).glob(f"phantom-{9000 + number}.*")
+            shutil.copy(path, old / kind / path.name.replace("phantom-9", "mine-"))
+    names = [f"mine-{number:03}" for number in range(12)]
+    record = {"train": names[2:], "held_out": names[:2]}
+    (model / RECORD).write_text(json.dumps(record))
+    given = replace(options(model, store, 1, 0), old=(old / "scans", old / "landmarks"))
+    with pytest.raises(BadParameter, match=r"--validate: .* was not trained on, got phantom-9002"):
+        learn(replace(given, hold_out=("mine-002",)), Console())
+    said = StringIO()
+    compared = learn(given, Console(file=said))
+    assert compared is not None
+    assert compared.cases == 5
+    assert "12 scans of --with were corrected and kept: only that counts" in said.getvalue()
+    learned = read_record(model.parent / ".phantom" / "next" / "phantom")
+    assert learned is not None
+    held_out = {f"phantom-{9000 + number}" for number in (0, 1)}
+    assert held_out <= set(learned["held_out"])
+    assert {f"phantom-{9000 + number}" for number in range(2, 12)} <= set(learned["train"])
+    assert set(names[:2]) <= set(learned["held_out"])
 
 
 def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> None:
