@@ -120,7 +120,7 @@ def test_upload_that_was_cut_by_a_kill_is_no_job(models: Path, folder: Path) -> 
         service.kill()
         connection.close()
     with serving(models, folder) as service:
-        assert service.client.get(URL).json() == {"jobs": []}
+        assert service.client.get(URL).json() == {"jobs": [], "next": None}
         assert kept_files(folder) == []
 
 
@@ -251,7 +251,7 @@ def test_removed_job_ends_at_once(models: Path, folder: Path) -> None:
         service.queued(8)
         assert service.client.delete(path).status_code == 204
         until(lambda: service.metric("queue_tiles") == 0)
-        assert service.client.get(URL).json() == {"jobs": []}
+        assert service.client.get(URL).json() == {"jobs": [], "next": None}
         assert kept_files(folder) == []
 
 

@@ -343,8 +343,7 @@ def test_outcome_is_kept_once_the_disk_takes_it(
     monkeypatch.setattr("app.jobs.runner.RETRY_S", 0.01)
     runner = shared_of(client).jobs
     assert runner is not None
-    refusal = NotStored("expected a disk that takes it, got none")
-    settle, refusals = runner.store.settle, [refusal] * LOGGED_ATTEMPTS
+    settle, refusals = runner.store.settle, [NotStored("full")] * LOGGED_ATTEMPTS
 
     def settle_later(*values: Any) -> bool:
         if refusals:
@@ -352,11 +351,9 @@ def test_outcome_is_kept_once_the_disk_takes_it(
         return settle(*values)
 
     monkeypatch.setattr(runner.store, "settle", settle_later)
-    path = accepted(client.post(URL, content=toy_scan(), headers=RAW))
-    assert finished(client, path).done == 1
+    assert finished(client, accepted(client.post(URL, content=toy_scan(), headers=RAW))).done == 1
     assert not refusals
-    told = [record for record in caplog.records if "takes nothing" in record.message]
-    assert len(told) == 1
+    assert caplog.text.count("the folder of jobs takes nothing") == 1
 
 
 def test_jobs_are_counted(client: TestClient) -> None:
