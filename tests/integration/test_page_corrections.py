@@ -23,13 +23,13 @@ from tests.support.browser import (
     Browser,
     Dialog,
     Page,
-    Route,
     choose,
     chosen,
     crosshair,
     download,
     drag,
     drop,
+    hold,
     landmark,
     mark_of,
     opened,
@@ -367,12 +367,7 @@ def test_corrected_case_is_kept(browser: Browser, tmp_path: Path) -> None:
             page.click("#keep")
             page.wait_for_selector('#state:text("Kept as case")')
             assert page.evaluate(LEAVING) is False
-            held: list[Route] = []
-
-            def hold(route: Route) -> None:
-                held.append(route)
-
-            page.route("**/v1/cases?*", hold)
+            held = hold(page, "**/v1/cases?*")
             page.click("#keep")
             drop(page, ("other.nii.gz", SCAN))
             page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')

@@ -1,17 +1,12 @@
 """What fails on the page while another scan is looked at, in a real Chromium."""
 
-from tests.support.browser import SCAN, Browser, Route, choose, drop, opened, row, text_of
+from tests.support.browser import SCAN, Browser, choose, drop, hold, opened, row, text_of
 from tests.support.services import ServiceProcess
 
 
 def test_failed_keep_is_told_at_its_own_scan(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
         page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
@@ -19,7 +14,7 @@ def test_failed_keep_is_told_at_its_own_scan(
         choose(page, "ball")
         page.keyboard.press("x")
         page.eval_on_selector("#keeping", "(one) => (one.hidden = false)")
-        page.route("**/v1/cases*", hold)
+        held = hold(page, "**/v1/cases*")
         with page.expect_request("**/v1/cases*"):
             page.click("#keep")
         page.click("#after")
@@ -39,17 +34,12 @@ def test_failed_keep_is_told_at_its_own_scan(
 def test_failed_measuring_is_not_told_under_another_scan(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
         page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
         page.wait_for_selector("#rows tr")
         choose(page, "ball")
-        page.route("**/page/landmarks?*", hold)
+        held = hold(page, "**/page/landmarks?*")
         with page.expect_request("**/page/landmarks?*"):
             page.keyboard.press("x")
         page.click("#after")
@@ -69,16 +59,11 @@ def test_failed_measuring_is_not_told_under_another_scan(
 def test_failed_download_is_told_at_its_own_scan(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
         page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
         page.wait_for_selector("#rows tr")
-        page.route("**/page/landmarks?*", hold)
+        held = hold(page, "**/page/landmarks?*")
         with page.expect_request("**/page/landmarks?*"):
             page.click('[data-format="json"]')
         page.click("#after")

@@ -9,10 +9,10 @@ from tests.support.browser import (
     SCAN,
     Browser,
     Page,
-    Route,
     choose,
     chosen,
     drop,
+    hold,
     opened,
     rows,
 )
@@ -67,13 +67,8 @@ def test_button_that_is_pressed_keeps_the_focus(page: Page) -> None:
 def test_focus_follows_a_scan_through_cancel_and_try_again(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
     with opened(browser, page_service.url) as page:
-        page.route("**/v1/landmarks?*", hold)
+        held = hold(page, "**/v1/landmarks?*")
         drop(page, ("a.nii.gz", SCAN))
         page.wait_for_selector("#work", state="visible")
         page.focus("#cancel")

@@ -65,6 +65,17 @@ def enter(page: Page, url: str) -> None:
     page.wait_for_selector("#ask-key", state="hidden")
 
 
+def hold(page: Page, pattern: str) -> list[Route]:
+    """Hold back requests for addresses of a pattern; the list gets each that is made."""
+    held: list[Route] = []
+
+    def keep(route: Route) -> None:
+        held.append(route)
+
+    page.route(pattern, keep)
+    return held
+
+
 def drop(page: Page, *files: tuple[str, bytes]) -> None:
     """Drop files, given by name and content, on the page."""
     carried = page.evaluate_handle(
