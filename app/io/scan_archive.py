@@ -5,9 +5,10 @@ are not used: its scans are numbered in the order of its directory, without fold
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from app.errors import NotAVolume, TooLarge
+from app.errors import BrokenVolume, NotAVolume, TooLarge
 from app.io.dicom import StoredFile, count_entries, is_dicom, list_files
 from app.io.gzip_stream import CHUNK_BYTES, MAX_INFLATION, Content
 
@@ -15,8 +16,6 @@ START_BYTES: Final = 256
 """Of a file, which tell whether it is DICOM."""
 
 MAX_SCANS: Final = 1000
-"""In an archive."""
-
 MAX_ENTRIES: Final = 4 * MAX_SCANS
 """Scans, folders and empty files of an archive: its directory is read again for each scan."""
 
@@ -84,5 +83,7 @@ def _list_scans(content: Content, max_bytes: int, most: int | None = None) -> li
 
 def _is_image(file: StoredFile) -> bool:
     """Say whether a file is a DICOM file, and no archive itself."""
-    start = file.open(lambda: None).peek(START_BYTES)
-    return is_dicom(start) and not start.startswith(b"PK")
+    with suppress(BrokenVolume):  # That scan fails once it is read, and no other with it.
+        start = file.open(lambda: None).peek(START_BYTES)
+        return is_dicom(start) and not start.startswith(b"PK")
+    return False

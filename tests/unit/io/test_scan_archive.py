@@ -98,9 +98,12 @@ def test_scan_of_an_archive_is_bounded() -> None:
         extracted(content, 0, 99_999)
 
 
-def test_damaged_scan_of_an_archive_is_named_as_such() -> None:
-    content = bytearray(zipped([b"a" * 1000, b"b" * 1000], zipfile.ZIP_STORED))
+@pytest.mark.parametrize("size", [200, 1000], ids=["as short as its start", "longer"])
+def test_damaged_scan_of_an_archive_is_named_as_such(size: int) -> None:
+    """Damage in the start of one refused the whole archive, and discarded it once uploaded."""
+    content = bytearray(zipped([b"a" * 1000, b"b" * size], zipfile.ZIP_STORED))
     content[content.index(b"bbb")] ^= 1
+    assert count_scans(content, ENOUGH) == 2
     assert extracted(bytes(content), 0) == b"a" * 1000
     with pytest.raises(BrokenVolume):
         extracted(bytes(content), 1)
