@@ -122,8 +122,8 @@ def read_truth(path: Path) -> dict[str, RasPoint | None]:
     Raises:
         ValueError: As ``read_landmarks``.
     """
-    points = read_points(path)
-    return {name: at for name, (at, absent) in points.items() if absent or at is not None}
+    known = read_points(path).items()
+    return {name: at.ras_mm for name, at in known if at.absent or at.ras_mm is not None}
 
 
 def read_placed(path: Path, version: str) -> frozenset[str] | None:

@@ -9,7 +9,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -19,10 +19,15 @@ from app.io.schemas import LandmarkAnswer, LandmarksAnswer, MeasurementAnswer, T
 
 RasPoint = Float64[np.ndarray, " 3"]
 Frame = Literal["LPS", "RAS"]
-FilePoint = tuple[RasPoint | None, bool]
-"""Position, None where a file says that it is not defined; and whether it is not in the scan."""
 
-NamedPoints = Iterable[tuple[str, FilePoint]]
+
+class FilePoint(NamedTuple):
+    """A point of a file: in mm, RAS, None if not defined; and whether it is not in the scan."""
+
+    label: str
+    ras_mm: RasPoint | None
+    absent: bool = False
+
 
 MARKUPS_SCHEMA: Final = (
     "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/"
@@ -39,8 +44,7 @@ FCSV_HEADER: Final = (
     "# columns = id,x,y,z,ow,ox,oy,oz,vis,sel,lock,label,desc,associatedNodeID\n"
 )
 TABLE_COLUMNS: Final = (
-    "label", "l", "p", "s",
-    "defined", "selected", "visible", "locked", "description",
+    "label", "l", "p", "s", "defined", "selected", "visible", "locked", "description",
 )  # fmt: skip
 LONG_COLUMNS: Final = (
     "label", "status", "confidence",
@@ -107,8 +111,7 @@ def markups_json(names: Sequence[str], points: Points) -> str:
     """
     lps = transform(LPS_FROM_RAS, points)
     positions = [(x, y, z) if np.isfinite([x, y, z]).all() else None for x, y, z in lps.tolist()]
-    described = [(name, "", lps_mm) for name, lps_mm in zip(names, positions, strict=True)]
-    return _markups(described, [])
+    return _markups([(name, "", at) for name, at in zip(names, positions, strict=True)], [])
 
 
 def write_fcsv(answer: LandmarksAnswer) -> bytes:
@@ -120,8 +123,7 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
         # Readers of such a list take each line for a row, or for a remark.
         description = " ".join(_described(landmark).splitlines())
-        texts = (landmark.name, description, "")
-        rows.append((number, *position, *flags, *texts, status, 0))
+        rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
     remarks = "".join(f"# {_measured(one)}\n" for one in answer.measurements)
     return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
 
@@ -158,6 +160,15 @@ def write_long(answer: LandmarksAnswer) -> bytes:
     return _table(rows, ",")
 
 
+def write_measurements(answer: LandmarksAnswer) -> bytes:
+    """Write a CSV with one row for each measurement; empty cell: unknown."""
+    rows: list[Iterable[object]] = [MEASUREMENT_COLUMNS]
+    for one in answer.measurements:
+        interval = one.interval95 or ("", "")
+        rows.append((one.name, one.value, one.unit, *interval, one.reason, one.description))
+    return _table(rows, ",")
+
+
 def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint]:
     """Read the points of a landmark file.
 
@@ -173,11 +184,10 @@ def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint
     Raises:
         ValueError: The file is of no known format, lists a name twice, or cannot be parsed.
     """
-    missing = np.full(3, np.nan)
     return {
-        name: missing.copy() if point is None else point
-        for name, (point, _) in read_points(path).items()
-        if undefined or point is not None
+        name: np.full(3, np.nan) if point.ras_mm is None else point.ras_mm
+        for name, point in read_points(path).items()
+        if undefined or point.ras_mm is not None
     }
 
 
@@ -219,15 +229,6 @@ def _measured(measurement: MeasurementAnswer) -> str:
     """Describe a measurement in one line."""
     value = "none" if measurement.value is None else f"{measurement.value:.2f} {measurement.unit}"
     return f"{measurement.name}: {value} ({_interval(measurement)})"
-
-
-def write_measurements(answer: LandmarksAnswer) -> bytes:
-    """Write a CSV with one row for each measurement; empty cell: unknown."""
-    rows: list[Iterable[object]] = [MEASUREMENT_COLUMNS]
-    for one in answer.measurements:
-        interval = one.interval95 or ("", "")
-        rows.append((one.name, one.value, one.unit, *interval, one.reason, one.description))
-    return _table(rows, ",")
 
 
 def _described(landmark: LandmarkAnswer) -> str:
@@ -299,18 +300,18 @@ def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _by_name(pairs: NamedPoints) -> dict[str, FilePoint]:
-    points: dict[str, FilePoint] = {}
-    for label, (point, absent) in pairs:
-        if label in points:
+def _by_name(points: Iterable[FilePoint]) -> dict[str, FilePoint]:
+    named: dict[str, FilePoint] = {}
+    for label, ras_mm, absent in points:
+        if label in named:
             raise ValueError(f"expected every landmark once, got {label!r} twice")
-        if point is not None and not np.isfinite(point).all():
-            raise ValueError(f"expected finite coordinates, got {point} for {label!r}")
-        points[label] = point, absent
-    return points
+        if ras_mm is not None and not np.isfinite(ras_mm).all():
+            raise ValueError(f"expected finite coordinates, got {ras_mm} for {label!r}")
+        named[label] = FilePoint(label, ras_mm, absent)
+    return named
 
 
-def _read(path: Path) -> tuple[Frame, NamedPoints]:
+def _read(path: Path) -> tuple[Frame, list[FilePoint]]:
     """Read the frame that a file declares, and its points, converted to RAS."""
     name = path.name.lower()
     if not is_landmark_file(path):
@@ -327,32 +328,31 @@ def _read(path: Path) -> tuple[Frame, NamedPoints]:
     return _read_table(csv.DictReader(text.split("\n"), delimiter=separator))
 
 
-def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, NamedPoints]:
+def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, list[FilePoint]]:
     frame: Frame = "LPS"
-    pairs: list[tuple[str, FilePoint]] = []
+    points: list[FilePoint] = []
     for markup in document["markups"]:
         frame = _frame(str(markup.get("coordinateSystem", "LPS")))
         units = markup.get("coordinateUnits", "mm")
         # Perhaps a code, its scheme and its meaning: mm, UCUM, millimeter.
         if (units[0] if isinstance(units, list) else units) != "mm":
             raise ValueError(f"expected coordinates in mm, got {units}")
-        points = markup["controlPoints"]
-        if not isinstance(points, list):
-            raise TypeError(f"expected a list of controlPoints, got {type(points).__name__}")
-        for point in points:
-            position, status = None, point.get("positionStatus", "defined")
+        controls = markup["controlPoints"]
+        if not isinstance(controls, list):
+            raise TypeError(f"expected a list of controlPoints, got {type(controls).__name__}")
+        for control in controls:
+            position, status = None, control.get("positionStatus", "defined")
             if status == "defined":
-                position = np.asarray(point["position"], dtype=np.float64).reshape(3)
-                position = RAS_SIGNS[frame] * position
-            judged = point.get(OWN_KEY) or {}
+                position = RAS_SIGNS[frame] * np.array(control["position"], np.float64).reshape(3)
+            judged = control.get(OWN_KEY) or {}
             absent = status == "missing" or judged.get("decided_by") == "person"
-            pairs.append((str(point["label"]), (position, absent and position is None)))
-    return frame, pairs
+            points.append(FilePoint(str(control["label"]), position, absent and position is None))
+    return frame, points
 
 
-def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
+def _read_fcsv(text: str) -> tuple[Frame, list[FilePoint]]:
     frame: Frame = "LPS"
-    pairs: list[tuple[str, FilePoint]] = []
+    points: list[FilePoint] = []
     lines = text.split("\n")
     for line in lines:
         if line.startswith("#") and "CoordinateSystem" in line:
@@ -363,12 +363,12 @@ def _read_fcsv(text: str) -> tuple[Frame, NamedPoints]:
             continue
         if len(row) <= FCSV_LABEL:
             raise ValueError(f"expected rows of at least 12 columns, got {len(row)}")
-        position = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64)
+        ras_mm = RAS_SIGNS[frame] * np.asarray(row[1:4], dtype=np.float64)
         # Before Slicer 4.11, all points are defined.
         status = int("".join(row[FCSV_STATUS : FCSV_STATUS + 1]) or FCSV_DEFINED)
-        point = position if status == FCSV_DEFINED else None
-        pairs.append((row[FCSV_LABEL], (point, status == FCSV_MISSING)))
-    return frame, pairs
+        position = ras_mm if status == FCSV_DEFINED else None
+        points.append(FilePoint(row[FCSV_LABEL], position, status == FCSV_MISSING))
+    return frame, points
 
 
 def _frame(name: str) -> Frame:
@@ -377,13 +377,13 @@ def _frame(name: str) -> Frame:
     return frame
 
 
-def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, NamedPoints]:
+def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, list[FilePoint]]:
     columns = rows.fieldnames or ()
     for label, axes, frame in READ_TABLES:
         if {label, *axes} <= set(columns):
             # A spreadsheet may end in rows of commas alone.
             filled = (row for row in rows if any(row[name] for name in (label, *axes)))
-            return frame, [(row[label], (_position(row, axes, frame), False)) for row in filled]
+            return frame, [FilePoint(row[label], _position(row, axes, frame)) for row in filled]
     raise ValueError(
         "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "
         f"{','.join(columns) or 'none'}"
