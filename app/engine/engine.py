@@ -276,11 +276,12 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + timeout_s
         look = partial(self._forecast, content, model, selection, heatmaps)
         needs = needs or await self._look(look, content, client, deadline)
+        slots = LARGE_SLOTS if needs.memory > LARGE_BYTES else 1
         if admitted is not None:
             admitted.memory = await admitted.hold(self.memory, needs.memory, deadline)
         async with (
             nullcontext() if admitted else self.memory.hold(needs.memory, client, deadline),
-            self._decode_slots.hold(1 + (needs.memory > LARGE_BYTES), client, deadline) as slot,
+            self._decode_slots.hold(slots, client, deadline) as slot,
         ):
             volume, decode_ms = await self._decode(content, selection, deadline)
             note_progress = partial(self._note_progress, slot, on_progress)

@@ -118,11 +118,6 @@ class Job:
         """The earliest deadline of the waiters; infinity without any."""
         return min((waiter.request.deadline for waiter in self.waiters), default=math.inf)
 
-    @property
-    def client(self) -> str:
-        """The client that has waited longest."""
-        return self.waiters[0].request.client if self.waiters else ""
-
     def notify_progress(self, progress: Progress) -> None:
         """Call ``on_progress`` of all waiters."""
         for waiter in self.waiters:

@@ -92,7 +92,7 @@ class WorkQueue:
     def add(self, job: Job) -> None:
         """Add a job whose scan is being prepared."""
         with self._changed:
-            self._scheduler.add(job, job.deadline, job.client)
+            self._scheduler.add(job, job.deadline, job.request.client)
             self._unprepared.add(job)
 
     def add_tiles(self, job: Job, lane: Hashable, tiles: int) -> None:
