@@ -24,7 +24,6 @@ from app.voting import (
     Landmark,
     Layout,
     Readout,
-    Votes,
     VotesFormat,
     check_affine,
     check_values,
@@ -142,9 +141,6 @@ def answer_votes(
         request: What is wanted.
         check_cancelled: Called now and then; raises once nobody waits for the answer any more.
 
-    Returns:
-        The answer.
-
     Raises:
         NotAnArchive: The bytes are something else.
         BrokenArchive: The file is broken.
@@ -165,34 +161,24 @@ def answer_votes(
     prepared = time.perf_counter()
     landmarks: tuple[Landmark, ...] = ()
     file = None
-    if request.file is None:
-        votes, filtered = _filter_votes(field, request, check_cancelled)
-        landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
-    elif request.file.write_rows is not None:
+    bounds = (request.max_votes, check_cancelled)
+    if request.file is not None and request.file.write_rows is not None:
         list_rows = partial(filter_rows, sample_shape=readout.shape)
-        given = (field, request.threshold, list_rows, request.max_votes, check_cancelled)
-        rows = torch.cat(filter_in_blocks(*given))
+        rows = torch.cat(filter_in_blocks(field, request.threshold, list_rows, *bounds))
         filtered = time.perf_counter()
         file = request.file.write_rows(rows, check_cancelled)
     else:
-        votes, filtered = _filter_votes(field, request, check_cancelled)
-        file = write_heatmaps(votes, readout, affine, request.smooth_mm, check_cancelled)
+        votes = concat_votes(filter_in_blocks(field, request.threshold, filter_votes, *bounds))
+        filtered = time.perf_counter()
+        check_cancelled()
+        if request.file is None:
+            landmarks = locate(votes, readout, GridFrame(np.eye(4), affine), specs)
+        else:
+            file = write_heatmaps(votes, readout, affine, request.smooth_mm, check_cancelled)
     times = (request.received_s, start, decoded, prepared, filtered, time.perf_counter())
-    detection = Detection(
-        VolumeInfo(readout.shape, affine, digest), landmarks, (), tiles=0, timing=_timing_of(times)
-    )
+    volume = VolumeInfo(readout.shape, affine, digest)
+    detection = Detection(volume, landmarks, (), tiles=0, timing=_timing_of(times))
     return VotesAnswer(detection, file)
-
-
-def _filter_votes(
-    field: Field, request: VotesRequest, check_cancelled: Callable[[], None]
-) -> tuple[Votes, float]:
-    """Filter the votes of a field; gives the votes, and when they were there."""
-    threshold, most = request.threshold, request.max_votes
-    votes = concat_votes(filter_in_blocks(field, threshold, filter_votes, most, check_cancelled))
-    filtered = time.perf_counter()
-    check_cancelled()
-    return votes, filtered
 
 
 def _timing_of(times: tuple[float, ...]) -> StageTimes:
