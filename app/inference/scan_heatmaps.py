@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from app.geometry import Affine, translation
+from app.geometry import Affine, scaling, translation
 from app.inference.forecast import SLAB_VOXELS
 from app.inference.scan_state import ScanState
 from app.preprocessing import index_grid, sample_at
@@ -49,7 +49,7 @@ def keep_votes(state: ScanState) -> VoteMap:
 
 
 def write_scan_heatmaps(
-    given: VoteMap,
+    vote_map: VoteMap,
     landmarks: Sequence[int] | int,
     shape: tuple[int, ...],
     affine: Affine,
@@ -58,7 +58,7 @@ def write_scan_heatmaps(
     """Write heatmaps on the grid of a scan, as gzip NIfTI-1 of float32.
 
     Args:
-        given: Votes of the scan.
+        vote_map: Votes of the scan.
         landmarks: Numbers of the landmarks, which become the fourth axis; or one, without it.
         shape: Of the scan.
         affine: Of the scan; the file has the same.
@@ -69,13 +69,13 @@ def write_scan_heatmaps(
     """
     chosen = [landmarks] if isinstance(landmarks, int) else landmarks
     axes = shape if isinstance(landmarks, int) else (*shape, len(chosen))
-    given = _on_field(given)
-    from_volume = np.linalg.inv(given.to_volume)
+    vote_map = _on_field(vote_map)
+    from_volume = np.linalg.inv(vote_map.to_volume)
     planes = max(1, SLAB_VOXELS // (shape[0] * shape[1]))
 
     def slabs() -> Iterator[Float[Tensor, "i j k"]]:
         for landmark in chosen:
-            heatmap = _heatmap(given, landmark)
+            heatmap = _heatmap(vote_map, landmark)
             for first in range(0, shape[2], planes):
                 check_cancelled()
                 size = (shape[0], shape[1], min(planes, shape[2] - first))
@@ -85,28 +85,27 @@ def write_scan_heatmaps(
     return write_volumes(axes, affine, slabs())
 
 
-def _on_field(given: VoteMap) -> VoteMap:
+def _on_field(vote_map: VoteMap) -> VoteMap:
     """View votes of a network's heatmaps on the grid of its output, whose voxels they are."""
-    stride = given.readout.stride
-    if given.readout.heatmap_threshold is None or stride == 1:
-        return given
-    columns = given.votes.columns.clone()
+    stride = vote_map.readout.stride
+    if vote_map.readout.heatmap_threshold is None or stride == 1:
+        return vote_map
+    columns = vote_map.votes.columns.clone()
     columns[3:6] = (columns[3:6] + 0.5) / stride - 0.5
-    i, j, k = (-(-size // stride) for size in given.readout.shape)
-    to_grid = np.diag([*[float(stride)] * 3, 1.0])
-    to_grid[:3, 3] = 0.5 * stride - 0.5
+    i, j, k = (-(-size // stride) for size in vote_map.readout.shape)
+    to_grid = translation([(stride - 1) / 2] * 3) @ scaling([stride] * 3)
     return VoteMap(
-        votes=replace(given.votes, columns=columns),
-        readout=replace(given.readout, shape=(i, j, k)),
-        to_volume=given.to_volume @ to_grid,
+        votes=replace(vote_map.votes, columns=columns),
+        readout=replace(vote_map.readout, shape=(i, j, k)),
+        to_volume=vote_map.to_volume @ to_grid,
     )
 
 
-def _heatmap(given: VoteMap, landmark: int) -> Float[Tensor, "i j k"]:
+def _heatmap(vote_map: VoteMap, landmark: int) -> Float[Tensor, "i j k"]:
     """Sum the votes of a landmark to its heatmap on the model's grid."""
-    readout = given.readout
+    readout = vote_map.readout
     if readout.heatmap_threshold is not None:
-        return aggregate(given.votes, [landmark], readout)[0].clamp_(max=1.0)
+        return aggregate(vote_map.votes, [landmark], readout)[0].clamp_(max=1.0)
     if readout.votes_each is not None:
         voters: float = readout.votes_each
         sigma_mm = COORDINATE_SMOOTHING * max(readout.spacing_mm)
@@ -118,5 +117,5 @@ def _heatmap(given: VoteMap, landmark: int) -> Float[Tensor, "i j k"]:
         kernel_of(sigma_mm / mm, size)[0]
         for mm, size in zip(readout.spacing_mm, readout.shape, strict=True)
     )
-    heatmap = aggregate(given.votes, [landmark], readout, sigma_mm)[0]
+    heatmap = aggregate(vote_map.votes, [landmark], readout, sigma_mm)[0]
     return heatmap.div_(voters * peak).clamp_(max=1.0)
