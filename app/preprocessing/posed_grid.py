@@ -84,9 +84,9 @@ def make_posed_grid(
     to_world = pose.to_world @ frame_from_grid
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
-    shown, before = trim(volume.voxels) if without_padding else (volume.voxels, np.eye(4))
-    to_shown = np.linalg.inv(before) @ to_volume
-    values, first = _crop(shown, to_shown, spec.tile_shape, float(step.max()))
+    shown, from_shown = trim(volume.voxels) if without_padding else (volume.voxels, np.eye(4))
+    to_shown = np.linalg.inv(from_shown) @ to_volume
+    values, first = _view_needed(shown, to_shown, spec.tile_shape, float(step.max()))
     fine = smooth_for(values, pose.scale * max(spec.spacing_mm), volume.affine, device, window)
     voxels = sample_at(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_shown, device)
@@ -140,10 +140,10 @@ def index_grid(
     return i.float()[:, None, None] + (j[:, None] + k).float()
 
 
-def _crop(
+def _view_needed(
     voxels: np.ndarray, to_voxels: Affine, shape: Sequence[int], step: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the part of a scan that a grid needs, and the index of its first voxel."""
+    """View the part of a scan that a grid needs; gives also the index of its first voxel."""
     reached = transform(to_voxels, corners(shape))
     margin = KERNEL_RADIUS_SIGMAS * 0.5 * step + 2
     size = np.array(voxels.shape)

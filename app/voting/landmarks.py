@@ -38,7 +38,7 @@ again if the fit is implausible: so detected means at least 0.5, and low_confide
 means less.
 
 Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
-changes no status here; ``app.inference.detector`` doubts them all once both networks have run.
+changes no status here; ``app.inference.doubts`` doubts them all once both networks have run.
 
 95 % regions
 ------------

@@ -89,13 +89,13 @@ def find_evidence(
 
 def _check_uids(uids: tuple[Uids, ...]) -> None:
     """Check that the images can be referred to; what they say is not quoted."""
-    for each in uids:
-        for field, uid in zip(fields(Uids), astuple(each), strict=True):
+    for image in uids:
+        for field, uid in zip(fields(Uids), astuple(image), strict=True):
             if not UID.match(uid):
                 raise _unfit(f"a valid UID of each image's {field.name.replace('_', ' ')}")
-    if len({each.sop_instance for each in uids}) < len(uids):
+    if len({image.sop_instance for image in uids}) < len(uids):
         raise _unfit("images with UIDs of their own")
-    if len({(each.study, each.frame_of_reference) for each in uids}) > 1:
+    if len({(image.study, image.frame_of_reference) for image in uids}) > 1:
         raise _unfit("images of one study and one frame of reference")
 
 
