@@ -145,44 +145,6 @@ def read_volume(
     return _make_volume(header, stored, stream.hexdigest(), warnings)
 
 
-def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list[str]) -> Volume:
-    """Make a volume of the stored bytes of its voxels, which are used up."""
-    voxels = _scale(stored, header)
-    masked, constant = _mask(voxels)
-    flat = [f"the scan is a single slice ({by_axis(header.shape)} voxels)"]
-    warnings = [*header.warnings, *(flat if 1 in header.shape else []), *warnings]
-    if masked:
-        warnings.append(
-            f"{masked:,} of {voxels.size:,} voxels are not finite; "
-            "the smallest finite value was used for them"
-        )
-    if constant:
-        warnings.append("all voxels have the same value")
-    return Volume(voxels, header.affine, digest, tuple(warnings))
-
-
-def list_shown(folder: Path) -> list[Path]:
-    """List what a folder shows, sorted. Hidden is what macOS puts beside x as ._x on some disks."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
-def name_in_utf8(name: str) -> str:
-    r"""Return the name of a file as UTF-8 has it: a byte of another encoding becomes ``\xe9``.
-
-    A carriage return becomes ``\r``: in a table it would be the end of a row.
-    """
-    name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return name.replace("\r", r"\r")
-
-
-def scan_stem(name: str) -> str:
-    """Return the name of a scan's file without its suffixes."""
-    for suffix in sorted((*SCAN_SUFFIXES, ".gz", ".dcm"), key=len, reverse=True):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
 def check_header(
     content: Content,
     limits: VolumeLimits | None = None,
@@ -213,6 +175,36 @@ def check_header(
         if len(content) < HEAD_BYTES:  # It is the whole file.
             _check_length(stream, header)
     return header
+
+
+def choose_reader(stream: FileStream) -> Callable[[FileStream], Header]:
+    """Return what reads a header of the format that the first bytes of a file tell."""
+    start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
+    if start.startswith(NRRD_MAGIC):
+        return read_nrrd_header
+    return read_metaimage_header if start.startswith(METAIMAGE_MAGIC) else read_nifti_header
+
+
+def list_shown(folder: Path) -> list[Path]:
+    """List what a folder shows, sorted. Hidden is what macOS puts beside x as ._x on some disks."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def name_in_utf8(name: str) -> str:
+    r"""Return the name of a file as UTF-8 has it: a byte of another encoding becomes ``\xe9``.
+
+    A carriage return becomes ``\r``: in a table it would be the end of a row.
+    """
+    name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return name.replace("\r", r"\r")
+
+
+def scan_stem(name: str) -> str:
+    """Return the name of a scan's file without its suffixes."""
+    for suffix in sorted((*SCAN_SUFFIXES, ".gz", ".dcm"), key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 def _find_series(
@@ -249,14 +241,6 @@ def _check_length(stream: FileStream, header: Header) -> None:
             f"expected {header.file_bytes:,} bytes, as the header declares, "
             f"got a body that holds {stream.max_bytes:,} at most"
         )
-
-
-def choose_reader(stream: FileStream) -> Callable[[FileStream], Header]:
-    """Return what reads a header of the format that the first bytes of a file tell."""
-    start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
-    if start.startswith(NRRD_MAGIC):
-        return read_nrrd_header
-    return read_metaimage_header if start.startswith(METAIMAGE_MAGIC) else read_nifti_header
 
 
 def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
@@ -316,6 +300,22 @@ def _pick_frame(stream: FileStream, header: Header, frame: int) -> np.ndarray:
         stream.fill(part.reshape(-1).data)
         stored[start : start + step] = part[:, frame]
     return stored.reshape(-1)
+
+
+def _make_volume(header: Header, stored: np.ndarray, digest: str, warnings: list[str]) -> Volume:
+    """Make a volume of the stored bytes of its voxels, which are used up."""
+    voxels = _scale(stored, header)
+    masked, constant = _mask(voxels)
+    flat = [f"the scan is a single slice ({by_axis(header.shape)} voxels)"]
+    warnings = [*header.warnings, *(flat if 1 in header.shape else []), *warnings]
+    if masked:
+        warnings.append(
+            f"{masked:,} of {voxels.size:,} voxels are not finite; "
+            "the smallest finite value was used for them"
+        )
+    if constant:
+        warnings.append("all voxels have the same value")
+    return Volume(voxels, header.affine, digest, tuple(warnings))
 
 
 def _scale(stored: np.ndarray, header: Header) -> np.ndarray:
