@@ -36,7 +36,7 @@ from app.io.formats import (
 )
 from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
-from app.io.scan_archive import count_scans, extract_scan
+from app.io.scan_archive import count_scans, find_scan
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -101,8 +101,8 @@ __all__ = [
     "MeasurementAnswer", "MemoryFile", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer",
     "Problem", "RasPoint", "ReadinessAnswer", "Selection", "TimingAnswer", "Triple",
     "UploadSummary", "UploadsAnswer", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
-    "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "extract_scan",
-    "find_evidence", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem", "list_shown",
+    "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "find_evidence",
+    "find_scan", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem", "list_shown",
     "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format", "pack_scan",
     "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem",
     "write_answer", "write_case", "write_gzip", "write_long", "write_measurements", "write_nifti",

@@ -4,13 +4,12 @@ A ZIP archive with a DICOM file in it is one scan, too: the files of a series. N
 are not used: its scans are numbered in the order of its directory, without folders and empty files.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from app.errors import BrokenVolume, NotAVolume, TooLarge
 from app.io.dicom import StoredFile, count_entries, is_dicom, list_files
-from app.io.gzip_stream import CHUNK_BYTES, MAX_INFLATION, Content
+from app.io.gzip_stream import MAX_INFLATION, Content
 
 START_BYTES: Final = 256
 """Of a file, which tell whether it is DICOM."""
@@ -50,20 +49,16 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
     return len(files)
 
 
-def extract_scan(
-    content: Content, number: int, max_bytes: int, write: Callable[[bytes], object]
-) -> None:
-    """Inflate one scan of an archive.
+def find_scan(content: Content, number: int, max_bytes: int) -> StoredFile:
+    """Find one scan of an archive, which may be corrupt there.
 
     Args:
         content: Of the archive.
         number: Of the scan, from 0.
         max_bytes: Of the scan, once it is out of the archive.
-        write: Called with the pieces of its file.
 
     Raises:
         TooLarge: It is larger than allowed.
-        BrokenVolume: The archive is corrupt there.
     """
     file = _list_scans(content, len(content) * MAX_INFLATION)[number]
     if file.size > max_bytes:
@@ -71,9 +66,7 @@ def extract_scan(
             f"expected a scan of at most {max_bytes} bytes, got {file.size}; the operator's "
             "limits are LANDMARKD_MAX_BODY_BYTES and 3/16 of LANDMARKD_MEMORY"
         )
-    stream = file.open(lambda: None)
-    while piece := stream.read(CHUNK_BYTES):
-        write(piece)
+    return file
 
 
 def _list_scans(content: Content, max_bytes: int, most: int | None = None) -> list[StoredFile]:

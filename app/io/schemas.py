@@ -284,8 +284,9 @@ class JobSummary(_WireModel):
     model: str
     reason: str | None = Field(
         None,
-        description="Why none of its scans can run now, as when its model is not loaded: it waits "
-        "until that is over. Null if they can, or it is finished.",
+        description="Why none of its scans can run now, as when its model is not loaded, or why "
+        "one of an archive cannot, for which the disk has no room: they wait until that is over. "
+        "Null if all can, or it is finished.",
     )
     created: datetime
     expires: datetime | None = Field(description="When it is removed; null until it is finished.")

@@ -2,15 +2,19 @@
 
 import mmap
 import os
+import shutil
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Final
 
 from app.durable import lock, sync, write_file
 from app.errors import NotStored, StartupError, UnknownJob
-from app.io import Content, extract_scan
+from app.io import Content, find_scan
+
+PIECE_BYTES: Final = 1 << 20
+"""Of a scan that is taken out of its archive, in memory at a time."""
 
 
 class ScanFiles:
@@ -85,15 +89,25 @@ class ScanFiles:
             max_bytes: Of a scan in an archive.
 
         Raises:
-            TooLarge, BrokenVolume: As ``extract_scan``.
+            TooLarge: As ``find_scan``.
+            BrokenVolume: The archive is corrupt there.
         """
         with _translate_errors(job):
             with (self._folder / job).open("rb") as file:
                 content = _map(file)
             if entry is None:
                 return content
+            scan = find_scan(content, entry, max_bytes)
+            free = shutil.disk_usage(self._folder).free
+            if free < scan.size:  # Filled to the last byte, it would take nothing of others'.
+                raise NotStored(
+                    f"expected a disk with room for the {scan.size} bytes of a scan of the "
+                    f"archive, got one with {free}"
+                )
             with TemporaryFile(dir=self._folder) as file:
-                extract_scan(content, entry, max_bytes, file.write)
+                stream = scan.open(lambda: None)
+                while piece := stream.read(PIECE_BYTES):
+                    file.write(piece)
                 file.flush()
                 return _map(file)
 

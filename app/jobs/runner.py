@@ -5,7 +5,8 @@ is killed meanwhile leaves it behind as such, and the next one runs it again: al
 be what killed the process, and no more than ``MAX_ATTEMPTS`` times.
 
 A scan whose model is not loaded waits until it is, in this process or a later one, and holds up
-none of another model.
+none of another model. A scan of an archive for which the disk has no room waits until it has, and
+holds up no other.
 """
 
 import asyncio
@@ -39,6 +40,9 @@ NO_HURRY_S: Final = 365 * 86_400.0
 
 RETRY_S: Final = 1.0
 """Between attempts while no device works, or the disk takes nothing."""
+
+ASIDE_S: Final = 60.0
+"""For which other scans come before those that the disk has no room for."""
 
 LOGGED_ATTEMPTS: Final = 60
 """Of as many attempts that the disk refuses, one is logged: the log on that disk would fill it."""
@@ -85,6 +89,8 @@ class JobRunner:
         self._calling, self._writing = FairBudget(CALLING), FairBudget(WRITING)
         self._runs: dict[Claim, _Run] = {}
         self._changed = asyncio.Event()
+        self._refused: NotStored | None = None  # By the disk, which takes nothing at all now.
+        self._aside: dict[Claim, NotStored] = {}  # Scans that had no room on the disk.
         self._last_owner = ""
         metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
         metrics.watch("job_bytes", "Kept of jobs and their scans.", lambda: folder.usage.bytes)
@@ -114,7 +120,7 @@ class JobRunner:
         self._changed.set()
 
     def why_waits(self, job: KeptJob) -> str | None:
-        """Say why no scan of a job can run now; None if one can, or all are settled."""
+        """Say why no scan of a job can run now, or one cannot; None if all can, or are settled."""
         if job.finished_s is not None:
             return None
         state = self._engine.readiness()
@@ -124,7 +130,9 @@ class JobRunner:
             self._engine.registry.get(job.model)
         except UnknownModel as error:
             return str(error)
-        return None
+        aside = (error for claim, error in self._aside.items() if claim.job == job.id)
+        refused = self._refused or next(aside, None)
+        return f"{refused}; it is tried again" if refused else None
 
     def progress(self) -> dict[int, Tiles]:
         """Return how far the scans are that are running, by their ids."""
@@ -187,8 +195,9 @@ class JobRunner:
         while not self._engine.readiness().ready:  # noqa: ASYNC110 - there is no event of that
             await asyncio.sleep(RETRY_S)
         names = self._engine.registry.names
+        aside = [claim.id for claim in self._aside]
         claim = await self._insist(
-            partial(self.store.claim, names, self._last_owner, suspect=suspect)
+            partial(self.store.claim, names, self._last_owner, aside, suspect=suspect)
         )
         self._last_owner = claim.order.owner if claim else ""
         return claim
@@ -219,29 +228,48 @@ class JobRunner:
         if error is None:
             self._count("ok", claim)
             return partial(self.store.settle, claim, "done", task.result().model_dump_json())
+        if isinstance(error, NotStored):
+            self._set_aside(claim, error)
+            return partial(self.store.release, claim, tried=False)
         if isinstance(error, NotReady):
             return partial(self.store.release, claim)
         problem = self._describe(error, claim.order.request_id)
         self._count(problem.code, claim)
         return partial(self.store.settle, claim, "failed", problem.model_dump_json())
 
+    def _set_aside(self, claim: Claim, error: NotStored) -> None:
+        """Have all other scans come before one, for a while."""
+        if not self._aside:
+            fields = {"request_id": claim.order.request_id, "reason": str(error)}
+            logger.warning("the disk has no room for a scan of a job", extra=fields)
+            asyncio.get_running_loop().call_later(ASIDE_S, self._take_back)
+        self._aside[claim] = error
+
+    def _take_back(self) -> None:
+        self._aside.clear()
+        self._changed.set()
+
     def _count(self, code: str, claim: Claim) -> None:
         self._metrics.count_job_scan(code)
         fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
         logger.info("scan of a job", extra=fields)
 
-    async def _insist(self, function: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
+    async def _insist(self, function: Callable[[], T]) -> T:
         """Call a method of the store, again and again until the disk takes what it writes."""
         loop = asyncio.get_running_loop()
         attempt = 0
         while True:
             try:
-                return await loop.run_in_executor(pool or self._pool, function)
-            except NotStored:
+                result = await loop.run_in_executor(self._pool, function)
+            except NotStored as error:
+                self._refused = error
                 if attempt % LOGGED_ATTEMPTS == 0:
                     logger.exception("the folder of jobs takes nothing; trying again")
                 attempt += 1
                 await asyncio.sleep(RETRY_S)
+            else:
+                self._refused = None
+                return result
 
     async def _find(self, claim: Claim) -> LandmarksAnswer:
         """Find the landmarks of a scan."""
@@ -252,7 +280,8 @@ class JobRunner:
             )
         start_s = time.perf_counter()
         model = self._engine.registry.get(claim.order.model)
-        content = await self._insist(partial(self._open, claim), self._file_pool)
+        loop = asyncio.get_running_loop()
+        content = await loop.run_in_executor(self._file_pool, self._open, claim)
         read_ms = 1e3 * (time.perf_counter() - start_s)
         detection = await self._engine.detect(
             content,

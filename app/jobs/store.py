@@ -58,22 +58,28 @@ class JobStore:
         return job
 
     def claim(
-        self, models: Collection[str], after: str = "", *, suspect: bool = False
+        self,
+        models: Collection[str],
+        after: str = "",
+        aside: Collection[int] = (),
+        *,
+        suspect: bool = False,
     ) -> Claim | None:
         """Choose the scan to run next: the owners' in turn, of each the oldest.
 
         Args:
             models: Names of the models that can be run; the scans of others wait for theirs.
             after: Owner of the scan that was claimed last.
+            aside: Ids of scans that are not chosen.
             suspect: Whether to choose among those only that were running when a process ended.
 
         Returns:
             The scan, which counts as running from now on; None if there is none.
         """
         with self.folder.transaction() as db:
-            names = json.dumps([*models])
-            row = db.execute(NEXT_SCAN, (after, suspect, names)).fetchone()
-            row = row or db.execute(NEXT_SCAN, ("", suspect, names)).fetchone()
+            among = suspect, json.dumps([*models]), json.dumps([*aside])
+            row = db.execute(NEXT_SCAN, (after, *among)).fetchone()
+            row = row or db.execute(NEXT_SCAN, ("", *among)).fetchone()
             if row is None:
                 return None
             db.execute(
@@ -88,12 +94,18 @@ class JobStore:
         rows = self.folder.read(WAITING, json.dumps([*models]))
         return {row["model"]: row["scans"] for row in rows}
 
-    def release(self, claim: Claim) -> None:
-        """Have a scan that is running run again, if it is still there; this attempt counts."""
+    def release(self, claim: Claim, *, tried: bool = True) -> None:
+        """Have a scan that is running run again, if it is still there.
+
+        Args:
+            claim: Of the scan.
+            tried: Whether this attempt counts.
+        """
         with self.folder.transaction() as db:
             db.execute(
-                "UPDATE scan SET state = 'queued' WHERE id = ? AND job = ? AND state = 'running'",
-                (claim.id, claim.job),
+                "UPDATE scan SET state = 'queued', attempts = attempts - ?"
+                " WHERE id = ? AND job = ? AND state = 'running'",
+                (not tried, claim.id, claim.job),
             )
 
     def release_all(self) -> None:

@@ -1,7 +1,7 @@
 """The tables of jobs, their rows, and queries that look into many.
 
-More jobs slow none of them, but that ``NEXT_SCAN`` steps over scans that wait for their model: that
-takes a millisecond or two for a thousand.
+More jobs slow none of them, but that ``NEXT_SCAN`` steps over scans that wait for their model, or
+for room: that takes a millisecond or two for a thousand.
 """
 
 import sqlite3
@@ -64,6 +64,7 @@ END;
 NEXT_SCAN: Final = """
 SELECT * FROM scan WHERE state = 'queued' AND owner > ? AND attempts >= ?
     AND (SELECT model FROM job WHERE id = scan.job) IN (SELECT value FROM json_each(?))
+    AND id NOT IN (SELECT value FROM json_each(?))
 ORDER BY owner, id LIMIT 1
 """
 

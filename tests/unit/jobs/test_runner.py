@@ -1,7 +1,10 @@
 """The runner of jobs: what is kept of its work if the service is stopped in the middle of it."""
 
 import asyncio
+import shutil
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from app.errors import NotAVolume
 from app.inference import Detection
 from app.io import ReadinessAnswer
 from app.jobs import JobFolder, JobRunner
-from app.jobs.records import Claim
+from app.jobs.records import Claim, KeptJob
+from app.jobs.runner import MAX_ATTEMPTS
 from app.jobs.store import JobStore
 from app.model import Registry
 from app.settings import Settings
+from tests.support.dicom_files import zipped
 from tests.unit.jobs import DAY_S, ENOUGH, MODEL, opened_databases, order
 
 PATIENCE_S = 30.0
@@ -49,6 +54,12 @@ async def steps() -> None:
     """Let what is ready on the event loop go on until it waits."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await steps()
 
 
 def started(path: Path) -> tuple[Refusing, JobRunner, "asyncio.Task[None]"]:
@@ -142,18 +153,62 @@ def test_job_after_one_that_was_removed_while_it_ran_is_run_as_any(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_disk_that_takes_nothing_does_not_hold_up_a_stop(
+def test_scans_the_disk_has_no_room_for_say_so_and_hold_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them held up the jobs of all, and gave no reason."""
+    usage, free = shutil.disk_usage(tmp_path), 50
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    large = [bytes(range(60 + number)) for number in range(4)]
+
+    async def scenario() -> None:
+        nonlocal free
+        engine, runner, running = started(tmp_path)
+        engine.may_answer.set()
+
+        async def settled(owner: str, job: str, count: int) -> KeptJob:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    found = await runner.call(owner, partial(runner.store.find, owner, job))
+                    if found.counts.get("failed") == count:
+                        return found
+
+        accept = partial(runner.store.accept, order(), zipped([*large, b"scan"]), 5)
+        archive = await runner.accept("anna", accept)
+        accept = partial(runner.store.accept, replace(order(), owner="bert"), b"scan", None)
+        other = await settled("bert", await runner.accept("bert", accept), 1)
+        assert runner.why_waits(other) is None
+        waiting = await settled("anna", archive, 1)
+        await until(lambda: len(runner._aside) == 4)  # noqa: SLF001 - nothing else waits now
+        assert runner.why_waits(waiting) == (
+            "expected a disk with room for the 60 bytes of a scan of the archive, got one with "
+            "50; it is tried again"
+        )
+        for _ in range(MAX_ATTEMPTS):
+            runner._take_back()  # noqa: SLF001 - as after a minute
+            await until(lambda: len(runner._aside) == 4)  # noqa: SLF001
+        free = 100
+        runner._take_back()  # noqa: SLF001
+        done = await settled("anna", archive, 5)
+        assert runner.why_waits(done) is None
+        await stopped(runner, running, threading.Event())
+
+    asyncio.run(scenario())
+
+
+def test_disk_that_takes_nothing_is_told_and_does_not_hold_up_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = opened_databases(monkeypatch)
 
     async def scenario() -> None:
         engine, runner, running = started(tmp_path)
-        await runner.accept("anna", partial(runner.store.accept, order(), b"scan", None))
+        accept = partial(runner.store.accept, order(), b"scan", None)
+        job = runner.store.find("anna", await runner.accept("anna", accept))
         await engine.asked.wait()
         opened[0].execute("PRAGMA query_only = ON")
         engine.may_answer.set()
-        await steps()
+        await until(lambda: runner.why_waits(job) is not None)
         running.cancel()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait((running,))
