@@ -137,7 +137,7 @@ class CaseStore:
             if not landmarks.exists():
                 raise UnknownCase(f"expected a case of {model}, got {case_id!r}, which is none")
             _check_owner(landmarks, keeper)
-            for path in (landmarks, scan):
+            for path in filter(Path.exists, (landmarks, scan)):  # Others' files have no scan.
                 path.unlink(missing_ok=True)
                 sync(path.parent)
 

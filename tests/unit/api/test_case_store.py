@@ -209,6 +209,15 @@ def test_unknown_case_is_not_deleted(tmp_path: Path, model: str, case_id: str) -
         CaseStore(tmp_path, QUOTA).delete(model, case_id, ANYBODY)
 
 
+def test_landmark_file_from_elsewhere_is_deleted(tmp_path: Path) -> None:
+    """Put into the store without its scan; the answer said that it could not be deleted."""
+    store = CaseStore(tmp_path, QUOTA)
+    (tmp_path / MODEL / "landmarks").mkdir(parents=True)
+    (tmp_path / MODEL / "landmarks" / f"{FIRST}.mrk.json").write_text('{"markups": []}')
+    store.delete(MODEL, FIRST, ANYBODY)
+    assert files_of(tmp_path) == set()
+
+
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="LANDMARKD_STORE"):
