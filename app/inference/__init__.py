@@ -28,7 +28,6 @@ from app.inference.forecast import Forecast, forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
 from app.inference.precompile import compile_loops
-from app.inference.refinement import Refiner
 from app.inference.scan_heatmaps import (
     keep_votes,
     write_scan_heatmaps,
@@ -38,7 +37,7 @@ from app.inference.verification import verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
 
 __all__ = [
-    "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "Refiner", "ScanState",
+    "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "ScanState",
     "StageTimes", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
     "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch",
     "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",

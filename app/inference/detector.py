@@ -20,7 +20,7 @@ from typing import Any
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
 from app.geometry import Affine, distance_inside
-from app.inference.doubts import Plausibility, compare_upside_down
+from app.inference.doubts import check_plausibility, compare_upside_down
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
@@ -109,7 +109,6 @@ class Detector:
         """Use a loaded model."""
         self.model = model
         manifest = model.manifest
-        self._plausibility = Plausibility(model)
         self._refiner = None
         if model.refine is not None:
             shape, radius_mm = manifest.shape, manifest.voting.radius_mm
@@ -160,8 +159,8 @@ class Detector:
         outcome = self._locate_or_continue(state)
         if isinstance(outcome, ScanState):
             return outcome
-        landmarks, state.remarks = self._plausibility.check(
-            outcome, state.coarse or outcome, state.volume, state.doubts
+        landmarks, state.remarks = check_plausibility(
+            outcome, state.coarse or outcome, state.volume, state.doubts, self.model
         )
         margin_mm = state.model.manifest.voting.region_margin_mm
         return _withhold_regions(landmarks, state.volume, margin_mm)
@@ -173,7 +172,7 @@ class Detector:
             pose = None if self._refiner is None else self._refiner.find_pose(coarse)
         else:
             coarse, pose = state.coarse, None
-            refined = state.locate(self._refiner.shape)
+            refined = state.locate()
             landmarks = merge_stages(coarse, refined, self._refiner.tolerance_mm)
             if state.refine_passes < MAX_REFINE_PASSES:
                 pose = self._refiner.improve_pose(refined, state.pose)
@@ -190,7 +189,7 @@ class Detector:
 
     def _locate_first(self, state: ScanState) -> tuple[Landmark, ...]:
         """Locate the landmarks of the first-stage network as the scan lies."""
-        landmarks = state.locate(self._plausibility.shape)
+        landmarks = state.locate()
         if not state.upside_down:
             return landmarks
         state.doubts = compare_upside_down(state.coarse, landmarks)
@@ -201,7 +200,8 @@ class Detector:
 
         A row of look-alikes is one upside down, too, but then hardly ever all of it is detected.
         """
-        if not (len(self._plausibility.surroundings) and self.model.manifest.input.upright):
+        shape, spec = self.model.manifest.shape, self.model.manifest.input
+        if shape is None or not (shape.surroundings and spec.upright):
             return False
         is_first = state.pose is None and not state.upside_down
         return is_first and any(one.status != "detected" for one in coarse)

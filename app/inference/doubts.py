@@ -15,10 +15,10 @@ import numpy as np
 from app.geometry import Points, distance_inside, spacing_of, transform
 from app.inference.refinement import any_detected, find_agreeing, find_pose, with_low_confidence
 from app.io import Volume
-from app.model import LoadedModel, ShapeSpec, place_surroundings
+from app.model import LoadedModel, Shape, ShapeSpec
 from app.preprocessing import crop
 from app.shapes import fit_similarity, measure_stretch, measure_twist
-from app.voting import Landmark, Point, Shape
+from app.voting import Landmark, Point
 
 SHOWN_MM: Final = 6.0
 """Voxels this near to a place must differ for a scan to show it: along each axis, two voxels of the
@@ -33,109 +33,93 @@ affine takes the front for the back, it takes many for one level further along, 
 less; the second network detects what it is shown all the same."""
 
 
-class Plausibility:
-    """What is known of a model's subjects that makes landmarks plausible, or doubtful.
+def check_plausibility(
+    landmarks: tuple[Landmark, ...],
+    first: tuple[Landmark, ...],
+    volume: Volume,
+    doubts: Sequence[str],
+    model: LoadedModel,
+) -> tuple[tuple[Landmark, ...], tuple[str, ...]]:
+    """Doubt all landmarks if the scan does not tell them from look-alikes, or is unlike all.
 
-    Attributes:
-        shape: Mean shape, and how far a landmark may be from it to count; None if the model has
-            none: then no landmark is doubted here.
-        surroundings: What tells look-alikes apart, in the frame of the mean shape, (n, 3).
+    Args:
+        landmarks: What was found, in the order of the shape.
+        first: What the first network has found: what the second one sees is all in the pose of
+            what the first one has chosen.
+        volume: The scan.
+        doubts: What passes have shown that makes it doubtful which landmark is which.
+        model: The model of the first network; without a mean shape, no landmark is doubted here.
+
+    Returns:
+        The landmarks, and what the answer should say besides.
     """
+    remarks: tuple[str, ...] = ()
+    if any(one.ras_mm is not None for one in landmarks):
+        remarks = _find_doubts(landmarks, first, volume, doubts, model)
+    checked = landmarks
+    if remarks:
+        checked = tuple(
+            one if one.ras_mm is None else with_low_confidence(one) for one in landmarks
+        )
+    if not any_detected(landmarks):
+        remarks = (
+            f"No landmark is detected. The model is for: {model.manifest.description}. Does "
+            "the scan show them, in the size and the orientation that the file says?",
+            *remarks,
+        )
+    return checked, remarks
 
-    def __init__(self, model: LoadedModel) -> None:
-        """Use what a loaded model says of its shape."""
-        self._manifest = model.manifest
-        self.shape, self.surroundings = None, np.empty((0, 3))
-        if model.shape is not None and model.manifest.shape is not None:
-            self.shape = Shape.of(model.shape, model.manifest.shape)
-            self.surroundings = place_surroundings(model.manifest, model.shape)
 
-    def check(
-        self,
-        landmarks: tuple[Landmark, ...],
-        first: tuple[Landmark, ...],
-        volume: Volume,
-        doubts: Sequence[str],
-    ) -> tuple[tuple[Landmark, ...], tuple[str, ...]]:
-        """Doubt all landmarks if the scan does not tell them from look-alikes, or is unlike all.
-
-        Args:
-            landmarks: What was found, in the order of the shape.
-            first: What the first network has found: what the second one sees is all in the pose of
-                what the first one has chosen.
-            volume: The scan.
-            doubts: What passes have shown that makes it doubtful which landmark is which.
-
-        Returns:
-            The landmarks, and what the answer should say besides.
-        """
-        remarks: tuple[str, ...] = ()
-        if any(one.ras_mm is not None for one in landmarks):
-            remarks = self._find_doubts(landmarks, first, volume, doubts)
-        checked = landmarks
-        if remarks:
-            checked = tuple(
-                one if one.ras_mm is None else with_low_confidence(one) for one in landmarks
-            )
-        if not any_detected(landmarks):
-            remarks = (
-                f"No landmark is detected. The model is for: {self._manifest.description}. Does "
-                "the scan show them, in the size and the orientation that the file says?",
-                *remarks,
-            )
-        return checked, remarks
-
-    def _find_doubts(
-        self,
-        landmarks: tuple[Landmark, ...],
-        first: tuple[Landmark, ...],
-        volume: Volume,
-        doubts: Sequence[str],
-    ) -> tuple[str, ...]:
-        shape, spec = self.shape, self._manifest.shape
-        if shape is None or spec is None:
-            return ()
+def _find_doubts(
+    landmarks: tuple[Landmark, ...],
+    first: tuple[Landmark, ...],
+    volume: Volume,
+    doubts: Sequence[str],
+    model: LoadedModel,
+) -> tuple[str, ...]:
+    shape, spec = model.shape, model.manifest.shape
+    if shape is None or spec is None:
+        return ()
+    if spec.surroundings:
         doubts = [
             *doubts,
-            *self._missing_surroundings(landmarks, shape, volume),
-            *self._unclear(first, shape, volume),
+            *_missing_surroundings(landmarks, shape, spec, volume),
+            *_unclear(first, shape, volume),
         ]
-        if rival := first[0].rival:
-            doubts.append(
-                f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
-                f"{100 * rival.share:.0f} % as many votes"
-            )
-        which = f"Which landmark is which is doubtful: {'; and '.join(doubts)}."
-        all_of_them = (*doubt_extent(volume, spec), *doubt_proportions(landmarks, shape, spec))
-        positions = (f"All positions are doubtful: {doubt}" for doubt in all_of_them)
-        return (which, *positions) if doubts else tuple(positions)
+    if rival := first[0].rival:
+        doubts = [
+            *doubts,
+            f"another arrangement of them, {rival.distance_mm:.3g} mm away, has "
+            f"{100 * rival.share:.0f} % as many votes",
+        ]
+    which = f"Which landmark is which is doubtful: {'; and '.join(doubts)}."
+    all_of_them = (*doubt_extent(volume, spec), *doubt_proportions(landmarks, shape, spec))
+    positions = (f"All positions are doubtful: {doubt}" for doubt in all_of_them)
+    return (which, *positions) if doubts else tuple(positions)
 
-    def _missing_surroundings(
-        self, landmarks: tuple[Landmark, ...], shape: Shape, volume: Volume
-    ) -> list[str]:
-        """Say what a scan should show of the model's surroundings, if it shows none."""
-        spec = self._manifest.shape
-        if spec is None or not spec.surroundings:
-            return []
-        if shows_any(self.surroundings, landmarks, shape, volume):
-            return []
-        places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
-        return [
-            "they look alike and are told apart by what surrounds them, and the scan shows "
-            f"neither what lies {places}"
-        ]
 
-    def _unclear(self, first: tuple[Landmark, ...], shape: Shape, volume: Volume) -> list[str]:
-        """Say if the first network, which tells look-alikes apart, detects too few of them."""
-        if not len(self.surroundings):
-            return []
-        detected, shown = count_clear(first, shape, volume)
-        if detected >= MIN_CLEAR * shown:
-            return []
-        return [
-            f"at first sight of the whole scan {detected} of {shown} that it should show are "
-            "detected, as if the patient did not lie as the file says"
-        ]
+def _missing_surroundings(
+    landmarks: tuple[Landmark, ...], shape: Shape, spec: ShapeSpec, volume: Volume
+) -> list[str]:
+    """Say what a scan should show of the model's surroundings, if it shows none."""
+    if shows_any(shape.surroundings, landmarks, shape, volume):
+        return []
+    places = " nor ".join(f"{one.mm:g} mm beyond {one.beyond}" for one in spec.surroundings)
+    return [
+        "they look alike and are told apart by what surrounds them, and the scan shows "
+        f"neither what lies {places}"
+    ]
+
+
+def _unclear(first: tuple[Landmark, ...], shape: Shape, volume: Volume) -> list[str]:
+    """Say if the first network, which tells look-alikes apart, detects too few of them."""
+    detected, shown = count_clear(first, shape, volume)
+    if detected >= MIN_CLEAR * shown:
+        return []
+    return [
+        f"at first sight of the whole scan {detected} of {shown} that it should show are "
+        "detected, as if the patient did not lie as the file says"
+    ]
 
 
 def doubt_extent(volume: Volume, spec: ShapeSpec) -> tuple[str, ...]:

@@ -10,12 +10,11 @@ from functools import cache
 import numpy as np
 import torch
 
-from app.model import Field, LandmarkSpec, norm_groups
+from app.model import Field, LandmarkSpec, Shape, norm_groups
 from app.preprocessing import index_grid, resample, sample_at, smooth_for
 from app.voting import (
     GridFrame,
     Readout,
-    Shape,
     aggregate,
     concat_votes,
     filter_rows,

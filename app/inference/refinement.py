@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from app.geometry import Points, transform
-from app.model import LoadedModel
+from app.model import LoadedModel, Shape
 from app.preprocessing import Pose
 from app.shapes import MIN_LANDMARKS, fit_similarity
-from app.voting import Landmark, Shape, fit_constellation, positions_of
+from app.voting import Landmark, fit_constellation, positions_of
 
 SAME_POSE_RADII: Final = 0.4
 """Two poses count as the same if they place landmarks this close to each other on average, in
@@ -55,10 +55,9 @@ class Refiner:
         """
         self.model = model
         self.tolerance_mm = tolerance_mm
-        spec, mean = model.manifest.shape, model.shape
-        if spec is None or mean is None:
+        if model.shape is None:
             raise ValueError("expected a model with a shape, got one without")
-        self.shape = Shape.of(mean, spec)
+        self.shape = model.shape
 
     def find_pose(self, coarse: Sequence[Landmark]) -> Pose | None:
         """Estimate the pose from the landmarks of the first stage; None if they show none."""

@@ -11,7 +11,6 @@ from app.voting import (
     DenseMean,
     GridFrame,
     Landmark,
-    Shape,
     SparseMean,
     Votes,
     WeightedTile,
@@ -120,13 +119,9 @@ class ScanState:
             return concat_votes(self.votes)
         return self.mean.finish(self.mean.merge(self.votes))
 
-    def locate(self, shape: Shape | None) -> tuple[Landmark, ...]:
-        """Locate the landmarks of the network's model, once all tiles have run.
-
-        Args:
-            shape: Of that model; None: it has none.
-        """
-        manifest = self.model.manifest
+    def locate(self) -> tuple[Landmark, ...]:
+        """Locate the landmarks of the network's model, once all tiles have run."""
+        manifest, shape = self.model.manifest, self.model.shape
         frame = GridFrame(self.grid.to_volume, self.grid.to_world)
         readout = make_readout(self.grid, manifest)
         return locate(self.merged_votes(), readout, frame, manifest.landmarks, shape)

@@ -1,23 +1,44 @@
 """model folder -> mean shape: where its landmarks lie on average, for the constellation."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from app.errors import ModelRefused
 from app.model.files import read_tensors
 from app.model.manifest import Manifest
 
-Mean = Float64[np.ndarray, "landmarks 3"]
-"""Mean position of every landmark in mm; NaN for one that the shape does not know."""
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The mean constellation of a model's landmarks.
+
+    Attributes:
+        mean: Positions in mm in any right-handed frame; a NaN row is a landmark not in the shape.
+        tolerance_mm: A mode this near to its expected position agrees with a fit.
+        modes: How many modes per landmark to choose among.
+        region_scale_mm: Distance of a subject's landmarks from the fitted shape from which on 95 %
+            regions are wider; None: they are not.
+        surroundings: Places in the same frame, in mm, that tell look-alikes apart.
+        known: Which landmarks are in the shape.
+    """
+
+    mean: Float64[np.ndarray, "landmarks 3"]
+    tolerance_mm: float
+    modes: int = 4
+    region_scale_mm: float | None = None
+    surroundings: Float64[np.ndarray, "places 3"] = field(default_factory=lambda: np.empty((0, 3)))
+    known: Bool[np.ndarray, " landmarks"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """See once which landmarks are in the shape."""
+        object.__setattr__(self, "known", np.isfinite(self.mean).all(axis=1))
 
 
-def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
-    """Load a model's mean shape.
-
-    Returns:
-        Mean positions in mm, or None if the manifest has no section ``shape``.
+def load_shape(folder: Path, manifest: Manifest) -> Shape | None:
+    """Load a model's mean shape, and what its manifest says of it; None if that has no ``shape``.
 
     Raises:
         ModelRefused: The file is missing, has another hash, or holds another number of landmarks.
@@ -36,14 +57,11 @@ def load_shape(folder: Path, manifest: Manifest) -> Mean | None:
         )
     if mean.isinf().any():
         raise ModelRefused(f"{key}: expected finite positions, or NaN where unknown, got infinity")
-    return mean.double().numpy()
-
-
-def place_surroundings(manifest: Manifest, mean: Mean) -> Float64[np.ndarray, "places 3"]:
-    """Locate a model's surroundings in the frame of its mean shape, in mm."""
+    points, spec = mean.double().numpy(), manifest.shape
     rows = {landmark.name: row for row, landmark in enumerate(manifest.landmarks)}
     places = []
-    for place in manifest.shape.surroundings if manifest.shape else ():
-        end, start = mean[rows[place.beyond]], mean[rows[place.seen_from]]
+    for place in spec.surroundings:
+        end, start = points[rows[place.beyond]], points[rows[place.seen_from]]
         places.append(end + place.mm * (end - start) / np.linalg.norm(end - start))
-    return np.array(places).reshape(-1, 3)
+    surroundings = np.array(places).reshape(-1, 3)
+    return Shape(points, spec.tolerance_mm, spec.modes, spec.region_scale_mm, surroundings)

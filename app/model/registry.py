@@ -18,7 +18,7 @@ from app.errors import BadParameter, ModelRefused, StartupError, UnknownModel
 from app.model.files import read_text
 from app.model.loader import ONNX_SUFFIX, load_module
 from app.model.manifest import Manifest, parse_manifest
-from app.model.mean_shape import Mean, load_shape
+from app.model.mean_shape import Shape, load_shape
 from app.model.network import Network
 from app.model.sections import WHOLE, LowerPrecision
 from app.model.selfcheck import Samples, load_samples
@@ -35,7 +35,7 @@ class LoadedModel:
     Attributes:
         manifest: What it promises.
         network: What keeps the promise.
-        shape: Mean landmark positions in mm, for the constellation; None if the folder has none.
+        shape: Mean shape of its landmarks, for the constellation; None if the folder has none.
         expected: What its self-check compares with; None if it is checked by a phantom.
         digest: SHA-256 over its ``model.toml`` and the hash of its weights.
         card: Text of its README.md; empty if it has none.
@@ -45,7 +45,7 @@ class LoadedModel:
 
     manifest: Manifest
     network: Network
-    shape: Mean | None
+    shape: Shape | None
     expected: Samples | None
     digest: str
     card: str

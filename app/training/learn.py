@@ -315,12 +315,12 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     finer = read_manifest(start)
     common = _common(finer, read_record(start) or {}, options.rotation_deg)
     options = replace(options, start=start, **common)
-    mean = load_shape(start, finer)
-    if mean is None or finer.input.tile_shape == WHOLE:
+    shape = load_shape(start, finer)
+    if shape is None or finer.input.tile_shape == WHOLE:
         raise BadParameter(f"expected a second network with a mean shape, {start} has none")
-    recipe, choices = suggest_refine_recipe(options, checked, manifest, mean)
+    recipe, choices = suggest_refine_recipe(options, checked, manifest, shape.mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
-    plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), mean)
+    plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), shape.mean)
     return run_refine(options, remember_held_out(plan, start), console)
 
 

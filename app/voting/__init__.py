@@ -41,7 +41,7 @@ from app.voting.arrays import (
     filter_in_blocks,
     make_field,
 )
-from app.voting.constellation import Shape, fit_constellation
+from app.voting.constellation import fit_constellation
 from app.voting.export import VOTES_FORMATS, VotesFormat, write_heatmaps, write_volumes
 from app.voting.heatmaps import aggregate, kernel_of
 from app.voting.landmarks import (
@@ -61,7 +61,7 @@ from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes, lau
 __all__ = [
     "VOTES_FORMATS", "Archive", "Candidate", "DenseMean", "GridFrame",
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout",
-    "Shape", "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
+    "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
     "check_affine", "check_values", "concat_votes", "count_array_bytes",
     "distance_from_shape", "filter_in_blocks",
     "filter_rows", "filter_votes",

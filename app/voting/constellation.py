@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from app.geometry import Affine, transform
-from app.model import ShapeSpec
+from app.model import Shape
 from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS
 from app.voting.cpu import constellation as cpu_constellation
 
@@ -51,34 +51,6 @@ of a whole subject has 0.64 or more, and is the one that triples lead to."""
 
 _ABSENT_MM: Final = 1e6
 """Coordinate of a mode that does not exist, in mm: finite, and far from everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The mean constellation of a model's landmarks.
-
-    Attributes:
-        mean: Positions in mm in any right-handed frame; a NaN row is a landmark not in the shape.
-        tolerance_mm: A mode this near to its expected position agrees with a fit.
-        modes: How many modes per landmark to choose among.
-        region_scale_mm: Distance of a subject's landmarks from the fitted shape from which on 95 %
-            regions are wider; None: they are not.
-    """
-
-    mean: Float64[np.ndarray, "landmarks 3"]
-    tolerance_mm: float
-    modes: int = 4
-    region_scale_mm: float | None = None
-
-    @classmethod
-    def of(cls, mean: Float64[np.ndarray, "landmarks 3"], spec: ShapeSpec) -> "Shape":
-        """Take what a manifest says of a mean shape."""
-        return cls(mean, spec.tolerance_mm, spec.modes, spec.region_scale_mm)
-
-    @property
-    def known(self) -> Bool[np.ndarray, " landmarks"]:
-        """Which landmarks are in the shape."""
-        return np.asarray(np.isfinite(self.mean).all(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

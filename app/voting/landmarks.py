@@ -60,9 +60,9 @@ from jaxtyping import Bool, Float64
 
 from app.errors import BadParameter
 from app.geometry import Points, transform
-from app.model import LandmarkSpec
+from app.model import LandmarkSpec, Shape
 from app.shapes import MIN_LANDMARKS
-from app.voting.constellation import Constellation, Rival, Shape, find_rival, fit_constellation
+from app.voting.constellation import Constellation, Rival, find_rival, fit_constellation
 from app.voting.modes import Modes, drop_padding, find_modes
 from app.voting.readout import GridFrame, Readout
 from app.voting.votes import Votes

@@ -16,7 +16,7 @@ from app.geometry import Points, scaling, transform, translation
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
-from app.model import read_manifest
+from app.model import Shape, read_manifest
 from app.shapes import fit_similarity
 from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
@@ -194,8 +194,9 @@ def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
     assert model.shape is not None
     assert model.refine is not None
     assert model.refine.shape is not None
-    away = 3.0 * model.shape[odd] / np.linalg.norm(model.shape[odd])
-    fit = fit_similarity(model.shape, model.refine.shape, np.ones(len(model.shape)))
+    mean = model.shape.mean
+    away = 3.0 * mean[odd] / np.linalg.norm(mean[odd])
+    fit = fit_similarity(mean, model.refine.shape.mean, np.ones(len(mean)))
     inner = replace(model.refine, shape=_with(model.refine.shape, odd, fit.rotation @ away))
     outer = replace(model, shape=_with(model.shape, odd, away), refine=inner)
     landmarks = Detector(outer).detect(volume).landmarks
@@ -208,10 +209,10 @@ def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
     assert {other.status for other in landmarks[:odd] + landmarks[odd + 1 :]} == {"detected"}
 
 
-def _with(points: Points, row: int, off: np.ndarray) -> Points:
-    moved = points.copy()
+def _with(shape: Shape, row: int, off: np.ndarray) -> Shape:
+    moved = shape.mean.copy()
     moved[row] += off
-    return moved
+    return replace(shape, mean=moved)
 
 
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:

@@ -11,10 +11,10 @@ from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from app.geometry import Affine
+from app.model import Shape
 from app.model.manifest import Manifest
 from app.model.outputs import Field
 from app.preprocessing.grid import Grid
-from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, locate
 from app.voting.readout import GridFrame, make_readout
 from app.voting.reference import Placement, filter_columns

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.inference import Detector, Refiner, ScanState, collect, launch
+from app.inference import Detector, ScanState, collect, launch
 from app.io import Volume
 from app.model import LoadedModel
 from app.voting import Landmark
@@ -29,7 +29,6 @@ class StageRunner:
 
     def __init__(self, model: LoadedModel) -> None:
         self._detector = Detector(model)
-        self._refiner = None if model.refine is None else Refiner(model.refine, 0.0)
 
     def run(self, volume: Volume) -> StageOutputs:
         """Find the landmarks of one scan.
@@ -42,10 +41,9 @@ class StageRunner:
         while isinstance(answer, ScanState):
             last = answer if answer.pose is not None else last
             answer = self._run_pass(answer)
-        if last is None or self._refiner is None:
+        if last is None:
             return StageOutputs(answer, None, answer)
-        second = last.locate(self._refiner.shape)
-        return StageOutputs(last.coarse, second, answer)
+        return StageOutputs(last.coarse, last.locate(), answer)
 
     def _run_pass(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
         for index in range(len(state.plan)):

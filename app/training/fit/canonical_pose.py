@@ -47,7 +47,7 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
     if shape is None or manifest.input.tile_shape == "whole":
         return mean
     row = {landmark.name: index for index, landmark in enumerate(manifest.landmarks)}
-    target = np.array([shape[row[name]] if name in row else [np.nan] * 3 for name in names])
+    target = np.array([shape.mean[row[name]] if name in row else [np.nan] * 3 for name in names])
     known = np.isfinite(mean).all(axis=1) & np.isfinite(target).all(axis=1)
     if known.sum() < MIN_LANDMARKS:
         return mean

@@ -9,8 +9,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import transform, translation
 from app.inference.doubts import doubt_extent, doubt_proportions, shows_any
 from app.io.volume import Volume
-from app.model import ShapeSpec
-from app.voting.constellation import Shape
+from app.model import Shape, ShapeSpec
 from tests.unit.inference.test_refinement import landmark, noise
 
 KEYS: dict[str, Any] = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 8.0}

@@ -23,10 +23,10 @@ from app.inference.refinement import (
     merge_stages,
 )
 from app.io.volume import Volume, read_volume
+from app.model import Shape
 from app.model.editing import editing, update_hashes
 from app.preprocessing.grid import Grid, make_grid
 from app.preprocessing.posed_grid import Pose
-from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, Status
 from tests.support.training_data import BLOBS, landmarkd, write_specimens
 from tests.unit.preprocessing.test_posed_grid import make_pose
@@ -164,9 +164,9 @@ def test_training_writes_a_second_model_that_loads_and_runs(folder: Path, data: 
     assert model.refine is not None
     assert [mark.name for mark in model.refine.manifest.landmarks] == list(BLOBS)
     assert model.refine.manifest.input.tile_shape != "whole"
-    mean = model.refine.shape
-    assert mean is not None
-    np.testing.assert_allclose(mean.mean(axis=0), 0, atol=0.5)
+    shape = model.refine.shape
+    assert shape is not None
+    np.testing.assert_allclose(shape.mean.mean(axis=0), 0, atol=0.5)
     scan = next((data / "scans").glob("one*")).read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
 
@@ -200,7 +200,7 @@ def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: 
     radius = model.manifest.voting.radius_mm
     for off, again in ((0.9, False), (1.1, True)):
         moved = translation((0.0, off * SAME_POSE_RADII * radius, 0.0)) @ pose.to_world
-        found = [landmark(place) for place in transform(moved, model.shape)]
+        found = [landmark(place) for place in transform(moved, model.shape.mean)]
         improved = refiner.improve_pose(found, pose)
         assert (improved is not None) == again
         if improved is not None:

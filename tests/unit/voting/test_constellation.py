@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.voting.constellation import Shape, fit_constellation
+from app.model import Shape
+from app.voting.constellation import fit_constellation
 from tests.support.synthetic import SHAPE_LANDMARKS as LANDMARKS
 from tests.support.synthetic import make_shape, make_subject
 

@@ -12,9 +12,9 @@ from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
 from app.geometry import transform, translation
+from app.model import Shape
 from app.model.outputs import Field
 from app.preprocessing.grid import Grid
-from app.voting.constellation import Shape
 from app.voting.landmarks import Landmark, confidence_of, distance_from_shape, locate
 from app.voting.readout import GridFrame, make_readout
 from app.voting.reference import Placement
