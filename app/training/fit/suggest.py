@@ -203,7 +203,7 @@ def check_window(intensity: IntensitySpec, specimens: Sequence[SpecimenSummary])
     if blank:
         low, high = blank[0].extremes
         raise BadParameter(
-            "--intensity: expected a window that the values of each scan reach, got "
+            "expected an intensity window that the values of each scan reach, got "
             f"{lower:g} to {upper:g}, and none within in {shorten([one.name for one in blank])}: "
             f"those of {blank[0].name} are {low:.4g} to {high:.4g}"
         )

@@ -265,7 +265,7 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--radius", "inf"), "mine: voting.radius_mm: Input should be a finite number, got inf"),
         (
             ("--intensity", "window:900,3000"),
-            "--intensity: expected a window that the values of each scan reach, got 900 to 3000, "
+            "expected an intensity window that the values of each scan reach, got 900 to 3000, "
             "and none within in one, three, two: those of one are -",
         ),
     ],
