@@ -3,6 +3,7 @@
 What pulls in torch is imported in the functions, as the help must not wait for it.
 """
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,17 @@ MissingIs = Annotated[
     typer.Option("--missing", help="How to count a landmark without a position."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+
+
+def finite(number: float | None) -> float | None:
+    """Pass on the number of an option, unless it is one that no bound of the option stops.
+
+    Raises:
+        BadParameter: It is infinite or NaN.
+    """
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"expected a finite number, got {number}")
+    return number
 
 
 def require_extra() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
 from app.settings import API_KEY
-from app.training.cli.arguments import FOLDER, Device, make_console, require_extra
+from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
 from app.training.cli.train import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Validate = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps of each network.")]
-Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
+Rate = Annotated[float, typer.Option(callback=finite, min=0, help="Peak learning rate.")]
 Watch = Annotated[
     bool, typer.Option("--watch", help="Go on, and learn again whenever cases have changed.")
 ]

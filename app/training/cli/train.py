@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from app.errors import BadParameter
-from app.training.cli.arguments import FOLDER, Device, MissingIs, make_console, require_extra
+from app.training.cli.arguments import (
+    FOLDER,
+    Device,
+    MissingIs,
+    finite,
+    make_console,
+    require_extra,
+)
 
 if TYPE_CHECKING:
     from app.training.options import Options
@@ -48,11 +55,18 @@ Model = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
 Spacing = Annotated[
-    float | None, typer.Option(min=1e-5, help="Grid spacing in mm. Default: from the landmarks.")
+    float | None,
+    typer.Option(
+        callback=finite, min=1e-5, help="Grid spacing in mm. Default: from the landmarks."
+    ),
 ]
 FinerSpacing = Annotated[
     float | None,
-    typer.Option(min=1e-5, help="Grid spacing in mm. Default: 0.6 times the first network's."),
+    typer.Option(
+        callback=finite,
+        min=1e-5,
+        help="Grid spacing in mm. Default: 0.6 times the first network's.",
+    ),
 ]
 Tile = Annotated[
     str | None,
@@ -61,7 +75,9 @@ Tile = Annotated[
         help="Slide over scans in tiles of N³ voxels, or see scans whole. Default: from the data.",
     ),
 ]
-Rotation = Annotated[float, typer.Option(min=0, max=180, help="Largest random rotation, degrees.")]
+Rotation = Annotated[
+    float, typer.Option(callback=finite, min=0, max=180, help="Largest random rotation, degrees.")
+]
 Intensity = Annotated[
     str | None,
     typer.Option(
@@ -71,13 +87,14 @@ Intensity = Annotated[
     ),
 ]
 Radius = Annotated[
-    float | None, typer.Option(min=1e-5, help="Voting radius in mm. Default: 5 voxels.")
+    float | None,
+    typer.Option(callback=finite, min=1e-5, help="Voting radius in mm. Default: 5 voxels."),
 ]
 Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
 Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
 Steps = Annotated[int, typer.Option(min=1, help="Total number of optimiser steps.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
-Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate.")]
+Rate = Annotated[float, typer.Option(callback=finite, min=0, help="Peak learning rate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 PassPrecision = Annotated[
     Literal["float32", "bfloat16"] | None,
@@ -92,6 +109,7 @@ Mirror = Annotated[bool, typer.Option("--mirror", help="Train on mirror images a
 Cuts = Annotated[
     float,
     typer.Option(
+        callback=finite,
         min=0,
         max=1,
         help="Share of the steps whose scans are truncated among the landmarks, like half scans.",
@@ -100,6 +118,7 @@ Cuts = Annotated[
 CutMargin = Annotated[
     float,
     typer.Option(
+        callback=finite,
         min=0,
         max=1,
         metavar="SHARE",
@@ -110,6 +129,7 @@ CutMargin = Annotated[
 Scale = Annotated[
     float | None,
     typer.Option(
+        callback=finite,
         min=0,
         max=0.5,
         help="Largest random change of size. Default: 0.1; 0.04 for a second network.",
@@ -118,6 +138,7 @@ Scale = Annotated[
 Elastic = Annotated[
     float | None,
     typer.Option(
+        callback=finite,
         min=0,
         metavar="MM",
         help="Standard deviation of random elastic deformations, for subjects that bend. Default: "
@@ -127,6 +148,7 @@ Elastic = Annotated[
 Contrast = Annotated[
     float,
     typer.Option(
+        callback=finite,
         min=0,
         max=1,
         help="Share of the images whose contrast is changed at random, inverted even, so that the "
@@ -136,6 +158,7 @@ Contrast = Annotated[
 Reflect = Annotated[
     float,
     typer.Option(
+        callback=finite,
         min=0,
         max=1,
         help="Share of the images that go on beyond the scan's border as its reflection, so that "
@@ -145,6 +168,7 @@ Reflect = Annotated[
 Field = Annotated[
     float,
     typer.Option(
+        callback=finite,
         min=1,
         max=3,
         help="Let some images be up to this many times as long along each axis, for a model that "

@@ -38,6 +38,24 @@ def test_a_command_without_the_extra_says_in_one_line_what_to_install(
     assert str(result.exception) == "this command needs scipy: pip install 'landmarkd[train]'"
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["train", ".", "."], ["--spacing", "--radius", "--rate", "--elastic"]),
+        (["refine", ".", ".", "."], ["--spacing", "--radius", "--rate", "--elastic"]),
+        (["learn", "."], ["--rate"]),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_before_any_data_are_read(
+    command: list[str], options: list[str]
+) -> None:
+    """``train --check --elastic inf`` found nothing wrong."""
+    for option in options:
+        result = CliRunner().invoke(app, [*command, option, "inf"])
+        assert result.exit_code == 2
+        assert f"Invalid value for '{option}': expected a finite number, got inf" in result.output
+
+
 def test_the_extra_alone_installs_what_the_commands_ask_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = {Requirement(line).name for line in project["optional-dependencies"]["train"]}
