@@ -154,6 +154,7 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
         assert page.text_content("#queue-title") == "3 scans"
         states = page.locator("#scans span:last-child").all_text_contents()
         assert states == ["5 of 6 found", "Broken volume", "5 of 6 found"]
+        page.wait_for_selector("#rows tr")  # All may be answered before the first one is drawn.
         page.keyboard.press("x")
         first = chosen(page)
         page.click("#after")
