@@ -24,12 +24,19 @@ from app.training.data.summary import summarise
 from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import write_section
-from app.training.files import REFINE
+from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import Plan, check_and_report, make_plan, run_first, run_refine
-from app.training.record import read_record, seen_by
-from app.training.versions import exclusive, keep_regions, prepare_next, put_in_place
+from app.training.record import find_changes, read_record, seen_by
+from app.training.versions import (
+    exclusive,
+    find_unfinished,
+    finish,
+    keep_regions,
+    prepare_next,
+    put_in_place,
+)
 
 HELD_OUT: Final = 3
 """One in so many kept cases is held out."""
@@ -90,7 +97,7 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
         console.print(f"{len(again)} scans of --with were corrected and kept: only that counts")
     if not given:
         _warn_of_forgetting(options.folder, len(kept), console)
-    candidate = prepare_next(options.folder)
+    candidate = find_unfinished(options.folder) or prepare_next(options.folder)
     with merged([*kept, *old]) as (scans, landmarks):
         like = options_like(options, scans, landmarks, candidate)
         checked = check_and_report(like, console)
@@ -103,6 +110,8 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
     if compared.is_better:
         text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."
         write_section(candidate, "learn", f"{text} {compared.describe()}.")
+    finish(candidate)
+    if compared.is_better:
         put_in_place(candidate, options.folder)
     return compared
 
@@ -290,7 +299,7 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
 def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Console) -> bool:
     """Train both networks of a model on, from the weights that they have.
 
-    Their mean shapes stay: a few cases are no better ones, and second networks know one pose only.
+    A training that was interrupted is resumed, if it was started alike; else it is made anew.
 
     Args:
         options: The folder is that of the next version; the start is the one in place.
@@ -300,17 +309,49 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
 
     Returns:
         Whether it is done; False if it was interrupted.
+
+    Raises:
+        BadParameter: The model cannot be trained here.
+    """
+    plans = plan_networks(options, checked, chosen)
+    begun = [plan for _, plan in plans if (plan.folder / CHECKPOINT).exists()]
+    if changes := [change for plan in begun for change in find_changes(plan.folder, plan.record)]:
+        console.print(
+            "the training that was interrupted is not resumed but made anew, as it was started "
+            f"with other options or cases: {'; '.join(changes)}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        prepare_next(options.start or options.folder)
+    runs = zip((run_first, run_refine), plans, strict=False)
+    return all(run(given, plan, console) for run, (given, plan) in runs)
+
+
+def plan_networks(
+    options: Options, checked: CheckedData, chosen: Split
+) -> list[tuple[Options, Plan]]:
+    """Make all choices for each network of a model, before any of them is trained.
+
+    Their mean shapes stay: a few cases are no better ones, and second networks know one pose only.
+
+    Args:
+        options: As for ``fine_tune``.
+        checked: The data.
+        chosen: Training and held-out cases.
+
+    Returns:
+        The options and the plan of the first network, and of the second one if there is one.
     """
     start = options.start or options.folder
     manifest = read_manifest(start)
     names = tuple(landmark.name for landmark in manifest.landmarks)
     suggested = suggest_recipe(options, checked)
     plan = make_plan(options, options.folder, names, chosen, suggested, None)
-    plan = remember_held_out(plan, start)
-    if not run_first(options, plan, console):
-        return False
+    plans = [(options, remember_held_out(plan, start))]
     if manifest.refine is None:
-        return True
+        return plans
     start /= REFINE
     finer = read_manifest(start)
     common = _common(finer, read_record(start) or {}, options.rotation_deg)
@@ -321,7 +362,7 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     recipe, choices = suggest_refine_recipe(options, checked, manifest, shape.mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
     plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), shape.mean)
-    return run_refine(options, remember_held_out(plan, start), console)
+    return [*plans, (options, remember_held_out(plan, start))]
 
 
 def remember_held_out(plan: Plan, start: Path) -> Plan:

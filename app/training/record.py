@@ -99,6 +99,16 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
     Raises:
         StartupError: It was started with something else.
     """
+    if differences := find_changes(folder, record):
+        raise StartupError(
+            f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
+            f"To resume, repeat the command that started it; to start again, choose another folder "
+            f"or delete {delete}"
+        )
+
+
+def find_changes(folder: Path, record: Record) -> list[str]:
+    """List in words how a folder's training was started otherwise than it would be now."""
     old, new = read_record(folder) or {}, record.to_json()
     before, now = old.get("digests", {}), new.pop("digests")  # Old records have none.
     del new["voxels"]  # Of scans that the digests compare, and of the start.
@@ -107,12 +117,7 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
         differences.append(
             f"expected the same scans and landmarks, got others of {shorten(changed)}"
         )
-    if differences:
-        raise StartupError(
-            f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
-            f"To resume, repeat the command that started it; to start again, choose another folder "
-            f"or delete {delete}"
-        )
+    return differences
 
 
 def check_alike(model: Path, fold: Path) -> None:

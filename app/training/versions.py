@@ -14,14 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from app.durable import lock
+from app.durable import lock, write_file
 from app.errors import BadParameter, StartupError
-from app.model import editing, read_manifest, update_hashes
+from app.model import editing, hash_file, read_manifest, update_hashes
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
 
 NEXT: Final = "next"
 BEFORE: Final = "before"
 LOCK: Final = "lock"
+ORIGIN: Final = "origin"
+"""File beside the next version: the hash of the manifest of the version that it is made of."""
+
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
 """Of Linux, linux/fcntl.h and linux/fs.h."""
@@ -56,12 +59,35 @@ def prepare_next(folder: Path) -> Path:
         The copy, without what belongs to the training of this version.
     """
     candidate = _beside(folder, NEXT)
+    origin = candidate.with_name(ORIGIN)
+    origin.unlink(missing_ok=True)  # First: what a process that is killed leaves is not whole.
     shutil.rmtree(candidate, ignore_errors=True)
     leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY)
     shutil.copytree(folder, candidate, ignore=leave)
     with editing(candidate) as document:
         document["version"] = next_version(str(document["version"]))
+    write_file(origin, hash_file(folder / "model.toml").encode())
     return candidate
+
+
+def find_unfinished(folder: Path) -> Path | None:
+    """Find the next version of a model folder as it is now, whose training was interrupted.
+
+    Returns:
+        Its folder; None if there is no such training, or the model has been changed meanwhile, so
+        that another version is to be made of it.
+    """
+    candidate = _beside(folder, NEXT)
+    origin = candidate.with_name(ORIGIN)
+    if not (candidate / CHECKPOINT).exists() or not origin.exists():
+        return None
+    return candidate if origin.read_text() == hash_file(folder / "model.toml") else None
+
+
+def finish(candidate: Path) -> None:
+    """Delete what a version that was compared does not need to be trained on any more."""
+    for path in candidate.rglob(CHECKPOINT):
+        path.unlink()
 
 
 def keep_regions(before: Path, after: Path) -> None:

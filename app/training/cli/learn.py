@@ -11,7 +11,7 @@ from rich.console import Console
 from app.errors import BadParameter, LandmarkdError
 from app.settings import API_KEY
 from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
-from app.training.cli.train import INTERRUPTED
+from app.training.cli.train import INTERRUPTED, SAVED
 
 if TYPE_CHECKING:
     from app.training.learn import LearnOptions
@@ -112,6 +112,7 @@ def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
 
     compared = learn(options, console)
     if compared is None:
+        console.print(SAVED)
         raise typer.Exit(INTERRUPTED)
     console.print(compared.describe(), highlight=False, soft_wrap=True)
     if not compared.is_better:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130
 """Exit status of a command that was ended by Ctrl-C, as shells report it."""
 
+SAVED: Final = "all is saved: the same command resumes from here"
+
 FILTERS: Final = "24,48,96,128"
 
 Scans = Annotated[
@@ -340,5 +342,5 @@ def _train(options: "Options", check: bool, *, second: bool) -> None:
     crossed = options.folds is not None or options.fold is not None
     run, console = crossvalidate if crossed else train_network, make_console()
     if not run(options, SECOND if second else FIRST, console, only_check=check):
-        console.print("all is saved: the same command resumes from here")
+        console.print(SAVED)
         raise typer.Exit(INTERRUPTED)

@@ -32,7 +32,7 @@ from app.training.recipe import Recipe
 from app.training.record import Record, read_record
 from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive
-from tests.support.training_data import landmarkd, write_data
+from tests.support.training_data import interrupt_after, landmarkd, write_data
 
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 HEAD = "output_block.conv.conv.bias"
@@ -121,6 +121,36 @@ def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
     with exclusive(model), pytest.raises(StartupError, match="but another is at work"):
         learn(options(model, store, 1, 0), Console())
     assert not (model.parent / ".phantom" / "next").exists()
+
+
+def test_interrupted_learning_is_resumed_and_made_anew_only_where_it_would_be_another(
+    model: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run deleted the checkpoint: hours of training on a CPU were lost to one Ctrl-C."""
+    candidate = model.parent / ".phantom" / "next" / "phantom"
+
+    def run(steps: int, interrupted_after: int | None = None) -> str:
+        said = StringIO()
+        with monkeypatch.context() as patch:
+            if interrupted_after is not None:
+                interrupt_after(interrupted_after, patch)
+            compared = learn(options(model, store, steps, 1e-6), Console(file=said, width=500))
+        assert (compared is None) == (interrupted_after is not None)
+        return said.getvalue()
+
+    run(3, interrupted_after=2)
+    assert "resuming at step 2 of 3" in run(3)
+    resumed = hash_file(candidate / "weights.safetensors")
+    assert "resuming" not in run(3)
+    assert hash_file(candidate / "weights.safetensors") == resumed
+    run(3, interrupted_after=2)
+    said = run(2, interrupted_after=1)
+    assert "not resumed but made anew, as it was started with other options or cases: " in said
+    assert "recipe.steps: expected 3, got 2" in said
+    with editing(model) as document:
+        document["description"] = "Of another kind."
+    assert "resuming" not in run(2)
+    assert read_manifest(candidate).description == "Of another kind."
 
 
 @pytest.mark.no_cover
