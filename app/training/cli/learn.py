@@ -78,6 +78,8 @@ def learn(
     from app.training.versions import put_back
 
     console = make_console()
+    if url is not None and not os.environ.get(API_KEY):
+        raise BadParameter(f"--url: expected the admin key of {url} in {API_KEY}, found none")
     if back:
         now, before = put_back(model)
         console.print(f"version {before} is in place again, {now} is not", highlight=False)

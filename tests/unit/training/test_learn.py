@@ -115,6 +115,18 @@ def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
     assert not (model.parent / ".phantom" / "next").exists()
 
 
+def test_service_without_its_key_is_refused_before_anything_is_trained(
+    model: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version was trained and put in place first, and then: ``Illegal header value``."""
+    monkeypatch.delenv("LANDMARKD_API_KEY", raising=False)
+    message = "--url: expected the admin key of http://127.0.0.1:1 in LANDMARKD_API_KEY, found none"
+    for words in (("--from", store), ("--back",)):
+        with pytest.raises(BadParameter, match=message):
+            landmarkd("learn", model, *words, "--url", "http://127.0.0.1:1")
+    assert not (model.parent / ".phantom").exists()
+
+
 def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
     model: Path, store: Path
 ) -> None:
