@@ -4,6 +4,7 @@ What one version was trained on is never held out for the next, and the other wa
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -196,15 +197,29 @@ def hold_out(
             f"--validate: expected scans that {options.folder} was not trained on, got "
             f"{shorten(leaked)}"
         )
-    count = len({subject_of(files.name) for files in chosen})
-    if count < MIN_HELD_OUT:
+    subjects = {subject_of(files.name) for files in chosen}
+    if (count := len(subjects)) < MIN_HELD_OUT:
+        kept_subjects = {subject_of(name) for name in cases}
+        more = _missing_cases(len(kept_subjects), len(subjects & kept_subjects), count)
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
             f"version is better; got {count}: one in {HELD_OUT} of {len(kept)} kept cases, "
             "if the model has not learned from their scans, and those old ones that recipe.json or "
-            "--validate names. Nothing was trained"
+            f"--validate names. Nothing was trained; keep {more} more, of scans that it has not "
+            "learned from"
         )
     return chosen
+
+
+def _missing_cases(kept: int, kept_held_out: int, held_out: int) -> int:
+    """Count the new kept cases from which on ``choose_held_out`` holds out enough."""
+    missing = MIN_HELD_OUT - held_out
+    # Of each of them one more may be held out, once these are no more than one in HELD_OUT of all.
+    return next(
+        more
+        for more in itertools.count(missing)
+        if round((kept + more) / HELD_OUT) - kept_held_out >= missing
+    )
 
 
 def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]:

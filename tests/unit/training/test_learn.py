@@ -108,7 +108,7 @@ def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
     model: Path, tmp_path: Path
 ) -> None:
     make_phantoms(tmp_path / "few", count=3, seed=9000)
-    with pytest.raises(BadParameter, match=r"at least 5 cases to be held out.*of 3 kept"):
+    with pytest.raises(BadParameter, match=r"at least 5 cases .* of 3 kept .* keep 11 more"):
         learn(options(model, tmp_path / "few", 1, 0), Console())
     with pytest.raises(BadParameter, match="--from: expected a model's folder in a store"):
         learn(options(model, tmp_path, 1, 0), Console())
@@ -125,6 +125,16 @@ def test_service_without_its_key_is_refused_before_anything_is_trained(
         with pytest.raises(BadParameter, match=message):
             landmarkd("learn", model, *words, "--url", "http://127.0.0.1:1")
     assert not (model.parent / ".phantom").exists()
+
+
+def test_cases_of_scans_that_were_trained_on_are_not_counted_among_those_to_judge_by(
+    model: Path, store: Path
+) -> None:
+    """Of 20 scans, ``train`` holds out four; all were kept, and nothing said what was missing."""
+    names = [files.name for files in whole_cases(store)]
+    (model / RECORD).write_text(json.dumps({"train": names[4:], "held_out": names[:4]}))
+    with pytest.raises(BadParameter, match=r"got 4: .* keep 1 more, of scans that it has not"):
+        hold_out(options(model, store, 1, 0), whole_cases(store), [])
 
 
 def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
