@@ -258,7 +258,8 @@ def _read(path: Path, max_bytes: int | None) -> bytes:
         # Before it is read: the system may end the process that takes too much memory.
         if max_bytes is not None and (size := size_of(path)) > max_bytes:
             raise TooLarge(
-                f"expected at most {max_bytes:,} bytes (limit inflated_bytes), got {size:,}"
+                f"expected at most {max_bytes:,} bytes, got {size:,}; the limit is "
+                "LANDMARKD_MAX_INFLATED_BYTES"
             )
         return read_scan(path)
     except OSError as error:

@@ -246,13 +246,16 @@ def _check_length(stream: FileStream, header: Header) -> None:
 def _check_limits(header: Header, limits: VolumeLimits, frame: int | None) -> int:
     """Check size, distance from the origin and frames; return the index of the frame to read."""
     needs = (
-        ("axis", "voxels along an axis", limits.axis, max(header.shape)),
-        ("voxels", "voxels", limits.voxels, math.prod(header.shape)),
-        ("inflated_bytes", "bytes once inflated", limits.inflated_bytes, header.file_bytes),
+        ("AXIS", "voxels along an axis", limits.axis, max(header.shape)),
+        ("VOXELS", "voxels", limits.voxels, math.prod(header.shape)),
+        ("INFLATED_BYTES", "bytes once inflated", limits.inflated_bytes, header.file_bytes),
     )
     for name, what, limit, need in needs:
         if need > limit:
-            raise TooLarge(f"expected at most {limit:,} {what} (limit {name}), got {need:,}")
+            raise TooLarge(
+                f"expected at most {limit:,} {what}, got {need:,}; the operator's limit is "
+                f"LANDMARKD_MAX_{name}"
+            )
     reach = np.abs(transform(header.affine, corners(header.shape))).max()
     if reach > MAX_REACH_MM:
         raise BadGeometry(

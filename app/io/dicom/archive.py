@@ -117,8 +117,8 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
         total += size
         if total > max_bytes:
             raise TooLarge(
-                f"expected at most {max_bytes:,} bytes once inflated (limit inflated_bytes), "
-                f"got an archive of {total:,} or more"
+                f"expected at most {max_bytes:,} bytes once inflated, got an archive of {total:,} "
+                "or more; the operator's limit is LANDMARKD_MAX_INFLATED_BYTES"
             )
         begin = _begin(view, offset)
         spans.append((offset, begin + stored))

@@ -155,7 +155,7 @@ def test_events_and_jobs_are_no_reports(client: TestClient) -> None:
 def test_an_archive_over_the_limit_is_refused_before_it_is_inflated(client: TestClient) -> None:
     response = client.post(URL, content=zipped([bytes(2 << 20)]))
     assert response.status_code == 413
-    assert "limit inflated_bytes" in response.json()["detail"]
+    assert "LANDMARKD_MAX_INFLATED_BYTES" in response.json()["detail"]
 
 
 def test_encryption_is_refused_while_the_archive_arrives(client: TestClient) -> None:

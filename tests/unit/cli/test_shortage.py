@@ -21,7 +21,8 @@ from tests.support.services import ServiceProcess, toy_scan, until
     [
         (
             "4GiB",
-            "huge.nii: expected at most 4,294,967,296 bytes (limit inflated_bytes), got 1,099,",
+            "huge.nii: expected at most 4,294,967,296 bytes, got 1,099,511,627,776; the limit is "
+            "LANDMARKD_MAX_INFLATED_BYTES",
         ),
         ("4TiB", "huge.nii: expected a scan that fits the memory"),
     ],
@@ -61,7 +62,7 @@ def test_a_folder_larger_than_allowed_is_refused_before_it_is_read(
     words = ("detect", tmp_path / "large", tmp_path / "small", "-o", tmp_path / "all.csv")
     result = CliRunner().invoke(app, [*map(str, words), "--models-dir", str(models)])
     assert result.exit_code == 1
-    message = "large: expected at most 1,048,576 bytes (limit inflated_bytes), got 25,165,824"
+    message = "large: expected at most 1,048,576 bytes, got 25,165,824; the limit is LANDMARKD_MAX"
     assert message in result.stderr
     with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:
         assert {row["scan"] for row in csv.DictReader(file)} == {"small"}

@@ -88,7 +88,7 @@ def test_truncated_and_corrupt_zlib_streams_are_refused(kept: int) -> None:
         ({"DistanceUnits": "cm"}, BadGeometry, "got others"),
         ({"NDims": 2, "DimSize": "7 20"}, BadGeometry, "3 axes or more"),
         ({"NDims": 4}, BrokenVolume, "as NDims says"),
-        ({"DimSize": "7 5 99999"}, TooLarge, "limit axis"),
+        ({"DimSize": "7 5 99999"}, TooLarge, "limit is LANDMARKD_MAX_AXIS"),
     ],
 )
 def test_header_that_places_no_scan_in_space_is_refused(
@@ -103,5 +103,5 @@ def test_limits_are_checked_by_the_header_alone() -> None:
     content = as_metaimage(zipped=True).split(b"LOCAL\n")[0] + b"LOCAL\n"
     content = content.ljust(HEAD_BYTES, b"\0")  # The start of a longer file.
     assert check_header(content).shape == SHAPE
-    with pytest.raises(TooLarge, match="limit voxels"):
+    with pytest.raises(TooLarge, match="limit is LANDMARKD_MAX_VOXELS"):
         check_header(content, VolumeLimits(voxels=139))

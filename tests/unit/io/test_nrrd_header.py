@@ -218,7 +218,7 @@ def test_no_more_lines_of_a_header_are_looked_at_than_honest_ones_have(
 def test_limits_are_checked_by_the_header_alone() -> None:
     head = as_nrrd(encoding="gzip").split(b"\n\n", 1)[0] + b"\n\n"
     head = head.ljust(HEAD_BYTES, b"\0")  # The start of a longer file.
-    with pytest.raises(TooLarge, match="limit axis"):
+    with pytest.raises(TooLarge, match="limit is LANDMARKD_MAX_AXIS"):
         check_header(head, VolumeLimits(axis=6))
     assert check_header(head).shape == SHAPE
 

@@ -349,7 +349,7 @@ def test_archive_of_more_files_than_any_scan_has_is_refused_unread() -> None:
 
 
 def test_limits_are_checked_before_pixels_are_read() -> None:
-    with pytest.raises(TooLarge, match="limit axis"):
+    with pytest.raises(TooLarge, match="limit is LANDMARKD_MAX_AXIS"):
         read_volume(zipped(as_dicom()), VolumeLimits(axis=6))
     with pytest.raises(BadParameter, match="expected frame from 0 to 0, got 1"):
         read_volume(zipped(as_dicom()), selection=Selection(frame=1))
