@@ -340,7 +340,7 @@ class Viewer {
     if (!grabbed) return;
     // NiiVue gets no mouse event of this press.
     event.preventDefault();
-    this.canvas.focus();
+    this.canvas.focus({ preventScroll: true });
     this.canvas.setPointerCapture(event.pointerId);
   }
 

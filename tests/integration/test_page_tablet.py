@@ -1,0 +1,49 @@
+"""The page under fingers, in a real Chromium with a real service: tablets and phones."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.browser import SCAN, Browser, Page, drop, opened
+from tests.support.services import ServiceProcess
+
+FINGER_PX = 40
+STAGE = 0.54
+"""Of the height of a screen that is held upright."""
+UNREACHED = """(least) => {
+    const touched = "button, select, summary, #scans li, #rows tr, #views label, header a";
+    const shown = [...document.querySelectorAll(touched)].filter((one) => one.checkVisibility());
+    return shown.filter((one) => {
+        const { width, height } = one.getBoundingClientRect();
+        return height < least || (one.localName === "button" && width < least);
+    }).map((one) => one.id || one.textContent);
+}"""
+
+
+def held(width: int, height: int) -> dict[str, Any]:
+    """Describe a screen that is touched."""
+    size = {"width": width, "height": height}
+    return {"viewport": size, "has_touch": True, "is_mobile": True}
+
+
+def overflow(page: Page) -> int:
+    """Measure how much wider the page is than the screen."""
+    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+@pytest.mark.parametrize("screen", [(768, 1024), (1024, 768), (360, 740)])
+def test_whatever_is_touched_is_as_large_as_a_finger(
+    browser: Browser, page_service: ServiceProcess, screen: tuple[int, int]
+) -> None:
+    with opened(browser, page_service.url, **held(*screen)) as page:
+        assert page.evaluate(UNREACHED, FINGER_PX) == []
+        assert overflow(page) == 0
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        page.click("#more summary")
+        assert page.evaluate(UNREACHED, FINGER_PX) == []
+        assert overflow(page) == 0
+        if screen[0] < screen[1]:
+            stage = page.locator("#stage").bounding_box()
+            assert stage is not None
+            assert stage["height"] <= STAGE * screen[1] + 1
