@@ -8,6 +8,7 @@ from tests.support.browser import SCAN, Browser, Page, drop, opened
 from tests.support.services import ServiceProcess
 
 FINGER_PX = 40
+NEAR_PX = 9
 STAGE = 0.54
 """Of the height of a screen that is held upright."""
 UNREACHED = """(least) => {
@@ -47,3 +48,17 @@ def test_whatever_is_touched_is_as_large_as_a_finger(
             stage = page.locator("#stage").bounding_box()
             assert stage is not None
             assert stage["height"] <= STAGE * screen[1] + 1
+
+
+def test_four_views_of_an_upright_tablet_are_two_by_two(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    tops = "(all) => all.map((one) => one.getAttribute('y'))"
+    with opened(browser, page_service.url, **held(768, 1024)) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        first, second, third, fourth = sorted(
+            float(top) for top in page.eval_on_selector_all("#labels svg svg", tops)
+        )
+    assert second - first < NEAR_PX < third - second
+    assert fourth - third < NEAR_PX

@@ -2,6 +2,7 @@
 
 import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
+import { arrange, PLANES, RENDER_TILE } from "./layout.js";
 import { Markers } from "./markers.js";
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
@@ -27,11 +28,6 @@ const OPTIONS = {
   loadingText: "",
   logLevel: "silent",
 };
-const RENDER_TILE = 4;
-// Axes to the right, upwards and through the slice, of an axial, a coronal and a sagittal plane.
-const PLANES = [[0, 1, 2], [0, 2, 1], [1, 2, 0]];
-const FLAT = 2; // a scan is flat if one plane shows so many times as much of it as any other
-const MAIN_PART = 0.6; // of the width or height, for that plane
 const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
@@ -72,7 +68,7 @@ class Viewer {
     Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, markers: new Markers(labels) });
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
-      nv.customLayout = nv.opts.sliceType === VIEWS.all ? this.#layout() : [];
+      this.#arrange();
       const result = draw();
       this.#mark();
       return result;
@@ -244,19 +240,14 @@ class Viewer {
     return volume ? Math.max(...[1, 2, 3].map((axis) => volume.hdr.dims[axis] * volume.hdr.pixDims[axis])) : 1;
   }
 
-  /** Most of the room for the plane of a flat scan, beside or above all others; empty: as NiiVue chooses. */
-  #layout() {
-    if (!this.nv.volumes.length) return [];
+  #arrange() {
+    this.nv.customLayout = [];
+    if (!this.nv.volumes.length || this.nv.opts.sliceType !== VIEWS.all) return;
     const [from, to] = [[0, 0, 0], [1, 1, 1]].map((corner) => this.nv.frac2mm(corner));
-    const area = PLANES.map(([across, up]) => Math.abs((to[across] - from[across]) * (to[up] - from[up])));
-    const [main, second, third] = [0, 1, 2].sort((one, other) => area[other] - area[one]);
-    if (area[main] < FLAT * area[second]) return [];
-    const position = (start, size, from, part) =>
-      this.canvas.clientWidth > this.canvas.clientHeight ? [start, from, size, part] : [from, start, part, size];
-    const others = [second, third, RENDER_TILE].map((sliceType, index) => (
-      { sliceType, position: position(MAIN_PART, 1 - MAIN_PART, index / 3, 1 / 3) }
-    ));
-    return [{ sliceType: main, position: position(0, MAIN_PART, 0, 1) }, ...others];
+    const size = [0, 1, 2].map((axis) => Math.abs(to[axis] - from[axis]));
+    const { tiles, layout } = arrange(size, this.canvas.clientWidth, this.canvas.clientHeight);
+    this.nv.customLayout = tiles;
+    this.nv.opts.multiplanarLayout = layout;
   }
 
   #mark() {
