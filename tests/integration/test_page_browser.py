@@ -151,7 +151,7 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN[:999]), ("c, d.nii", other))
         page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
-        assert page.text_content("#queue-title") == "3 scans"
+        assert page.text_content("#queue-title") == "3 scans \N{MIDDLE DOT} 2 answered \N{MIDDLE DOT} 1 failed"
         states = page.locator("#scans span:last-child").all_text_contents()
         assert states == ["5 of 6 found", "Broken volume", "5 of 6 found"]
         page.wait_for_selector("#rows tr")  # All may be answered before the first one is drawn.
@@ -163,7 +163,7 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
         page.wait_for_selector("#rows tr")
         assert text_of(page, "#facts").startswith("c, d.nii")
         assert page.is_disabled("#after")
-        page.click("#scans li:first-child button")
+        page.click("#scans li:first-child")
         page.wait_for_selector('#facts:text("a.nii.gz")')
         assert row(page, first)[1] == "absent"
         assert page.text_content("#scans span:last-child") == "4 of 6 found, 1 by you"

@@ -324,7 +324,7 @@ def test_corrections_stay_unsaved_whatever_is_looked_at_or_fails(
         choose(page, ABSENT)
         page.keyboard.press("x")
         for number in (2, 1):
-            page.click(f"#scans li:nth-child({number}) button")
+            page.click(f"#scans li:nth-child({number})")
             page.wait_for_selector("#rows tr")
         assert page.evaluate(LEAVING) is True
         page.route("**/page/landmarks?*", lambda route: route.abort())

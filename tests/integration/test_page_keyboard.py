@@ -138,7 +138,7 @@ def test_focus_stays_at_keep(page: Page) -> None:
 def test_what_is_chosen_is_seen_in_forced_colours(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    groups = ("#rows tr", "#scans button", "[data-frame]", "[data-view]", "[data-window]")
+    groups = ("#rows tr", "#scans li", "[data-frame]", "[data-view]", "[data-window]")
     painted = "(all) => all.map((one) => getComputedStyle(one).backgroundColor)"
     with opened(browser, page_service.url, forced_colors="active") as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
@@ -185,3 +185,28 @@ def test_headings_skip_no_level_and_what_scrolls_can_have_the_focus(
     levels = [int(name[1]) for name in names]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_list_of_scans_is_one_stop_whose_arrows_choose(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    name = "document.activeElement.firstElementChild.textContent"
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", lambda _: None)
+        drop(page, *((f"{number}.nii", SCAN) for number in range(5)))
+        page.wait_for_selector("#scans li:nth-child(5)")
+        page.focus("#after")
+        page.keyboard.press("Tab")
+        assert page.evaluate(name) == "0.nii"  # Nothing is to be saved, so far.
+        for key, expected in (("ArrowDown", 1), ("End", 4), ("ArrowDown", 4), ("ArrowUp", 3)):
+            page.keyboard.press(key)
+            assert page.evaluate(name) == f"{expected}.nii"
+            assert page.evaluate("landmarkd.queue.current.name") == f"{expected}.nii"
+        page.keyboard.press("Home")
+        assert page.evaluate("landmarkd.queue.current.name") == "0.nii"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('#scans')") is None
+        options = page.get_by_role("listbox", name="5 scans").get_by_role("option")
+        assert options.count() == 5
+        assert page.get_by_role("option", name="0.nii working…", selected=True).count() == 1
+        assert page.get_by_role("option", name="4.nii waiting", selected=False).count() == 1

@@ -18,12 +18,22 @@ export class Queue {
 
   constructor(onShow) {
     this.onShow = onShow;
-    element("scans").onclick = ({ target }) => {
-      const at = [...element("scans").children].indexOf(target.closest("li"));
-      if (at >= 0) onShow(this.entries[at]);
+    element("scans").onclick = ({ target }) => this.#turn([...element("scans").children].indexOf(target.closest("li")));
+    element("before").onclick = () => this.#turn(this.#at - 1);
+    element("after").onclick = () => this.#turn(this.#at + 1);
+    element("scans").onkeydown = (event) => {
+      const last = this.entries.length - 1;
+      const to = { ArrowDown: this.#at + 1, ArrowUp: this.#at - 1, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.#turn(to);
+      element("scans").children[this.#at].focus();
     };
-    element("before").onclick = () => this.#turn(-1);
-    element("after").onclick = () => this.#turn(1);
+  }
+
+  /** The position of the scan that is looked at. */
+  get #at() {
+    return this.entries.indexOf(this.current);
   }
 
   /** Those that have an answer. */
@@ -64,34 +74,35 @@ export class Queue {
     const scans = element("scans");
     while (scans.children.length < entries.length) scans.append(newRow());
     entries.forEach((entry, at) => {
-      const [button] = scans.children[at].children;
-      const [name, state] = button.children;
-      name.textContent = button.title = entry.name;
+      const row = scans.children[at];
+      const [name, state] = row.children;
+      name.textContent = row.title = entry.name;
       state.textContent = describe(entry);
-      scans.children[at].dataset.state = entry.state;
-      button.ariaCurrent = entry === this.current || null;
+      row.dataset.state = entry.state;
+      row.ariaSelected = entry === this.current;
+      row.tabIndex = entry === this.current ? 0 : -1; // one stop for the key Tab, however long the list is
     });
-    const at = entries.indexOf(this.current);
     // Disabled in words only: at an end, the button keeps the focus.
-    element("before").ariaDisabled = at <= 0;
-    element("after").ariaDisabled = at === entries.length - 1;
-    element("queue-title").textContent = `${entries.length} scans`;
-    element("save-all").disabled = !this.answered.length;
+    element("before").ariaDisabled = this.#at <= 0;
+    element("after").ariaDisabled = this.#at === entries.length - 1;
+    const [answered, failed] = [this.answered.length, entries.filter(({ state }) => state === "problem").length];
+    const counts = [`${entries.length} scans`, answered && `${answered} answered`, failed && `${failed} failed`];
+    element("queue-title").textContent = counts.filter(Boolean).join(" · ");
+    element("save-all").disabled = !answered;
   }
 
-  #turn(by) {
-    const entry = this.entries[this.entries.indexOf(this.current) + by];
+  #turn(to) {
+    const entry = this.entries[to];
     if (!entry) return;
     this.onShow(entry);
-    element("scans").children[this.entries.indexOf(entry)].scrollIntoView({ block: "nearest" });
+    element("scans").children[to].scrollIntoView({ block: "nearest" });
   }
 }
 
 function newRow() {
-  const [row, button] = [document.createElement("li"), document.createElement("button")];
-  button.type = "button";
-  button.append(document.createElement("span"), document.createElement("span"));
-  row.append(button);
+  const row = document.createElement("li");
+  row.role = "option";
+  row.append(document.createElement("span"), document.createElement("span"));
   return row;
 }
 
