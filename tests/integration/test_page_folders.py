@@ -9,8 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
-from tests.support.browser import NEAR_MM, SCAN, Browser, drop, drop_folder, opened
+from tests.support.browser import NEAR_MM, SCAN, Browser, drop, drop_folder, opened, text_of
 from tests.support.dicom_files import as_dicom
+from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
 
 REMOVE_FIRST = """{
@@ -106,6 +107,46 @@ def test_dropped_folder_is_searched(browser: Browser, page_service: ServiceProce
         assert page.is_hidden("#problem")
         assert page.evaluate("landmarkd.queue.entries.length") == 1
         assert page.evaluate("landmarkd.queue.current.name") == "study/a.nii.gz"
+
+
+@pytest.mark.parametrize("way", ["#file", "#folder", "dropped"])
+def test_what_is_no_scan_is_left_out_and_named_however_it_is_opened(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "study").mkdir()
+    names = ("a.pdf", "b.txt", "c.json", "d.png", ".DS_Store")
+    files = [("scan.nii.gz", SCAN), *((name, b"no scan") for name in names)]
+    for name, content in files:
+        (tmp_path / "study" / name).write_bytes(content)
+    with opened(browser, page_service.url) as page:
+        if way == "dropped":
+            drop(page, *files)
+        else:
+            paths = [tmp_path / "study" / name for name, _ in files]
+            page.set_input_files(way, paths if way == "#file" else tmp_path / "study")
+        page.wait_for_selector("#rows tr")
+        assert page.evaluate("landmarkd.queue.entries.length") == 1
+        left_out = text_of(page, "#left-out").replace("study/", "")
+        assert left_out.startswith("Left out: ")
+        assert left_out.endswith(" and 1 more.")
+        assert sum(name in left_out for name in names) == 3
+        assert ".DS_Store" not in left_out
+        drop(page, ("a.pdf", b"no scan"))
+        page.wait_for_selector('#problem-title:text("No scan found")')
+        assert text_of(page, "#left-out") == "Left out: a.pdf."
+        drop(page, ("b.nii.gz", SCAN))
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        assert text_of(page, "#left-out") == ""
+
+
+def test_scan_without_a_suffix_is_known_by_its_first_bytes(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    volume = read_volume(SCAN)
+    with opened(browser, page_service.url) as page:
+        drop(page, ("T1w", as_nifti(volume.voxels, volume.affine)), ("notes", b"no scan"))
+        page.wait_for_selector("#rows tr")
+        assert text_of(page, "#left-out") == "Left out: notes."
 
 
 def test_another_model_writes_a_long_list_anew_a_few_times(

@@ -8,7 +8,7 @@ const paths = new WeakMap(); // of files that were dropped with their folder
 /** The name of a file, with its folder, as in many studies all scans have the same name. */
 export const nameOf = (file) => paths.get(file) ?? (file.webkitRelativePath || file.name);
 
-/** Call `open` with the scans that somebody drops or chooses. */
+/** Call `open` with the scans among what somebody drops or chooses, and with the names of files that are left out. */
 export function listenForFiles(open) {
   const drop = document.documentElement;
   drop.addEventListener("dragover", (event) => {
@@ -19,7 +19,7 @@ export function listenForFiles(open) {
   drop.addEventListener("drop", async (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    open(await filesOf(event.dataTransfer));
+    open(...(await filesOf(event.dataTransfer)));
   });
   element("choose").onclick = element("welcome").onclick = () => element("file").click();
   element("choose-folder").onclick = () => element("folder").click();
@@ -28,36 +28,41 @@ export function listenForFiles(open) {
     target.value = ""; // so that the same file can be chosen again
     return files;
   };
-  element("file").onchange = async ({ target }) => open(await packed(chosen(target)));
-  element("folder").onchange = async ({ target }) => open(await scansAmong(chosen(target)));
+  element("file").onchange = async ({ target }) => open(...(await scansAmong(chosen(target))));
+  element("folder").onchange = async ({ target }) => open(...(await scansAmong(chosen(target), true)));
 }
 
 /** Whether a file is a scan by its name. Those of DICOM often have none, and many are one scan. */
-const isScan = ({ name }) =>
+const isNamed = ({ name }) =>
   element("file").accept.split(",").some((suffix) => /^\.(?!dcm)/.test(suffix) && name.toLowerCase().endsWith(suffix));
 
-const isDicom = (file) => file.slice(128, 132).text().then((text) => text === "DICM", () => false);
+/** The format of a file by its first bytes; "": unknown, or the file cannot be read. */
+async function formatOf(file) {
+  const bytes = await file.slice(0, 348).arrayBuffer().catch(() => new ArrayBuffer());
+  const start = String.fromCharCode(...new Uint8Array(bytes));
+  if (start.startsWith("PK")) return "zip";
+  if (start.startsWith("DICM", 128)) return "dcm";
+  if (start.startsWith("\x1f\x8b")) return "nii.gz";
+  if (start.startsWith("NRRD")) return "nrrd";
+  if (start.startsWith("ObjectType") || start.startsWith("NDims")) return "mha";
+  return start.startsWith("n+1", 344) || start.startsWith("n+2", 4) ? "nii" : "";
+}
 
-/** The scans among the files below a folder; if none is one by its name, an archive of all DICOM files. */
-async function scansAmong(files) {
+/**
+ * The scans among files, and the names of the others: [scans, names]. Scans have the name or the first bytes of one, and
+ * all DICOM files are one. Of a folder that has scans by their names, the others are not looked at.
+ */
+async function scansAmong(files, isFolder = false) {
   const shown = files.filter(({ name }) => !name.startsWith("."));
-  const scans = shown.filter(isScan);
-  if (scans.length) return scans;
-  const dicom = await dicomAmong(shown);
-  return dicom.length ? [await archive(dicom)] : [];
-}
-
-/** Files that were opened without a folder; several of DICOM are one scan, as they are in a folder. */
-async function packed(files) {
-  const dicom = await dicomAmong(files);
-  if (dicom.length < 2) return files;
-  return [...files.filter((file) => !dicom.includes(file)), await archive(dicom)];
-}
-
-async function dicomAmong(files) {
-  const dicom = [];
-  for (const file of files) if (await isDicom(file)) dicom.push(file);
-  return dicom;
+  const formats = new Map(shown.filter(isNamed).map((file) => [file, "named"]));
+  if (!isFolder || !formats.size) {
+    for (const file of shown) if (!formats.has(file)) formats.set(file, await formatOf(file));
+  }
+  const of = (...some) => shown.filter((file) => some.includes(formats.get(file)));
+  const [scans, dicom] = [of("named", "nii", "nrrd", "mha"), of("dcm")];
+  const others = shown.filter((file) => !scans.includes(file) && !dicom.includes(file));
+  if (dicom.length) scans.push(dicom.length > 1 || isFolder ? await archive(dicom) : dicom[0]);
+  return [scans, others.map(nameOf)];
 }
 
 /** An archive of DICOM files, which is named after their folder, or the first one. */
@@ -65,26 +70,24 @@ const archive = (dicom) => zip(dicom, `${nameOf(dicom[0]).split("/")[0].replace(
 
 /** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
 export async function suffixOf(file) {
-  const start = String.fromCharCode(...new Uint8Array(await file.slice(0, 132).arrayBuffer()));
-  if (start.startsWith("PK") || start.endsWith("DICM")) {
-    throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
-  }
-  if (start.startsWith("\x1f\x8b")) return "nii.gz";
-  if (start.startsWith("NRRD")) return "nrrd";
-  return start.startsWith("ObjectType") || start.startsWith("NDims") ? "mha" : "nii";
+  const format = await formatOf(file);
+  if (!["zip", "dcm"].includes(format)) return format || "nii";
+  throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
 }
 
-/** The scans among what was dropped; folders are searched. */
+/** The scans among what was dropped, and the names of the others; folders are searched. */
 async function filesOf(transfer) {
   // Before anything is awaited: afterwards the items are gone.
-  const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
+  const items = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   const files = [...transfer.files];
-  if (!items.some((item) => item?.isDirectory)) return packed(files);
-  const found = items.filter(Boolean).map(async (item) => {
-    const below = await filesIn(item);
-    return item.isDirectory ? scansAmong(below) : below;
-  });
-  return packed((await Promise.all(found)).flat());
+  const folders = items.filter(({ isDirectory }) => isDirectory);
+  if (!folders.length) return scansAmong(files);
+  const beside = items.filter((item) => !folders.includes(item)).map((item) => filesIn(item));
+  const found = await Promise.all([
+    ...folders.map(async (folder) => scansAmong(await filesIn(folder), true)),
+    scansAmong((await Promise.all(beside)).flat()),
+  ]);
+  return [0, 1].map((part) => found.flatMap((some) => some[part]));
 }
 
 /** All files below a folder, by name; what cannot be read is left out. */

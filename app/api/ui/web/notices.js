@@ -27,8 +27,15 @@ export const NO_SCAN = new Problem({
   title: "No scan found",
   detail: "Expected NIfTI (.nii, .nii.gz), NRRD (.nrrd), MetaImage (.mha) or DICOM files.",
 });
+const LEFT_OUT_NAMES = 3; // a study may have hundreds of other files
 // Besides those that are passing.
 const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "unexpected", "cancelled"];
+
+/** Say which files are not opened, because they are no scans. */
+export function showLeftOut(names) {
+  const more = names.length > LEFT_OUT_NAMES ? ` and ${names.length - LEFT_OUT_NAMES} more` : "";
+  element("left-out").textContent = names.length ? `Left out: ${names.slice(0, LEFT_OUT_NAMES).join(", ")}${more}.` : "";
+}
 
 /** Show the progress of a scan, as the service reports it. */
 export function showProgress({ stage, part, ahead, tile, tiles, until }) {

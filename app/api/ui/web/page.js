@@ -9,7 +9,7 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { remember, remembered } from "./memory.js";
-import { CANCELLED, keepFocus, NO_SCAN, showProblem, showProgress } from "./notices.js";
+import { CANCELLED, keepFocus, NO_SCAN, showLeftOut, showProblem, showProgress } from "./notices.js";
 import { listenForPrint } from "./paper.js";
 import { Queue } from "./queue.js";
 import { Results } from "./results.js";
@@ -31,8 +31,9 @@ const results = new Results({
   onHover: (index) => state.viewer?.hover(index),
 });
 
-/** Open scans: look at the first one, and request the landmarks of all, one after the other. */
-function open(files, model = element("model").value) {
+/** Open scans, not `others`: look at the first one, and request the landmarks of all, one after the other. */
+function open(files, others = [], model = element("model").value) {
+  showLeftOut(others);
   if (!files.length) return showProblem(NO_SCAN);
   look(queue.add(files, model));
   work();
@@ -325,7 +326,7 @@ function listen() {
 
 async function generate() {
   try {
-    open([await generateScan(state.seed++)], PHANTOM);
+    open([await generateScan(state.seed++)], [], PHANTOM);
   } catch (error) {
     showProblem(error);
   }
