@@ -151,7 +151,10 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN[:999]), ("c, d.nii", other))
         page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
-        assert page.text_content("#queue-title") == "3 scans \N{MIDDLE DOT} 2 answered \N{MIDDLE DOT} 1 failed"
+        assert (
+            page.text_content("#queue-title")
+            == "3 scans \N{MIDDLE DOT} 2 answered \N{MIDDLE DOT} 1 failed"
+        )
         states = page.locator("#scans span:last-child").all_text_contents()
         assert states == ["5 of 6 found", "Broken volume", "5 of 6 found"]
         page.wait_for_selector("#rows tr")  # All may be answered before the first one is drawn.

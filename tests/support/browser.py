@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # Not everybody has playwright.
     from playwright import sync_api
 
 Browser: TypeAlias = "sync_api.Browser"
-Dialog: TypeAlias = "sync_api.Dialog"
 Page: TypeAlias = "sync_api.Page"
 Route: TypeAlias = "sync_api.Route"
 

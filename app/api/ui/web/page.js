@@ -61,7 +61,7 @@ async function work() {
   answerWaiting(queue, present);
 }
 
-/** Ask again for the landmarks of scans, which are forgotten. */
+/** Ask again for the landmarks of scans. */
 function again(entries, changes) {
   for (const { abort } of entries) abort?.abort(new DOMException("asked again", "AbortError"));
   queue.again(entries, changes);
@@ -256,13 +256,9 @@ function showModel() {
   if (model) describeModel(model);
 }
 
-/** Let another model answer all scans, unless that would lose corrections that shall be kept. */
+/** Let another model answer all scans. */
 function changeModel() {
   const model = element("model").value;
-  const corrected = queue.answered.some(({ edits }) => edits.decided);
-  if (corrected && !confirm("Another model answers all scans again. Your corrections will be lost.")) {
-    return (element("model").value = queue.current.model);
-  }
   remember(MODEL_KEY, model);
   if (queue.current) again(queue.entries, { model });
   else showModel();
@@ -319,8 +315,7 @@ function listen() {
   };
   element("ask-key").onsubmit = submitKey;
   window.addEventListener("beforeunload", (event) => {
-    // Corrections are nowhere but here.
-    if (queue.answered.some(({ edits }) => edits.decided && edits.saved !== edits.landmarks)) event.preventDefault();
+    if (queue.isUnsaved) event.preventDefault();
   });
 }
 

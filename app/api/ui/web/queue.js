@@ -9,8 +9,9 @@ const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled
 const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null, reviewed: false };
 
 /**
- * An entry is {file, name, model, choice, state, edits, problem, abort, progress, selected, reviewed}; a file is only
- * referred to, and read again whenever it is shown. `onShow` gets the entry to look at.
+ * An entry is {file, name, model, choice, kept, state, edits, problem, abort, progress, selected, reviewed}; a file is
+ * only referred to, and read again whenever it is shown, and `kept` has what models have answered, by their names.
+ * `onShow` gets the entry to look at.
  */
 export class Queue {
   current = null;
@@ -41,17 +42,27 @@ export class Queue {
     return this.entries.filter(({ edits }) => edits);
   }
 
+  /** Whether a person's corrections of any model's answer are nowhere but here. */
+  get isUnsaved() {
+    const answers = this.entries.flatMap(({ edits, kept }) => [{ edits }, ...Object.values(kept)]);
+    return answers.some(({ edits }) => edits?.decided && edits.saved !== edits.landmarks);
+  }
+
   /** Append files to be answered by a model; return the first one's entry. */
   add(files, model) {
-    const added = files.map((file) => ({ file, name: nameOf(file), model, choice: {}, ...UNANSWERED }));
+    const added = files.map((file) => ({ file, name: nameOf(file), model, choice: {}, kept: {}, ...UNANSWERED }));
     this.entries.push(...added);
     this.render();
     return added[0];
   }
 
-  /** Ask for the answers of some again. */
-  again(entries, changes) {
-    for (const entry of entries) Object.assign(entry, UNANSWERED, changes);
+  /** Ask for the answers of some again, but not another model for one that it has given, which may be corrected. */
+  again(entries, changes = {}) {
+    for (const entry of entries) {
+      const { choice, state, edits, problem, selected, reviewed } = entry;
+      if (edits) entry.kept[entry.model] = { choice, state, edits, problem, selected, reviewed };
+      Object.assign(entry, UNANSWERED, changes, entry.kept[changes.model]);
+    }
     this.render();
   }
 

@@ -1,0 +1,52 @@
+"""Another model on the page, in a real Chromium with a real service: what was answered stays."""
+
+from tests.support.browser import ABSENT, SCAN, Browser, Page, Route, choose, drop, opened, row
+from tests.support.services import ServiceProcess
+
+LEAVING = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+"""Whether the page asks before it is left."""
+
+
+def answer_as_the_phantom(page: Page, name: str) -> list[str]:
+    """Offer one more model, which finds what the phantom's does; the list gets what it is asked."""
+    models = [
+        {"name": each, "version": "1", "landmarks": 6, "description": ""}
+        for each in ("phantom", name)
+    ]
+    listed = {"models": models, "keeps_cases": False}
+    page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+    asked: list[str] = []
+
+    def pass_on(route: Route) -> None:
+        asked.append(route.request.url)
+        route.continue_(url=route.request.url.replace(f"model={name}", "model=phantom"))
+
+    page.route("**/v1/landmarks?*", pass_on)
+    return asked
+
+
+def test_answers_and_corrections_are_there_again_with_their_model(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    all_done = '#scans:not(:has(li:not([data-state="done"])))'
+    with opened(browser, page_service.url) as page:
+        asked = answer_as_the_phantom(page, "other")
+        page.evaluate("document.getElementById('ask-key').requestSubmit()")
+        page.wait_for_selector('#model option[value="other"]', state="attached")
+        page.select_option("#model", "phantom")
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector(all_done)
+        page.wait_for_selector("#rows tr")
+        choose(page, ABSENT)
+        page.keyboard.press("x")
+        page.select_option("#model", "other")
+        page.wait_for_selector(all_done)
+        page.wait_for_selector("#rows tr")
+        assert row(page, ABSENT)[1] == "not found"
+        assert page.evaluate(LEAVING) is True  # What was corrected is not lost, nor saved.
+        assert len(asked) == 4
+        page.select_option("#model", "phantom")
+        page.wait_for_selector("#rows tr")
+        assert row(page, ABSENT)[1] == "absent"
+        assert page.text_content("#scans span:last-child") == "5 of 6 found, 1 by you"
+        assert len(asked) == 4
