@@ -186,7 +186,7 @@ class DeviceLoop:
         """Take an abandoned job out of the queue."""
         self._forget(job)
         saved = self.queue.remove(job)
-        lane = job.detector.lane(job.state) if job.state is not None else None
+        lane = job.state.lane if job.state is not None else None
         self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
 
     def _forget(self, job: Job) -> None:

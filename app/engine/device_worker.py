@@ -225,9 +225,9 @@ class DeviceWorker:
 
     def _queue_tiles(self, job: Job, state: ScanState) -> None:
         job.state = state
-        job.tiles += len(state.plan)
+        job.tiles += state.tiles
         job.queued_s = time.perf_counter()
-        self._queue.add_tiles(job, job.detector.lane(state), len(state.plan))
+        self._queue.add_tiles(job, state.lane, state.tiles)
         self._emit(Progressed(job))
 
     def _launch(
@@ -240,7 +240,7 @@ class DeviceWorker:
                 job.queue_s += now - job.queued_s
                 job.queued_s = None
                 if not job.tiles_run:  # Of another pass it is neither the size nor the first wait.
-                    self._metrics.observe_wait(len(state.plan), job.queue_s)
+                    self._metrics.observe_wait(state.tiles, job.queue_s)
         tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
         return launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)

@@ -142,10 +142,6 @@ class Detector:
         prepare_s = time.perf_counter() - start
         return ScanState(volume, self.model, grid, plan, own_grid=own, prepare_s=prepare_s)
 
-    def lane(self, state: ScanState) -> tuple[str, tuple[int, int, int]]:
-        """Return what tiles must have in common to share a batch: the network and their shape."""
-        return state.model.digest, state.plan.tile_shape
-
     def finish(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
         """Locate the landmarks once all tiles have run, or prepare another pass.
 
@@ -273,8 +269,8 @@ class Detector:
         tiles = 0
         while isinstance(outcome, ScanState):
             state = outcome
-            tiles += len(state.plan)
-            for tile in range(len(state.plan)):
+            tiles += state.tiles
+            for tile in range(state.tiles):
                 on_device(partial(run, state, tile))
             outcome = on_device(partial(self.finish, state))
         return conclude(state, outcome, tiles)

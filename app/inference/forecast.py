@@ -67,7 +67,7 @@ class Forecast:
     """What a scan will take.
 
     Attributes:
-        lane: As ``Detector.lane`` will say of its first pass.
+        lane: Of its first pass; see ``ScanState``.
         tiles: Of its first pass.
         memory: Bytes that it holds between its decoding and its answer, heatmaps included.
     """

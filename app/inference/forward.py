@@ -81,7 +81,7 @@ def _launch_part(state: ScanState, index: int, field: Field) -> Callable[[], Vot
         )
         a, b, c = (along[span] for along, span in zip(weights, spans, strict=True))
         weights = a, b, c
-    placement = Placement((i, j, k), stride, weights if len(state.plan) > 1 else None)
+    placement = Placement((i, j, k), stride, weights if state.tiles > 1 else None)
     if isinstance(state.mean, DenseMean):
         tile = state.mean.weigh(field, placement)
         return lambda: tile

@@ -51,6 +51,8 @@ class ScanState:
         locate_s: Locating landmarks.
         votes: Of the tiles that have run.
         unmerged: How many of the last entries of ``votes`` hold a single tile.
+        tiles: How many the plan has.
+        lane: What tiles must have in common to share a batch: the network and their shape.
         mean: Of its tiles, where they are averaged; None: their votes add up as they are.
     """
 
@@ -76,11 +78,15 @@ class ScanState:
     votes: list[Votes] = field(default_factory=list)
     unmerged: int = 0
     profiles: Profiles = field(init=False)
+    tiles: int = field(init=False)
+    lane: tuple[str, tuple[int, int, int]] = field(init=False)
     mean: SparseMean | DenseMean | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Bring what all tiles need to the grid's device."""
-        self.mean = mean_of(self.model.manifest, self.plan.grid_shape, len(self.plan))
+        self.tiles = len(self.plan)
+        self.lane = self.model.digest, self.plan.tile_shape
+        self.mean = mean_of(self.model.manifest, self.plan.grid_shape, self.tiles)
         self.profiles = load_profiles(self.plan, self.grid.voxels.device)
 
     @property

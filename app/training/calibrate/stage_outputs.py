@@ -46,7 +46,7 @@ class StageRunner:
         return StageOutputs(last.coarse, last.locate(), answer)
 
     def _run_pass(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
-        for index in range(len(state.plan)):
+        for index in range(state.tiles):
             collect(launch([(state, index)]))
         return self._detector.finish(state)
 

@@ -24,7 +24,7 @@ def find_together(
     while cases := [case for case in found if isinstance(case, ScanState)]:
         lanes: dict[object, list[tuple[ScanState, int]]] = defaultdict(list)
         for case in cases:
-            lanes[detector.lane(case)] += [(case, n) for n in range(len(case.plan))]
+            lanes[case.lane] += [(case, n) for n in range(case.tiles)]
         for tiles in lanes.values():
             for first in range(0, len(tiles), most):
                 collect(launch(tiles[first : first + most]))

@@ -16,6 +16,7 @@ from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
 from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
+from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, InsufficientMemory, LandmarkdError, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector
 from app.inference.scan_state import ScanState
@@ -145,12 +146,18 @@ def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: Loa
 
 
 @pytest.mark.parametrize(
-    ("step", "error"), [("prepare", SystemExit), ("finish", SystemExit), ("lane", KeyError)]
+    ("owner", "step", "error"),
+    [
+        (Detector, "prepare", SystemExit),
+        (Detector, "finish", SystemExit),
+        (WorkQueue, "add_tiles", KeyError),
+    ],
 )
 def test_thread_for_work_on_the_host_that_ends_fails_the_jobs_and_the_device_goes_on(
     where: NamedDevice,
     model: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
+    owner: type,
     step: str,
     error: type[BaseException],
 ) -> None:
@@ -162,7 +169,7 @@ def test_thread_for_work_on_the_host_that_ends_fails_the_jobs_and_the_device_goe
     async def scenario() -> Detection:
         async with running(batch_size=2, device=where) as loop:
             with monkeypatch.context() as broken:
-                broken.setattr(Detector, step, end)
+                broken.setattr(owner, step, end)
                 with pytest.raises(NotReady, match="thread ended"):
                     await ask(loop, model, scan(1))
             assert await asyncio.wrap_future(loop.queue.submit(lambda: 5)) == 5

@@ -115,8 +115,7 @@ def test_batch_that_runs_out_of_memory_beside_another_is_run_again_alone(
                 event.set()
             await asyncio.gather(first, *others)
             assert network.tiles == [1, 2, 2]
-            detector = Detector(stepped)
-            assert loop.sizes.size(detector.lane(detector.prepare(scan(1, SMALL)))) == 4
+            assert loop.sizes.size(Detector(stepped).prepare(scan(1, SMALL)).lane) == 4
 
     asyncio.run(scenario())
 
@@ -370,8 +369,7 @@ def test_pass_over_a_large_scan_leaves_all_cores_to_a_small_one_beside_it(
     async def scenario() -> None:
         async with running(batch_size=1, device=SIDE_BY_SIDE) as loop, asyncio.timeout(60):
             small = scan(2, SMALL)
-            detector = Detector(beside)
-            loop.sizes.observe(detector.lane(detector.prepare(small)), 1, 20.0)
+            loop.sizes.observe(Detector(beside).prepare(small).lane, 1, 20.0)
             large = asyncio.create_task(ask(loop, beside, scan(1, (40, 44, 90))))
             await wait_for(network.large_begun)
             await ask(loop, beside, small)

@@ -41,10 +41,9 @@ def test_forecast_tiles_are_those_of_the_plan(
 ) -> None:
     content = file_of(shape)
     needs = forecast(content, LIMITS, model)
-    detector = Detector(model)
-    state = detector.prepare(read_volume(content))
-    assert needs.tiles == len(state.plan)
-    assert needs.lane == detector.lane(state)
+    state = Detector(model).prepare(read_volume(content))
+    assert needs.tiles == state.tiles
+    assert needs.lane == state.lane
     assert needs.memory > BASE_BYTES + state.grid.voxels.numel() * 4
 
 
