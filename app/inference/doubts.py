@@ -17,7 +17,7 @@ from app.inference.refinement import any_detected, find_agreeing, find_pose, wit
 from app.io import Volume
 from app.model import LoadedModel, Shape, ShapeSpec
 from app.preprocessing import crop
-from app.shapes import fit_similarity, measure_stretch, measure_twist
+from app.shapes import measure_stretch, measure_twist
 from app.voting import Landmark, Point
 
 SHOWN_MM: Final = 6.0
@@ -165,7 +165,7 @@ def doubt_proportions(
             f"along one axis the subject is {furthest:.2f} times as large as usual, expected "
             f"{1 / most:.2f} to {most:g}; are the voxels as large as the file says?"
         )
-    turned = measure_twist(agree[0], fit_similarity(*agree, np.ones(len(agree[0]))).rotation)
+    turned = measure_twist(*agree)
     # Landmarks that spread along one axis alone, as in a cut scan, do not tell of a twist about it.
     if spec.max_twist_deg is not None and len(sizes) > 1 and turned > spec.max_twist_deg:
         doubts.append(

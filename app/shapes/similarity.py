@@ -111,14 +111,15 @@ def measure_stretch(
 
 
 def measure_twist(
-    source: Float64[np.ndarray, "points 3"], rotation: Float64[np.ndarray, "3 3"]
+    source: Float64[np.ndarray, "points 3"], target: Float64[np.ndarray, "points 3"]
 ) -> float:
-    """Measure by how much a rotation turns a point set about its own longest axis, in degrees.
+    """Measure by how much a point set is turned about its own longest axis, in degrees.
 
     Args:
         source: Points, none of them unknown.
-        rotation: A proper rotation.
+        target: The points that correspond to them, turned.
     """
+    rotation = fit_similarity(source, target, np.ones(len(source))).rotation
     longest = np.linalg.svd(source - source.mean(axis=0), full_matrices=False)[2][0]
     skew = rotation - rotation.T
     along = longest @ np.array([skew[2, 1], skew[0, 2], skew[1, 0]])
