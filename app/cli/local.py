@@ -10,7 +10,7 @@ import torch
 from app.cli.terminal import console
 from app.compute import choose_devices, has_compiled_loops
 from app.errors import BadParameter, UnknownModel
-from app.inference import Detector, build_answer, load_checked, model_ref, timing_of
+from app.inference import Detector, answer_scan, load_checked, model_ref
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
 from app.model import LoadedModel, choose_version, read_manifest, scan_models, split_name
 from app.settings import Settings
@@ -112,12 +112,11 @@ class LocalDetector:
         decode_ms = 1e3 * (time.perf_counter() - start)
         found = Detector(self._model).detect(volume)
         detection = replace(found, timing=replace(found.timing, decode=decode_ms))
-        total_ms = 1e3 * (time.perf_counter() - start)
-        return build_answer(
+        return answer_scan(
             detection,
-            model=self.ref,
+            self._model,
             request_id=uuid.uuid4().hex,
-            timing=timing_of(detection, receive_ms=0.0, total_ms=total_ms),
-            measurements=self._model.manifest.measurements,
+            receive_ms=0.0,
+            start_s=start,
             candidates=True,
         )

@@ -15,7 +15,13 @@ votes_request  a file of a network's output -> its landmarks, votes or heatmaps
 answers        detections -> the JSON that clients get
 """
 
-from app.inference.answers import build_answer, measure_answer, model_ref, timing_of
+from app.inference.answers import (
+    answer_scan,
+    build_answer,
+    measure_answer,
+    model_ref,
+    timing_of,
+)
 from app.inference.batch_runner import (
     BatchReport,
     InFlightBatch,
@@ -38,9 +44,8 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 
 __all__ = [
     "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "ScanState",
-    "StageTimes", "VotesRequest", "answer_votes", "build_answer", "collect", "collect_batch",
-    "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch",
-    "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
-    "timing_of", "translate_out_of_memory", "verify_precisions",
-    "write_scan_heatmaps",
+    "StageTimes", "VotesRequest", "answer_scan", "answer_votes", "build_answer", "collect",
+    "collect_batch", "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes",
+    "launch", "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
+    "timing_of", "translate_out_of_memory", "verify_precisions", "write_scan_heatmaps",
 ]  # fmt: skip

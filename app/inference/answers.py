@@ -1,5 +1,6 @@
 """Detection -> LandmarksAnswer: the JSON that clients get."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -20,6 +21,31 @@ from app.io import (
 from app.measurements import Measurement, MeasurementSpec, measure_landmarks
 from app.model import LoadedModel
 from app.voting import Candidate, Landmark, Point
+
+
+def answer_scan(
+    detection: Detection,
+    model: LoadedModel,
+    *,
+    request_id: str,
+    receive_ms: float,
+    start_s: float,
+    candidates: bool,
+) -> LandmarksAnswer:
+    """Answer what a model has found in a scan; see ``build_answer``.
+
+    ``start_s`` is when the request began, by ``time.perf_counter()``; its scan took ``receive_ms``
+    of that to arrive.
+    """
+    total_ms = 1e3 * (time.perf_counter() - start_s)
+    return build_answer(
+        detection,
+        model=model_ref(model),
+        request_id=request_id,
+        timing=timing_of(detection, receive_ms=receive_ms, total_ms=total_ms),
+        measurements=model.manifest.measurements,
+        candidates=candidates,
+    )
 
 
 def build_answer(

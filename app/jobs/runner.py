@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress, start_executor
 from app.errors import GivenUp, NotReady, NotStored, UnknownModel
-from app.inference import build_answer, model_ref, timing_of
+from app.inference import answer_scan
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem
 from app.jobs.folder import JobFolder
 from app.jobs.records import Claim, KeptJob, Tiles
@@ -291,13 +291,12 @@ class JobRunner:
             client=BACKGROUND,
             on_progress=partial(self._note_progress, claim),
         )
-        total_ms = 1e3 * (time.perf_counter() - start_s)
-        return build_answer(
+        return answer_scan(
             detection,
-            model=model_ref(model),
+            model,
             request_id=claim.order.request_id,
-            timing=timing_of(detection, receive_ms=read_ms, total_ms=total_ms),
-            measurements=model.manifest.measurements,
+            receive_ms=read_ms,
+            start_s=start_s,
             candidates=claim.order.candidates,
         )
 

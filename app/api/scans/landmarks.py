@@ -35,8 +35,8 @@ from app.api.scans.reception import (
 )
 from app.api.sse import EventStream, wants_events
 from app.api.upload.receive import cancel_on_disconnect
-from app.engine import Progress
-from app.inference import build_answer, model_ref
+from app.engine import Progress, ignore
+from app.inference import answer_scan
 from app.io import (
     FORMATS,
     SCAN_FORMATS,
@@ -126,18 +126,18 @@ def _prefers_async(headers: Headers) -> bool:
 
 async def _find(
     scan: ReceivedScan,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = ignore,
     *,
     candidates: bool,
 ) -> LandmarksAnswer:
     """Find the landmarks of a scan."""
     detection = await scan.detect(on_progress)
-    return build_answer(
+    return answer_scan(
         detection,
-        model=model_ref(scan.model),
+        scan.model,
         request_id=scan.record.request_id,
-        timing=scan.timing(detection),
-        measurements=scan.model.manifest.measurements,
+        receive_ms=scan.upload.receive_ms,
+        start_s=scan.start_s,
         candidates=candidates,
     )
 

@@ -14,7 +14,7 @@ from app.api.openapi import problems
 from app.api.request_log import RequestRecord, record_of
 from app.api.upload.plan import plan_upload
 from app.api.upload.receive import Upload, read_upload
-from app.engine import AdmittedRequest, Engine, Progress
+from app.engine import AdmittedRequest, Engine, Progress, ignore
 from app.errors import NotReady
 from app.inference import Detection, Forecast, timing_of
 from app.io import Content, Selection, TimingAnswer
@@ -72,7 +72,7 @@ class ReceivedScan:
 
     async def detect(
         self,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[Progress], None] = ignore,
         *,
         heatmaps: int = 0,
     ) -> Detection:
