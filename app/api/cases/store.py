@@ -60,7 +60,8 @@ class CaseStore:
     """Cases on disk; several processes may share them.
 
     Args:
-        root: The folder; is made if it is not there.
+        root: The folder; made if it is not there, and no other user of the machine may read it
+            then.
         quota: Maximum bytes of all files, each counted as ``FILE_BYTES`` or more.
         max_share: The part of it that one owner may take.
 
@@ -74,7 +75,7 @@ class CaseStore:
         self._share = int(quota * max_share)
         self._owners: dict[str, tuple[int, str | None]] = {}
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             (root / LOCK).touch()
             with self._locked():
                 self._remove_leftovers()

@@ -67,6 +67,11 @@ def test_process_killed_at_any_step_leaves_whole_cases(tmp_path: Path) -> None:
     assert states == {(FIRST,), (FIRST, SECOND), (SECOND,)}
 
 
+def test_nobody_else_on_the_machine_can_read_the_folder(tmp_path: Path) -> None:
+    keep(CaseStore(tmp_path / "store", QUOTA), FIRST)
+    assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+
+
 def test_case_kept_twice_replaces_itself(tmp_path: Path) -> None:
     store = CaseStore(tmp_path, QUOTA)
     keep(store, FIRST)
