@@ -114,9 +114,8 @@ def print_tables(
         for name, cells in rows.items():
             missed = f"{cells['missed']}/{cells['present']}"
             invented = f"{cells['invented']}/{cells['absent']}"
-            rates = [cells[key].partition(".")[0] for key in columns]
-            lengths = [cells[key] for key in LENGTHS[: len(SHORT)]]
-            table.add_row(name, *lengths, *rates, missed, invented)
+            shown_cells = [cells[key] for key in (*LENGTHS[: len(SHORT)], *columns)]
+            table.add_row(name, *shown_cells, missed, invented)
         console.print(table, "")
     console.print(
         "named: nearer to their own point than to another's, and within 20 mm, in %; "

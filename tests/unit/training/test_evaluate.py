@@ -194,6 +194,16 @@ def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
         assert said.count(name) == 3
 
 
+def test_printed_shares_are_those_of_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of three are 66.7 %, and not 66."""
+    some = [outcome(mm, scan=f"s{index}") for index, mm in enumerate((0.1, 0.2, 0.9))]
+    print_tables(some, make_console())
+    shares = format_metrics(some)
+    shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("all 0"))
+    assert [shares[key] for key in WITHIN[:3]] == ["66.7", "66.7", "100.0"]
+    assert shown.split()[5:8] == ["66.7", "66.7", "100.0"]
+
+
 def test_only_the_named_scans_are_used(phantoms: Path) -> None:
     result = evaluate(phantoms, "--only", "phantom-5004")
     assert result.exit_code == 0, result.output
