@@ -107,6 +107,11 @@ class Manifest(Section):
                 if coordinates
                 else "voting.radius_mm: Field required"
             )
+        if self.voting.radius_mm < min(self.input.spacing_mm):
+            raise ValueError(
+                f"voting.radius_mm: expected {min(self.input.spacing_mm):g} mm, the shortest edge "
+                f"of a voxel (input.spacing_mm), or more, got {self.voting.radius_mm:g}"
+            )
         if self.voting.round_in == "voxels" and self.network.output != "heatmaps":
             raise ValueError("voting.round_in: expected network.output 'heatmaps' with 'voxels'")
         if coordinates and self.refine is not None and self.shape is None:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.compute import run_split
+from app.errors import BadParameter
 from app.voting.cpu.heatmaps import sort_by_plane, sum_planes
 from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
@@ -45,7 +46,21 @@ def aggregate(
 
     Returns:
         Vote weight per voxel, float32; votes outside the grid are left out.
+
+    Raises:
+        BadParameter: A landmark is none of the read-out's or comes twice, votes are for others, or
+            the sigma is no length.
     """
+    votes.check(readout.landmarks)
+    if len({*landmarks} & {*range(readout.landmarks)}) < len(landmarks):
+        raise BadParameter(
+            f"landmarks: expected numbers from 0 to {readout.landmarks - 1}, each once, "
+            f"got {list(landmarks)!r:.80}"
+        )
+    if not 0 <= smooth_mm < math.inf:
+        raise BadParameter(
+            f"smooth_mm: expected a length in mm, 0 or more and finite; got {smooth_mm!r}"
+        )
     number = np.full(readout.landmarks, -1)
     number[list(landmarks)] = np.arange(len(landmarks))
     depth, height, width = readout.shape

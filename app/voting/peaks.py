@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from app.errors import BadParameter
 from app.voting.cpu import peaks as cpu_peaks
 from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
@@ -64,13 +63,9 @@ def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     Raises:
         BadParameter: There are votes for others.
     """
-    landmark = votes.landmark.numpy()
     # Compiled loops write wherever a landmark's number points to.
-    if (most := int(landmark.max(initial=-1)) + 1) > landmarks:
-        raise BadParameter(
-            f"expected votes for {landmarks} landmarks, as are read out, got some for {most}"
-        )
-    given = (landmark, votes.columns.numpy(), landmarks, np.float32(FIXED_ONE))
+    votes.check(landmarks)
+    given = (votes.landmark.numpy(), votes.columns.numpy(), landmarks, np.float32(FIXED_ONE))
     starts, columns, weight = cpu_peaks.group_votes(*given)
     return GroupedVotes(starts, columns[3:], columns[:3], weight)
 

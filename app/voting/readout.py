@@ -16,6 +16,9 @@ from app.preprocessing import Grid
 REACH: Final = 0.6
 """Share of the voting radius within which votes count for a mode: the measured optimum."""
 
+ROUNDING: Final = 1e-9
+"""By what share a radius of one voxel may miss it, as both are scaled to a subject's size."""
+
 # Heatmaps, to which Gaussians are fitted.
 
 HEATMAP_REACH: Final = 1.25
@@ -77,7 +80,8 @@ class Readout:
         landmarks: How many landmarks there are.
         shape: Shape of the grid in voxels.
         spacing_mm: Spacing of the grid along its axes.
-        radius_mm: The network votes from voxels within this distance of a landmark.
+        radius_mm: The network votes from voxels within this distance of a landmark: at least the
+            shortest edge of a voxel.
         stride: Grid voxels per field voxel.
         scan: Where the scan lies, if the grid reaches past it; None: the grid ends where it does.
         heatmap_threshold: Share of its peak to which a heatmap falls at ``radius_mm``, and least
@@ -114,6 +118,12 @@ class Readout:
         if not 0 < self.radius_mm < math.inf:
             raise BadParameter(
                 f"radius_mm: expected a length in mm, above 0 and finite; got {self.radius_mm!r}"
+            )
+        # In a ball that holds no voxel but its centre's, any single vote makes a landmark.
+        if self.radius_mm < (1 - ROUNDING) * min(spacing):
+            raise BadParameter(
+                f"radius_mm: expected {min(spacing):g} mm, the shortest edge of a voxel, or more; "
+                f"got {self.radius_mm!r}"
             )
         threshold = self.heatmap_threshold
         if threshold is not None and not 0 < threshold < 1:

@@ -69,6 +69,17 @@ class Votes:
         """Probability times the tile's importance at the source."""
         return self.columns[7]
 
+    def check(self, landmarks: int) -> None:
+        """Check that there are votes for so many landmarks only; they are on the host.
+
+        Raises:
+            BadParameter: There are votes for others.
+        """
+        if (most := int(self.landmark.numpy().max(initial=-1)) + 1) > landmarks:
+            raise BadParameter(
+                f"expected votes for {landmarks} landmarks, as are read out, got some for {most}"
+            )
+
     def select(self, rows: Bool[Tensor, " votes"] | Int64[Tensor, " rows"]) -> "Votes":
         """Select some of the votes, by a mask or by indices from 0."""
         # Torch's indexing in brackets takes longer, and several threads on the CPU.

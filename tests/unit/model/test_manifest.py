@@ -119,6 +119,7 @@ REFUSALS: list[tuple[str, str, object, str]] = [
     ("network", "output_stride", 3, "multiples of 3 (input.divisor and network.output_stride)"),
     ("voting", "threshold", 1.0, "voting.threshold: Input should be less than 1, got 1.0"),
     ("voting", "radius_mm", None, "voting.radius_mm: Field required"),
+    ("voting", "radius_mm", 0.01, "voting.radius_mm: expected 1 mm, the shortest edge of"),
     ("selfcheck", "input", "zeros", "selfcheck.input: String should match pattern"),
     ("selfcheck", "input", "phantom:7", "expected key 'tolerance_mm' with input phantom"),
     ("selfcheck", "expected", None, "expected key 'expected'"),

@@ -1,11 +1,16 @@
 """Votes -> Heatmaps."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import BadParameter
 from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
 from app.voting.votes import Votes, concat_votes, filter_votes
@@ -94,3 +99,22 @@ def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
 def test_no_votes_make_an_empty_heatmap() -> None:
     """Zeros, not an error."""
     assert not aggregate(concat_votes([]), [1], READOUT).any()
+
+
+@pytest.mark.parametrize(
+    ("landmarks", "readout", "smooth_mm", "said"),
+    [
+        (range(2), replace(READOUT, landmarks=2), 0.0, "expected votes for 2 landmarks, .* for 3"),
+        (range(4), READOUT, 0.0, r"landmarks: expected numbers from 0 to 2, .* \[0, 1, 2, 3\]"),
+        ([-1], READOUT, 0.0, r"landmarks: .* got \[-1\]"),
+        ([1, 1], READOUT, 0.0, r"landmarks: .* each once, got \[1, 1\]"),
+        ([0], READOUT, -1.0, "smooth_mm: expected a length in mm, 0 or more .* got -1.0"),
+        ([0], READOUT, math.nan, "smooth_mm: .* got nan"),
+    ],
+)
+def test_heatmaps_of_what_is_not_there_are_refused(
+    landmarks: Sequence[int], readout: Readout, smooth_mm: float, said: str
+) -> None:
+    """Of a landmark listed twice one heatmap was empty, and -1 was the last one."""
+    with pytest.raises(BadParameter, match=said):
+        aggregate(noise(), landmarks, readout, smooth_mm)

@@ -38,6 +38,7 @@ def test_points_past_the_end_of_the_scan_lie_outside() -> None:
             {"radius_mm": math.inf},
             "radius_mm: expected a length in mm, above 0 and finite; got inf",
         ),
+        ({"radius_mm": 0.49}, "radius_mm: expected 0.5 mm, the shortest edge of a voxel, or more"),
         ({"heatmap_threshold": 1.0}, "heatmap_threshold: expected a share between 0 and 1, got 1"),
     ],
 )
