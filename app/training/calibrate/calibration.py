@@ -262,7 +262,7 @@ def describe_coverage(
     count = len(folds.members)
     expected = (
         f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
-        f"errors of {count} models on {specimens} specimens that they were not trained on "
+        f"errors of {count} models on {specimens} {whose}s that they were not trained on "
         "(cross-conformal)"
     )
     if alike:

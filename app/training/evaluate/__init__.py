@@ -4,7 +4,7 @@
 outcomes         runs a model over scans and compares its landmarks with the truth
 metrics          accuracy, presence and coverage of 95 % regions
 measured         measurements between landmarks against those between the true points
-spread           how much the mean error varies over specimens and folds
+spread           how much the mean error varies over subjects and folds
 comparison       which of two versions of a model is better, if that can be told
 leakage          which scans a model was trained on
 tables           tables for the terminal and CSV files

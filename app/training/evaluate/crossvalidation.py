@@ -97,9 +97,9 @@ def spread_lines(spread: Spread | None) -> list[list[object]]:
     lines: list[list[object]] = [["figure", "value"]]
     if spread is not None:
         lines += [
-            ["specimens", spread.specimens],
-            ["mean_over_specimens_mm", f"{spread.mean_mm:.4f}"],
-            ["deviation_over_specimens_mm", f"{spread.specimens_mm:.4f}"],
+            ["subjects", spread.subjects],
+            ["mean_over_subjects_mm", f"{spread.mean_mm:.4f}"],
+            ["deviation_over_subjects_mm", f"{spread.subjects_mm:.4f}"],
             ["mean_low_mm", f"{spread.low_mm:.4f}"],
             ["mean_high_mm", f"{spread.high_mm:.4f}"],
             ["folds", spread.folds],

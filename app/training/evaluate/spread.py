@@ -1,4 +1,4 @@
-"""Outcomes of cross-validation -> how much the mean error varies over specimens and over folds."""
+"""Outcomes of cross-validation -> how much the mean error varies over subjects and over folds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ class Spread:
     """How much the mean error varies.
 
     Attributes:
-        specimens: Number of specimens with errors.
-        mean_mm: Mean of the specimens' mean errors.
-        specimens_mm: Standard deviation of these.
-        low_mm: Lower bound of the 95 % interval of the mean, by Student's t over specimens.
+        subjects: Number of subjects with errors, each of which several scans may show.
+        mean_mm: Mean of the subjects' mean errors.
+        subjects_mm: Standard deviation of these.
+        low_mm: Lower bound of the 95 % interval of the mean, by Student's t over subjects.
         high_mm: Its upper bound.
         folds: Number of folds.
         folds_mm: Standard deviation of the folds' mean errors; NaN of a single one.
     """
 
-    specimens: int
+    subjects: int
     mean_mm: float
-    specimens_mm: float
+    subjects_mm: float
     low_mm: float
     high_mm: float
     folds: int
@@ -52,9 +52,9 @@ def measure_spread(
     low, high = mean_interval(means)
     by_fold = mean_errors(outcomes, folds)
     return Spread(
-        specimens=len(means),
+        subjects=len(means),
         mean_mm=float(means.mean()),
-        specimens_mm=float(means.std(ddof=1)),
+        subjects_mm=float(means.std(ddof=1)),
         low_mm=low,
         high_mm=high,
         folds=len(by_fold),
@@ -86,10 +86,10 @@ def mean_errors(outcomes: Sequence[Outcome], groups: Mapping[str, str]) -> np.nd
 def describe_spread(spread: Spread | None) -> str:
     """Describe in a sentence how much the mean error varies."""
     if spread is None:
-        return "Too few specimens have errors to say how much the mean error varies."
+        return "Too few subjects have errors to say how much the mean error varies."
     folds = "" if np.isnan(spread.folds_mm) else f", {spread.folds_mm:.3f} mm over folds"
     return (
-        f"Mean of {spread.specimens} specimens' mean errors: {spread.mean_mm:.3f} mm, 95 % "
-        f"interval {spread.low_mm:.3f} to {spread.high_mm:.3f} mm (Student's t over specimens); "
-        f"standard deviation {spread.specimens_mm:.3f} mm over specimens{folds}."
+        f"Mean of {spread.subjects} subjects' mean errors: {spread.mean_mm:.3f} mm, 95 % "
+        f"interval {spread.low_mm:.3f} to {spread.high_mm:.3f} mm (Student's t over subjects); "
+        f"standard deviation {spread.subjects_mm:.3f} mm over subjects{folds}."
     )

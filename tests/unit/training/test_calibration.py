@@ -109,7 +109,7 @@ def test_several_scans_of_a_subject_prove_nothing_of_another() -> None:
     subjects = {name: name.partition("-")[0] for name in frames}
     folds = Folds(1, (tuple(frames[:10]), tuple(frames[10:])), subjects, {})
     text = describe_coverage(regions, folds, frames)
-    assert "on 2 specimens" in text
+    assert "on 2 subjects" in text
     assert "proven" not in text
 
 

@@ -87,8 +87,8 @@ def test_metrics_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_p
     spread = {
         row["figure"]: float(row["value"]) for row in read_csv(model / "folds" / "spread.csv")
     }
-    assert spread["specimens"] == 5
-    assert spread["deviation_over_specimens_mm"] == pytest.approx(np.std(by_scan, ddof=1), abs=2e-4)
+    assert spread["subjects"] == 5
+    assert spread["deviation_over_subjects_mm"] == pytest.approx(np.std(by_scan, ddof=1), abs=2e-4)
 
 
 def test_the_model_is_trained_on_all_scans_and_its_card_explains_its_metrics(
@@ -135,8 +135,7 @@ def test_regions_can_be_taken_from_all_folds_together(phantoms: Path, tmp_path: 
     for text in (output, (model / "README.md").read_text()):
         words = " ".join(text.split())
         assert (
-            "errors of 2 models on 5 specimens that they were not trained on (cross-conformal)"
-            in words
+            "errors of 2 models on 5 scans that they were not trained on (cross-conformal)" in words
         )
         assert "proven" not in words  # Of regions that landmarks share, nothing is.
 

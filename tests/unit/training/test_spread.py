@@ -7,8 +7,8 @@ from app.training.evaluate.spread import describe_spread, measure_spread
 from tests.support.outcomes import outcome
 
 
-def test_spread_is_over_specimens_and_folds() -> None:
-    """Two scans of one specimen count as one, and a landmark that was not placed not at all."""
+def test_spread_is_over_subjects_and_folds() -> None:
+    """Two scans of one subject count as one, and a landmark that was not placed not at all."""
     errors = {"a": (0.1, 0.3), "b": (0.4, 0.6), "c_l": (0.8, 0.8), "c_r": (1.2,)}
     some = [outcome(mm, scan=scan) for scan, mms in errors.items() for mm in mms]
     some += [outcome(status="not_found", scan="d")]
@@ -17,14 +17,14 @@ def test_spread_is_over_specimens_and_folds() -> None:
     spread = measure_spread(some, subjects, folds)
     assert spread is not None
     means = np.array([0.2, 0.5, 2.8 / 3])
-    assert (spread.specimens, spread.folds) == (3, 2)
+    assert (spread.subjects, spread.folds) == (3, 2)
     assert spread.mean_mm == pytest.approx(means.mean())
-    assert spread.specimens_mm == pytest.approx(means.std(ddof=1))
+    assert spread.subjects_mm == pytest.approx(means.std(ddof=1))
     assert spread.folds_mm == pytest.approx(np.std([0.35, 2.8 / 3], ddof=1))
     half = 4.3027 * means.std(ddof=1) / np.sqrt(3)
     expected = (means.mean() - half, means.mean() + half)
     assert (spread.low_mm, spread.high_mm) == pytest.approx(expected, abs=1e-4)
-    assert "3 specimens' mean errors: 0.544 mm, 95 % interval -0.3" in describe_spread(spread)
+    assert "3 subjects' mean errors: 0.544 mm, 95 % interval -0.3" in describe_spread(spread)
 
 
 def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
@@ -42,7 +42,7 @@ def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
     assert 0.9 <= held / 100 <= 0.99
 
 
-def test_too_few_specimens_have_no_spread() -> None:
+def test_too_few_subjects_have_no_spread() -> None:
     spread = measure_spread([outcome(0.1)], {"one": "one"}, {"one": "1"})
     assert spread is None
-    assert "Too few specimens" in describe_spread(spread)
+    assert "Too few subjects" in describe_spread(spread)
