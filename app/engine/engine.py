@@ -70,6 +70,7 @@ class Engine:
         limits: Of the scans.
         max_body_bytes: Maximum size of a request's body.
         memory: What requests take besides their bodies.
+        loaded: Set once it is known which models can be used at the start.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Engine:
         self.limits = VolumeLimits.of(settings)
         self._settings = settings
         self._metrics = metrics
-        self._loaded = False
+        self.loaded = asyncio.Event()
         self.memory = FairBudget(memory - bodies, CLIENT_SHARE)
         self._loading = asyncio.Lock()
         self._reloads: dict[str, asyncio.Task[None]] = {}
@@ -139,7 +140,7 @@ class Engine:
         unhealthy = self.devices.unhealthy_reason
         if not self.admission.open:
             reason = "the service is stopping"
-        elif not self._loaded:
+        elif not self.loaded.is_set():
             reason = "models are being loaded"
         elif unhealthy is not None and not self.devices.healthy_count:
             reason = unhealthy
@@ -162,7 +163,7 @@ class Engine:
                 raise
         for name, reason in self.registry.refusals.items():
             logger.error("model refused", extra={"model": name, "reason": reason})
-        self._loaded = True
+        self.loaded.set()
 
     async def reload(self, name: str) -> None:
         """Load a model's folder again; swap it in if it passes its self-check on every device.
@@ -271,7 +272,7 @@ class Engine:
         Raises:
             LandmarkdError: See the tree in ``app.errors``.
         """
-        if not self._loaded:
+        if not self.loaded.is_set():
             raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
         look = partial(self._forecast, content, model, selection, heatmaps)

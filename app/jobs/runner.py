@@ -141,11 +141,12 @@ class JobRunner:
     async def run(self) -> None:
         """Run what is queued until this is cancelled; then what is running is queued again."""
         try:
-            while (claim := await self._claim(suspect=True)) is not None:
-                await self._run(claim)
-            await self._log_waiting()
             async with asyncio.TaskGroup() as group:
+                # At once: the models of what is queued may never be loaded again.
                 group.create_task(self._sweep())
+                group.create_task(self._log_waiting())
+                while (claim := await self._claim(suspect=True)) is not None:
+                    await self._run(claim)
                 for _ in range(CONCURRENCY):
                     group.create_task(self._work())
         except asyncio.CancelledError:
@@ -164,6 +165,7 @@ class JobRunner:
 
     async def _log_waiting(self) -> None:
         """Tell the operator of scans whose model is not loaded: perhaps it will never be again."""
+        await self._engine.loaded.wait()
         waiting = await self._insist(partial(self.store.waiting, self._engine.registry.names))
         for model, scans in waiting.items():
             fields = {"model": model, "scans": scans}

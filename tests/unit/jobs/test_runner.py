@@ -56,15 +56,24 @@ async def steps() -> None:
         await asyncio.sleep(0)
 
 
+class Modelless(Refusing):
+    """An engine none of whose models could be loaded."""
+
+    def readiness(self) -> ReadinessAnswer:
+        return ReadinessAnswer(ready=False, reason="no usable model", models={})
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await steps()
 
 
-def started(path: Path) -> tuple[Refusing, JobRunner, "asyncio.Task[None]"]:
-    engine = Refusing(path)
-    runner = JobRunner(JobFolder(path, ENOUGH, DAY_S), engine, Metrics(), describe_problem)
+def started(
+    path: Path, kind: type[Refusing] = Refusing, ttl_s: float = DAY_S
+) -> tuple[Refusing, JobRunner, "asyncio.Task[None]"]:
+    engine = kind(path)
+    runner = JobRunner(JobFolder(path, ENOUGH, ttl_s), engine, Metrics(), describe_problem)
     return engine, runner, asyncio.create_task(runner.run())
 
 
@@ -148,6 +157,31 @@ def test_job_after_one_that_was_removed_while_it_ran_is_run_as_any(tmp_path: Pat
         assert not running.done()
         find = partial(runner.store.find, "anna", job)
         assert (await runner.call("anna", find)).counts == {"failed": 1}
+        await stopped(runner, running, threading.Event())
+
+    asyncio.run(scenario())
+
+
+def test_service_without_a_usable_model_removes_jobs_in_time_and_says_which_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It kept patients' answers for as long as a scan waited for its model, and told nobody."""
+    folder = JobFolder(tmp_path, ENOUGH, DAY_S)
+    store = JobStore(folder)
+    store.accept(order(), b"scan", None)
+    claim = store.claim([MODEL])
+    assert claim is not None
+    store.settle(claim, "done", "{}")
+    waiting = store.accept(order(), b"scan", None)
+    folder.close()
+    monkeypatch.setattr(Registry, "names", frozenset())
+
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path, Modelless, ttl_s=0)
+        await until(lambda: [job.id for job in runner.store.list_jobs("anna")] == [waiting])
+        assert "jobs wait" not in caplog.text  # Models are being loaded.
+        engine.loaded.set()
+        await until(lambda: "jobs wait for a model that is not loaded" in caplog.text)
         await stopped(runner, running, threading.Event())
 
     asyncio.run(scenario())
