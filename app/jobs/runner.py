@@ -89,8 +89,9 @@ class JobRunner:
         self._calling, self._writing = FairBudget(CALLING), FairBudget(WRITING)
         self._runs: dict[Claim, _Run] = {}
         self._changed = asyncio.Event()
-        self._refused: NotStored | None = None  # By the disk, which takes nothing at all now.
-        self._aside: dict[Claim, NotStored] = {}  # Scans that had no room on the disk.
+        # In words, as errors would keep the archives open: removed, these would give no room.
+        self._refused: str | None = None  # Why the disk takes nothing at all now.
+        self._aside: dict[Claim, str] = {}  # Why scans had no room on the disk.
         self._last_owner = ""
         metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
         metrics.watch("job_bytes", "Kept of jobs and their scans.", lambda: folder.usage.bytes)
@@ -130,7 +131,7 @@ class JobRunner:
             self._engine.registry.get(job.model)
         except UnknownModel as error:
             return str(error)
-        aside = (error for claim, error in self._aside.items() if claim.job == job.id)
+        aside = (reason for claim, reason in self._aside.items() if claim.job == job.id)
         refused = self._refused or next(aside, None)
         return f"{refused}; it is tried again" if refused else None
 
@@ -231,7 +232,7 @@ class JobRunner:
             self._count("ok", claim)
             return partial(self.store.settle, claim, "done", task.result().model_dump_json())
         if isinstance(error, NotStored):
-            self._set_aside(claim, error)
+            self._set_aside(claim, str(error))
             return partial(self.store.release, claim, tried=False)
         if isinstance(error, NotReady):
             return partial(self.store.release, claim)
@@ -239,13 +240,13 @@ class JobRunner:
         self._count(problem.code, claim)
         return partial(self.store.settle, claim, "failed", problem.model_dump_json())
 
-    def _set_aside(self, claim: Claim, error: NotStored) -> None:
+    def _set_aside(self, claim: Claim, reason: str) -> None:
         """Have all other scans come before one, for a while."""
         if not self._aside:
-            fields = {"request_id": claim.order.request_id, "reason": str(error)}
+            fields = {"request_id": claim.order.request_id, "reason": reason}
             logger.warning("the disk has no room for a scan of a job", extra=fields)
             asyncio.get_running_loop().call_later(ASIDE_S, self._take_back)
-        self._aside[claim] = error
+        self._aside[claim] = reason
 
     def _take_back(self) -> None:
         self._aside.clear()
@@ -264,7 +265,7 @@ class JobRunner:
             try:
                 result = await loop.run_in_executor(self._pool, function)
             except NotStored as error:
-                self._refused = error
+                self._refused = str(error)
                 if attempt % LOGGED_ATTEMPTS == 0:
                     logger.exception("the folder of jobs takes nothing; trying again")
                 attempt += 1
