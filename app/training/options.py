@@ -62,6 +62,7 @@ class Options:
         scale: Largest relative change of size; None: what suits the network.
         elastic_mm: Size of random elastic deformations; None: what suits the network.
         contrast: Share of the images whose contrast is changed at random.
+        degrade: Share of the images that are blurred and noisy.
         reflect: Share of the images that continue beyond the scan's border as its reflection.
         field: Longest edges of images that show more around the subject, in those of usual ones.
         missing: How a landmark without a position counts.
@@ -92,6 +93,7 @@ class Options:
     scale: float | None = None
     elastic_mm: float | None = None
     contrast: float = 0.0
+    degrade: float = 0.0
     reflect: float = 0.0
     field: float = 1.0
     missing: Missing = "unknown"

@@ -36,6 +36,7 @@ class Augmentation:
             whole: some scans show more around the subject.
         contrast: Probability that values go through a random curve and a random bias field, as if
             another scanner or sequence had taken the scan.
+        degrade: Probability that the image is blurred and noisy, as if the scan were worse.
     """
 
     rotation_deg: float = 180.0
@@ -49,6 +50,7 @@ class Augmentation:
     reflect: float = 0.0
     field: float = 1.0
     contrast: float = 0.0
+    degrade: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

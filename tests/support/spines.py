@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from scipy.ndimage import affine_transform
+from scipy.ndimage import affine_transform, gaussian_filter
 from scipy.spatial.transform import Rotation
 
 from app.geometry import Affine, scaling, transform, translation
@@ -75,6 +75,27 @@ def _more_above(volume: Volume) -> Volume:
 def _noisy(volume: Volume) -> Volume:
     noise = np.random.default_rng(0).normal(0.0, 15.0, volume.voxels.shape)
     return replace(volume, voxels=(volume.voxels + noise).clip(0, 255).astype(np.float32))
+
+
+def _noisier(deviations: float) -> Callable[[Volume], Volume]:
+    """Add noise, of so many standard deviations of the scan's values, to every voxel of 1 mm."""
+
+    def change(volume: Volume) -> Volume:
+        voxels = volume.voxels.astype(np.float32)
+        noise = np.random.default_rng(0).standard_normal(voxels.shape, np.float32)
+        return replace(volume, voxels=voxels + deviations * voxels.std() * noise)
+
+    return change
+
+
+def _smoothed(width_mm: float) -> Callable[[Volume], Volume]:
+    """Smooth by a Gaussian of this full width at half maximum; voxels have 1 mm."""
+
+    def change(volume: Volume) -> Volume:
+        voxels = volume.voxels.astype(np.float32)
+        return replace(volume, voxels=gaussian_filter(voxels, width_mm / 2.355))
+
+    return change
 
 
 def _without_the_top(volume: Volume) -> Volume:
@@ -191,6 +212,16 @@ FIELDS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "without the lower fifth": _without_the_bottom,
 }
 """The same subjects as others would scan them."""
+
+WORSE: Final[Mapping[str, Callable[[Volume], Volume]]] = {
+    "noise of 1 standard deviation": _noisier(1.0),
+    "noise of 2 standard deviations": _noisier(2.0),
+    "noise of 4 standard deviations": _noisier(4.0),
+    "smoothed by 4 mm": _smoothed(4.0),
+    "smoothed by 8 mm": _smoothed(8.0),
+    "smoothed by 16 mm": _smoothed(16.0),
+}
+"""The same subjects in scans that are worse."""
 
 AMBIGUOUS: Final[Mapping[str, Callable[[Volume], Volume]]] = {
     "the middle alone": _middle,

@@ -157,6 +157,16 @@ Contrast = Annotated[
         "model works on other scanners and sequences.",
     ),
 ]
+Degrade = Annotated[
+    float,
+    typer.Option(
+        callback=finite,
+        min=0,
+        max=1,
+        help="Share of the images that are blurred and get noise at random, so that the model "
+        "works on scans that are worse.",
+    ),
+]
 Reflect = Annotated[
     float,
     typer.Option(
@@ -241,6 +251,7 @@ def train(
     scale: Scale = None,
     elastic: Elastic = None,
     contrast: Contrast = 0.0,
+    degrade: Degrade = 0.0,
     reflect: Reflect = 0.0,
     field: Field = 1.0,
     missing: MissingIs = "unknown",
@@ -268,6 +279,7 @@ def train(
         stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
         schedule=options.Schedule(steps, batch, rate, seed, precision), scale=scale, mirror=mirror,
         elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field, cut_margin=cut_margin,
+        degrade=degrade,
     ), check, second=False)  # fmt: skip
 
 
@@ -289,6 +301,7 @@ def refine(
     scale: Scale = None,
     elastic: Elastic = None,
     contrast: Contrast = 0.0,
+    degrade: Degrade = 0.0,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
     cut_margin: CutMargin = 0.0,
@@ -313,7 +326,7 @@ def refine(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         schedule=options.Schedule(steps, batch, rate, seed, precision),
         mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
-        scale=scale, elastic_mm=elastic, contrast=contrast,
+        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade,
     ), check, second=True)  # fmt: skip
 
 

@@ -32,6 +32,21 @@ BIAS: Final = 0.3
 BIAS_KNOTS: Final = 3
 """Its control points along each axis: coils are large."""
 
+MAX_BLUR_VOXELS: Final = 2.0
+"""Largest standard deviation of the blur of a degraded image, along each axis."""
+
+MAX_NOISE: Final = 0.5
+"""Largest standard deviation of its noise, of values around [0, 1]."""
+
+MIN_BLUR_VOXELS: Final = 0.01
+"""Standard deviation of a blur that changes nothing."""
+
+SHOWN: Final = (0.01, 0.995)
+"""Quantiles of a degraded image that its widest window maps to 0 and 1, as models mostly do."""
+
+MIN_WINDOW: Final = 0.05
+"""Least width of such a window: an image without contrast stays so."""
+
 MAX_OFF_VOXELS: Final = 0.5
 """By which a landmark of an image may lie beside where the image shows it."""
 
@@ -92,6 +107,10 @@ def draw_sample(
     image = specimen.values_at(index)
     if rng.random() < augmentation.contrast:
         image = change_contrast(image, rng)
+    if (
+        augmentation.degrade and rng.random() < augmentation.degrade
+    ):  # Else draws stay as they were.
+        image = degrade(image, rng)
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
     )
@@ -240,11 +259,42 @@ def change_contrast(
     return mapped * interpolate_grid(knots, image.shape)[..., 0].exp()
 
 
+def degrade(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
+    """Blur values around [0, 1] and add noise, as if the scan were worse.
+
+    In random order, as the noise of a scan that was smoothed is smooth, too. A service finds the
+    percentiles that it scales values by in the worse scan, at one spacing for both networks: the
+    window is widened or narrowed at random up to what shows all of the image.
+    """
+    widths = MAX_BLUR_VOXELS * rng.uniform() * rng.uniform(0, 1, 3)
+    noise = MAX_NOISE * rng.uniform() ** 2 * standard_normal(image.shape, rng)
+    image = blur(image + noise, widths) if rng.random() < 0.5 else blur(image, widths) + noise
+    shown = np.quantile(image[::2, ::2, ::2].numpy(), SHOWN)
+    lower, upper = rng.uniform() * (shown - [0.0, 1.0])
+    return image.sub_(lower).div_(max(1.0 + upper - lower, MIN_WINDOW)).clamp_(0.0, 1.0)
+
+
+def blur(image: Float[Tensor, "i j k"], widths: Vector) -> Float[Tensor, "i j k"]:
+    """Convolve an image with a Gaussian, of its own standard deviation in voxels on each axis."""
+    for size, width in zip(image.shape, widths, strict=True):
+        at = torch.arange(size) / max(float(width), MIN_BLUR_VOXELS)
+        weights = (-0.5 * (at[:, None] - at).square()).exp()
+        # Contracts the first axis and appends the new one, so the axes come last in order.
+        image = torch.tensordot(image, weights / weights.sum(dim=0), dims=([0], [0]))
+    return image
+
+
+def standard_normal(shape: Sequence[int], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
+    """Draw independent values of a standard normal distribution."""
+    generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+    return torch.randn(tuple(shape), generator=generator)
+
+
 def jitter(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Tensor, "i j k"]:
     """Draw random contrast, brightness, gamma and noise for values around [0, 1]."""
     gamma = float(np.exp(rng.normal(0, 0.15)))
     contrast = float(np.exp(rng.normal(0, 0.1)))
     noise = float(rng.uniform(0, 0.03))
-    generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+    drawn = standard_normal(image.shape, rng)
     image = image.clamp_min(0.0).pow(gamma) * contrast + float(rng.normal(0, 0.02))
-    return image + noise * torch.randn(image.shape, generator=generator)
+    return image + noise * drawn

@@ -250,6 +250,7 @@ def _adapt(augmentation: Augmentation, options: Options) -> Augmentation:
         scale=augmentation.scale if options.scale is None else options.scale,
         elastic_mm=augmentation.elastic_mm if options.elastic_mm is None else options.elastic_mm,
         contrast=options.contrast,
+        degrade=options.degrade,
         reflect=options.reflect,
     )
 

@@ -36,6 +36,7 @@ from tests.support.spines import (
     LORDOSIS,
     MODEL,
     SUBJECTS,
+    WORSE,
     read_spine,
     spine_files,
 )
@@ -91,7 +92,7 @@ def a7_other_scans(run: Run) -> Iterator[Row]:
         limit = OTHER_UNIDENTIFIED_PERCENT
         yield Row("levels not identified, other contrasts", None, "%", limit=limit, note=ABSENT)
         return
-    for kind in (*CONTRASTS, *FIELDS, *AMBIGUOUS)[:: 5 if run.fast else 1]:
+    for kind in (*CONTRASTS, *FIELDS, *WORSE, *AMBIGUOUS)[:: 6 if run.fast else 1]:
         outcomes = _outcomes(run, data, kind)
         errors = errors_mm([one for one in outcomes if one.group == "centre"])
         yield Row(f"mean error of centres: {kind}", float(errors.mean()), "mm")
@@ -103,6 +104,11 @@ def a7_other_scans(run: Run) -> Iterator[Row]:
         yield Row(f"levels detected: {kind}", 100 * len(detected) / len(present), "%")
         wrong = 100 * float(np.mean([not one.identified for one in detected] or [False]))
         yield Row(f"of those detected, a wrong level: {kind}", wrong, "%", limit=WRONG_PERCENT)
+        outside = [one.error_mm > one.region95_mm for one in outcomes if one.region95_mm]
+        if kind in WORSE:
+            share = 100 * float(np.mean(outside)) if outside else None
+            note = f"{len(outside)} landmarks of both kinds"
+            yield Row(f"of those with a region, outside of it: {kind}", share, "%", note=note)
 
 
 def a8_lordosis(run: Run) -> Iterator[Row]:
@@ -214,7 +220,7 @@ def _fitted(shape: Points, true: Points) -> Points:
 
 def _changed(data: Path, name: str, kind: str) -> Volume:
     volume = read_spine(data, name)
-    return {**CONTRASTS, **FIELDS, **AMBIGUOUS}[kind](volume) if kind else volume
+    return {**CONTRASTS, **FIELDS, **WORSE, **AMBIGUOUS}[kind](volume) if kind else volume
 
 
 def _compare(detector: Detector, data: Path, name: str, kind: str) -> tuple[Outcome, ...]:

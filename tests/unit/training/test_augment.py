@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 
 from app.preprocessing.posed_grid import index_grid
 from app.training.fit.augment import (
+    MAX_NOISE,
+    blur,
     change_contrast,
+    degrade,
     draw_sample,
     interpolate_at,
     interpolate_grid,
@@ -126,6 +130,35 @@ def test_another_contrast_keeps_air_dark_and_changes_the_rest() -> None:
     assert all(image.isfinite().all() and image.min() >= 0 for image in changed)
     # Some curves make the brightest values darker than the middle ones.
     assert {bool(image[-1].mean() < image[12].mean()) for image in changed} == {True, False}
+
+
+def test_worse_images_are_blurred_and_noisy_and_show_the_same_in_the_same_place() -> None:
+    image = torch.zeros(40, 32, 24)
+    image[10:30, 8:24, 6:18] = 1.0
+    worse = [degrade(image, np.random.default_rng(seed)) for seed in range(64)]
+    assert all(one.min() >= 0 and one.max() <= 1 and one.isfinite().all() for one in worse)
+    apart = torch.tensor([one[image == 1].mean() - one[image == 0].mean() for one in worse])
+    assert apart.min() > 0.1
+    assert apart.max() > 0.9
+    within = torch.tensor([one[16:24, 12:20, 9:15].std() for one in worse])
+    assert within.min() < 0.01
+    assert 0.2 < within.max() < MAX_NOISE
+    edge = torch.tensor([(one[9:11].mean((1, 2)).diff()).abs().item() for one in worse])
+    assert edge.min() < 0.05  # Blurred, where 0.25 is sharp.
+    assert edge.max() > 0.24
+
+
+def test_blur_is_that_of_scipy() -> None:
+    image = torch.rand(30, 28, 26, generator=torch.Generator().manual_seed(1))
+    widths = np.array([0.0, 1.5, 0.7])
+    inner = (slice(8, -8),) * 3
+    expected = gaussian_filter(image.numpy(), widths, truncate=6.0)
+    np.testing.assert_allclose(blur(image, widths).numpy()[inner], expected[inner], atol=1e-5)
+
+
+def test_constant_image_stays_so_when_it_is_degraded_without_noise() -> None:
+    constant = torch.full((8, 8, 8), 0.5)
+    torch.testing.assert_close(blur(constant, np.array([2.0, 0.0, 1.0])), constant)
 
 
 def test_without_elastic_deformation_points_move_with_the_affine_alone() -> None:
