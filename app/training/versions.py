@@ -9,13 +9,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from app.durable import lock, write_file
-from app.errors import BadParameter, StartupError
+from app.errors import BadParameter, ModelRefused, StartupError
 from app.model import editing, hash_file, read_manifest, update_hashes
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
 
@@ -53,19 +53,22 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def prepare_next(folder: Path) -> Path:
-    """Copy a model folder to where its next version is made, under the number of that version.
+    """Copy a model folder to where its next version is made, under a number that none had.
+
+    Kept cases know by its number which version has answered them.
 
     Returns:
         The copy, without what belongs to the training of this version.
     """
     candidate = _beside(folder, NEXT)
+    version = _unused_version(folder)
     origin = candidate.with_name(ORIGIN)
     origin.unlink(missing_ok=True)  # First: what a process that is killed leaves is not whole.
     shutil.rmtree(candidate, ignore_errors=True)
     leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY)
     shutil.copytree(folder, candidate, ignore=leave)
     with editing(candidate) as document:
-        document["version"] = next_version(str(document["version"]))
+        document["version"] = version
     write_file(origin, hash_file(folder / "model.toml").encode())
     return candidate
 
@@ -110,10 +113,8 @@ def keep_regions(before: Path, after: Path) -> None:
 
 def next_version(version: str) -> str:
     """Count the last number of a version up, such as 2.2.2 to 2.2.3; one without gets a first."""
-    found = re.search(r"\d+(?=\D*$)", version)
-    if found is None:
-        return f"{version}.1"
-    return f"{version[: found.start()]}{int(found[0]) + 1}{version[found.end() :]}"
+    before, number, behind = _split(version)
+    return f"{before}{number + 1}{behind}"
 
 
 def put_in_place(candidate: Path, folder: Path) -> None:
@@ -145,11 +146,39 @@ def put_back(folder: Path) -> tuple[str, str]:
     before = _beside(folder, BEFORE)
     now = read_manifest(folder).version
     old = read_manifest(before).version if (before / "model.toml").exists() else None
-    if old is None or next_version(old) != now:
+    if old is None or not _is_before(old, now):
         raise BadParameter(f"--back: expected a version before {now} of {folder.name}, found none")
     with exclusive(folder):
         _exchange(before, folder)
     return now, old
+
+
+def _unused_version(folder: Path) -> str:
+    """Find the next number behind all those of the versions that there are of a model folder.
+
+    The last one is always there: what takes the place of another folder has a later number, or
+    changes places with it.
+    """
+    last = read_manifest(folder).version
+    for other in (_beside(folder, BEFORE), _beside(folder, NEXT)):
+        with suppress(ModelRefused):  # There is none, or only what a process that was killed left.
+            version = read_manifest(other).version
+            last = version if _is_before(last, version) else last
+    return next_version(last)
+
+
+def _is_before(version: str, other: str) -> bool:
+    """Say whether counting a version up leads to another one."""
+    before, number, behind = _split(version)
+    other_before, other_number, other_behind = _split(other)
+    return (before, behind) == (other_before, other_behind) and number < other_number
+
+
+def _split(version: str) -> tuple[str, int, str]:
+    """Split a version into its last number and what is around it; one without has a 0 to come."""
+    if (found := re.search(r"\d+(?=\D*$)", version)) is None:
+        return f"{version}.", 0, ""
+    return version[: found.start()], int(found[0]), version[found.end() :]
 
 
 def _beside(folder: Path, which: str) -> Path:

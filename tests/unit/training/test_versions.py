@@ -52,6 +52,19 @@ def test_version_before_comes_back_once(tmp_path: Path) -> None:
         put_back(folder)
 
 
+def test_no_two_versions_have_the_same_number(tmp_path: Path) -> None:
+    """Kept cases know versions by number: answers of one were taken for answers of another."""
+    folder = make_model_folder(tmp_path)
+    put_in_place(prepare_next(folder), folder)
+    assert put_back(folder) == ("1.0.1", "1.0.0")
+    assert version_of(prepare_next(folder)) == "1.0.2"
+    put_in_place(prepare_next(folder), folder)  # As 1.0.2 was no better.
+    assert put_back(folder) == ("1.0.3", "1.0.0")
+    with pytest.raises(BadParameter, match="found none"):
+        put_back(folder)
+    assert version_of(prepare_next(folder)) == "1.0.4"
+
+
 def test_link_to_a_model_leads_to_the_version_in_place(tmp_path: Path) -> None:
     """Its target may be on another disk, where no exchange with the link itself is possible."""
     (tmp_path / "models").mkdir()
