@@ -118,9 +118,11 @@ def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
         raise typer.Exit(INTERRUPTED)
     console.print(compared.describe(), highlight=False, soft_wrap=True)
     if not compared.is_better:
+        reason = "the interval does not exclude that {} is no better; more cases may show it"
+        if compared.high_mm < 0:
+            reason = "{} is worse"
         console.print(
-            f"version {compared.versions[0]} stays: the interval does not exclude that "
-            f"{compared.versions[1]} is no better; more cases may show it",
+            f"version {compared.versions[0]} stays: {reason.format(compared.versions[1])}",
             highlight=False,
             soft_wrap=True,
         )

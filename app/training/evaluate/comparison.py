@@ -44,10 +44,13 @@ class Comparison:
     def describe(self) -> str:
         """Describe the comparison in a sentence."""
         before, after = self.losses_mm
+        bounds, word = (self.low_mm, self.high_mm), "better"
+        if after > before:
+            bounds, word = (-self.high_mm, -self.low_mm), "worse"
         return (
             f"On {self.cases} held-out cases, version {self.versions[0]} is "
-            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: better by "
-            f"{before - after:.3f} mm, 95 % interval {self.low_mm:.3f} to {self.high_mm:.3f} mm"
+            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: {word} by "
+            f"{abs(before - after):.3f} mm, 95 % interval {bounds[0]:.3f} to {bounds[1]:.3f} mm"
         )
 
 

@@ -147,3 +147,14 @@ def test_points_that_an_earlier_version_answered_favour_no_version_that_imitates
 def test_without_a_point_that_counts_no_version_is_better() -> None:
     none = case_losses(counted([outcome(1.0)], [outcome(0.1)], {"one": set()}, 0.5)[0], RADIUS_MM)
     assert not compare_losses(none, none, ("1", "2")).is_better
+
+
+def test_worse_version_is_called_worse_by_how_much_it_is() -> None:
+    """It was called better by -1.900 mm."""
+    before, after = np.array([1.0, 1.2, 1.1, 0.9]), np.array([2.9, 3.0, 3.1, 2.8])
+    better, worse = (
+        compare_losses(*losses, ("1", "2")).describe().partition("mm: ")[2]
+        for losses in ((after, before), (before, after))
+    )
+    assert better == "better by 1.900 mm, 95 % interval 1.770 to 2.030 mm"
+    assert worse == better.replace("better", "worse")
