@@ -17,6 +17,9 @@ REFINE: Final = "refine"
 FOLDS: Final = "folds"
 """Folder of the model folders of a cross-validation, within that of the model."""
 
+TABLES: Final = "crossvalidation"
+"""Folder of the tables of such a cross-validation in models that are shipped without the folds."""
+
 EXPORT_EVERY: Final = 500
 """Steps after which a training saves a checkpoint, writes the model and validates it."""
 

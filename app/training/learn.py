@@ -24,7 +24,7 @@ from app.training.data.split import Split, split, subject_of
 from app.training.data.summary import summarise
 from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
-from app.training.evaluate.model_card import write_section
+from app.training.evaluate.model_card import LEARNED, write_section
 from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
@@ -110,7 +110,8 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
     compared = compare_versions(options.folder, candidate, held_out, corrected, options.device)
     if compared.is_better:
         text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."
-        write_section(candidate, "learn", f"{text} {compared.describe()}.")
+        rest = f"What else is said here of errors was measured of {compared.versions[0]} or before."
+        write_section(candidate, LEARNED, f"{text} {compared.describe()}. {rest}")
     finish(candidate)
     if compared.is_better:
         put_in_place(candidate, options.folder)

@@ -17,7 +17,7 @@ from typing import Final
 from app.durable import lock, write_file
 from app.errors import BadParameter, ModelRefused, StartupError
 from app.model import editing, hash_file, read_manifest, update_hashes
-from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY
+from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY, TABLES
 
 NEXT: Final = "next"
 BEFORE: Final = "before"
@@ -58,14 +58,14 @@ def prepare_next(folder: Path) -> Path:
     Kept cases know by its number which version has answered them.
 
     Returns:
-        The copy, without what belongs to the training of this version.
+        The copy, without what belongs to the training of this version, or was measured of it.
     """
     candidate = _beside(folder, NEXT)
     version = _unused_version(folder)
     origin = candidate.with_name(ORIGIN)
     origin.unlink(missing_ok=True)  # First: what a process that is killed leaves is not whole.
     shutil.rmtree(candidate, ignore_errors=True)
-    leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY)
+    leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY, TABLES)
     shutil.copytree(folder, candidate, ignore=leave)
     with editing(candidate) as document:
         document["version"] = version

@@ -11,7 +11,7 @@ from rich.console import Console
 from app.training.data.folds import Folds
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
-from app.training.evaluate.model_card import write_section
+from app.training.evaluate.model_card import BOTH_NETWORKS, FIRST_ALONE, write_section
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.report import ReportHeader, write_report
 from app.training.evaluate.spread import Spread, describe_spread, measure_spread
@@ -110,7 +110,7 @@ def spread_lines(spread: Spread | None) -> list[list[object]]:
 
 def write_card_section(pooled: PooledOutcomes) -> None:
     """Write the metrics, and what they are of, into the model card."""
-    key = "crossvalidation of both networks" if pooled.is_refine else "crossvalidation"
+    key = BOTH_NETWORKS if pooled.is_refine else FIRST_ALONE
     title = "Cross-validation of both networks" if pooled.is_refine else "Cross-validation"
     parts = [
         f"## {title}",

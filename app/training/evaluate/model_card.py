@@ -5,6 +5,7 @@ the file belongs to people and is kept.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,16 @@ CARD: Final = "README.md"
 
 REGIONS: Final = "calibration"
 """Section that describes the 95 % regions in ``model.toml``; it goes with them."""
+
+FIRST_ALONE: Final = "crossvalidation"
+BOTH_NETWORKS: Final = "crossvalidation of both networks"
+LEARNED: Final = "learn"
+
+OF_BOTH: Final = (REGIONS, BOTH_NETWORKS)
+"""Sections on what was measured of both networks, which go when the second one is another."""
+
+OF_FIRST: Final = (*OF_BOTH, FIRST_ALONE, LEARNED)
+"""Those that go when the first network is another."""
 
 
 def write_section(folder: Path, key: str, text: str) -> None:
@@ -26,6 +37,12 @@ def write_section(folder: Path, key: str, text: str) -> None:
     else:
         card = f"{card.rstrip()}\n\n{section}\n"
     path.write_text(card, encoding="utf-8")
+
+
+def drop_sections(folder: Path, keys: Sequence[str]) -> None:
+    """Take sections out of a model card, if they are there."""
+    for key in keys:
+        drop_section(folder, key)
 
 
 def drop_section(folder: Path, key: str) -> None:

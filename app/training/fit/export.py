@@ -19,7 +19,7 @@ from app.model import (
     write_selfcheck,
     write_tensors,
 )
-from app.training.evaluate.model_card import REGIONS, drop_section
+from app.training.evaluate.model_card import OF_BOTH, OF_FIRST, drop_sections
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
 
@@ -47,7 +47,7 @@ def write_model_folder(
     """Write a model folder, or update an existing one.
 
     Whatever people have written into ``model.toml`` (description, licence, thresholds, comments) is
-    kept. What was measured of other weights is not, nor the section on it in the model card.
+    kept. What was measured of other weights is not, nor the sections on it in the model card.
 
     Args:
         folder: The folder; its name becomes the model's name.
@@ -64,7 +64,7 @@ def write_model_folder(
         write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})
     with editing(folder, new=_new(folder.name)) as document:
         _update(document, _hashes_in(folder), recipe, names)
-    drop_section(folder, REGIONS)
+    drop_sections(folder, OF_FIRST)
     write_selfcheck(folder)
 
 
@@ -100,7 +100,7 @@ def attach_refine(folder: Path) -> Path:
     with editing(folder.parent) as document:
         document.setdefault("refine", tomlkit.table()).update(section)
         _drop_measured(document)
-    drop_section(folder.parent, REGIONS)
+    drop_sections(folder.parent, OF_BOTH)
     return folder.parent
 
 

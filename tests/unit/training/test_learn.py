@@ -18,6 +18,7 @@ from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import Split
+from app.training.evaluate.model_card import FIRST_ALONE, write_section
 from app.training.files import RECORD
 from app.training.learn import (
     LearnOptions,
@@ -78,6 +79,7 @@ def test_better_version_takes_the_place_and_the_one_before_comes_back(
     model: Path, store: Path
 ) -> None:
     before = hash_file(model / "weights.safetensors")
+    write_section(model, FIRST_ALONE, "The mean error is 0.3 mm.")
     words = ("--from", store, "--steps", 40, "--rate", 1e-3, "--device", "cpu")
     said = landmarkd("learn", model, *words)
     assert re.search(r"On 5 held-out cases, version 1\.1\.0 is (2\.9|3\.0)\d\d mm off and", said)
@@ -85,6 +87,8 @@ def test_better_version_takes_the_place_and_the_one_before_comes_back(
     loaded = load_checked(model, torch.device("cpu"))
     assert loaded.manifest.version == "1.1.1"
     assert "learned from 16 kept cases" in loaded.card
+    assert "What else is said here of errors was measured of 1.1.0 or before." in loaded.card
+    assert "The mean error is 0.3 mm." not in loaded.card
     record = read_record(model)
     assert record is not None
     assert (len(record["held_out"]), len(record["train"])) == (5, 11)

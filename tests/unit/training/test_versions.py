@@ -31,10 +31,14 @@ def test_last_number_of_a_version_counts(version: str, expected: str) -> None:
 def test_next_version_is_a_copy_without_the_training_of_this_one(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / CHECKPOINT).touch()
+    for name in ("folds", "crossvalidation"):
+        (folder / name).mkdir()
+        (folder / name / "errors.csv").touch()
     candidate = prepare_next(folder)
     assert version_of(candidate) == "1.0.1"
     assert version_of(folder) == "1.0.0"
-    names = {path.name for path in folder.iterdir()} - {CHECKPOINT}
+    names = {path.name for path in folder.iterdir()}
+    names -= {CHECKPOINT, "folds", "crossvalidation"}
     assert {path.name for path in candidate.iterdir()} == names
     assert scan_models(tmp_path) == [folder]
 
