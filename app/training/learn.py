@@ -189,8 +189,8 @@ def hold_out(
     trained = {again.get(name, name) for name in seen_by(record)}
     trained.update(find_leaked(options.folder, [*kept, *old]))
     before = {again.get(name, name) for name in record.get("held_out", ())} - trained
-    cases = [files.name for files in kept]
-    new = choose_held_out(cases, {"train": trained, "held_out": before})
+    cases, known_of = [files.name for files in kept], {"train": trained, "held_out": before}
+    new = choose_held_out(cases, known_of)
     names = {*before, *new, *(again.get(name, name) for name in options.hold_out or ())}
     chosen = [files for files in [*kept, *old] if files.name in names]
     if leaked := [files.name for files in chosen if files.name in trained]:
@@ -198,28 +198,25 @@ def hold_out(
             f"--validate: expected scans that {options.folder} was not trained on, got "
             f"{shorten(leaked)}"
         )
-    subjects = {subject_of(files.name) for files in chosen}
-    if (count := len(subjects)) < MIN_HELD_OUT:
-        kept_subjects = {subject_of(name) for name in cases}
-        more = _missing_cases(len(kept_subjects), len(subjects & kept_subjects), count)
+    if (count := len({subject_of(files.name) for files in chosen})) < MIN_HELD_OUT:
+        more = _missing_cases(len(find_new(cases, known_of)), count)
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
             f"version is better; got {count}: one in {HELD_OUT} of {len(kept)} kept cases, "
-            "if the model has not learned from their scans, and those old ones that recipe.json or "
+            "without those that the model has learned from, and those old ones that recipe.json or "
             f"--validate names. Nothing was trained; keep {more} more, of scans that it has not "
             "learned from"
         )
     return chosen
 
 
-def _missing_cases(kept: int, kept_held_out: int, held_out: int) -> int:
-    """Count the new kept cases from which on ``choose_held_out`` holds out enough."""
+def _missing_cases(new: int, held_out: int) -> int:
+    """Count the cases, besides new ones, from which on ``choose_held_out`` holds out enough."""
     missing = MIN_HELD_OUT - held_out
-    # Of each of them one more may be held out, once these are no more than one in HELD_OUT of all.
     return next(
         more
         for more in itertools.count(missing)
-        if round((kept + more) / HELD_OUT) - kept_held_out >= missing
+        if round((new + more) / HELD_OUT) - round(new / HELD_OUT) >= missing
     )
 
 
@@ -233,18 +230,21 @@ def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]
         record: Of the version in place; a case that it was trained on cannot be held out any more.
 
     Returns:
-        As many of the others as are missing to one in ``HELD_OUT``, by a hash of the subject, and
-        what is new of the subjects that are held out.
+        One in ``HELD_OUT`` of the new ones, by a hash of the subject, so that the others are left
+        to learn from; and what is new of the subjects that are held out.
     """
-    subjects = {name: subject_of(name) for name in kept}
-    trained = {subject_of(name) for name in seen_by(record)}
-    before = set(record.get("held_out", ()))
-    held_out = {subject_of(name) for name in before} - trained
-    new = set(subjects.values()) - trained - held_out
-    count = round(len(set(subjects.values())) / HELD_OUT) - len(held_out & set(subjects.values()))
+    new, before = find_new(kept, record), set(record.get("held_out", ()))
     by_hash = sorted(new, key=lambda one: hashlib.sha256(one.encode()).digest())
-    held_out |= set(by_hash[: max(count, 0)])
-    return [name for name in kept if subjects[name] in held_out and name not in before]
+    held_out = {subject_of(name) for name in before}
+    held_out -= {subject_of(name) for name in seen_by(record)}
+    held_out |= set(by_hash[: round(len(new) / HELD_OUT)])
+    return [name for name in kept if subject_of(name) in held_out and name not in before]
+
+
+def find_new(kept: Iterable[str], record: Mapping[str, Any]) -> set[str]:
+    """List the subjects of kept cases that a version was neither trained on nor judged by."""
+    known = seen_by(record).union(record.get("held_out", ()))
+    return {subject_of(name) for name in kept} - {subject_of(name) for name in known}
 
 
 @contextmanager

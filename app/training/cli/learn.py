@@ -69,8 +69,8 @@ def learn(
 ) -> None:
     """Let a model learn from corrected cases, and replace it only if it has become better.
 
-    A third of the cases is held out, and stays so. The next version is put in place, in one step,
-    if its error on those is smaller with 95 % confidence; the one before stays beside it.
+    A third of the new cases is held out, and stays so. The next version is put in place, in one
+    step, if its error on those is smaller with 95 % confidence; the one before stays beside it.
     """
     require_extra()
     from app.training.learn import LearnOptions

@@ -137,7 +137,7 @@ def test_cases_of_scans_that_were_trained_on_are_not_counted_among_those_to_judg
     """Of 20 scans, ``train`` holds out four; all were kept, and nothing said what was missing."""
     names = [files.name for files in whole_cases(store)]
     (model / RECORD).write_text(json.dumps({"train": names[4:], "held_out": names[:4]}))
-    with pytest.raises(BadParameter, match=r"got 4: .* keep 1 more, of scans that it has not"):
+    with pytest.raises(BadParameter, match=r"got 4: .* keep 2 more, of scans that it has not"):
         hold_out(options(model, store, 1, 0), whole_cases(store), [])
 
 
@@ -227,6 +227,12 @@ def test_held_out_cases_stay_held_out_and_trained_ones_trained() -> None:
     assert set(more) <= set(names[15:])
 
 
+def test_a_third_of_new_cases_is_held_out_and_the_others_are_learned_from() -> None:
+    """The third was one of all: with 18 cases that were learned from, no new one was left."""
+    names = [f"case-{number}" for number in range(27)]
+    assert len(choose_held_out(names, {"train": names[:18]})) == 3
+
+
 def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
     model: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -253,11 +259,11 @@ def test_an_old_scan_that_is_kept_too_counts_once_and_is_held_out_only_if_it_was
             (path,) = (store / kind).glob(f"phantom-{9000 + number}.*")
             shutil.copy(path, old / kind / path.name.replace("phantom-9", "mine-"))
     names = [f"mine-{number:03}" for number in range(12)]
-    record = {"train": names[2:], "held_out": names[:2]}
+    record = {"train": names[4:], "held_out": names[:4]}
     (model / RECORD).write_text(json.dumps(record))
     given = replace(options(model, store, 1, 0), old=(old / "scans", old / "landmarks"))
-    with pytest.raises(BadParameter, match=r"--validate: .* was not trained on, got phantom-9002"):
-        learn(replace(given, hold_out=("mine-002",)), Console())
+    with pytest.raises(BadParameter, match=r"--validate: .* was not trained on, got phantom-9004"):
+        learn(replace(given, hold_out=("mine-004",)), Console())
     said = StringIO()
     compared = learn(given, Console(file=said))
     assert compared is not None
@@ -265,10 +271,10 @@ def test_an_old_scan_that_is_kept_too_counts_once_and_is_held_out_only_if_it_was
     assert "12 scans of --with were corrected and kept: only that counts" in said.getvalue()
     learned = read_record(model.parent / ".phantom" / "next" / "phantom")
     assert learned is not None
-    held_out = {f"phantom-{9000 + number}" for number in (0, 1)}
+    held_out = {f"phantom-{9000 + number}" for number in range(4)}
     assert held_out <= set(learned["held_out"])
-    assert {f"phantom-{9000 + number}" for number in range(2, 12)} <= set(learned["train"])
-    assert set(names[:2]) <= set(learned["held_out"])
+    assert {f"phantom-{9000 + number}" for number in range(4, 12)} <= set(learned["train"])
+    assert set(names[:4]) <= set(learned["held_out"])
 
 
 def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> None:
