@@ -46,7 +46,7 @@ from app.training.fit.suggest import (
     suggest_recipe,
     suggest_refine_recipe,
 )
-from app.training.fit.warm_start import load_weights
+from app.training.fit.warm_start import hash_weights, load_weights
 from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
 from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
@@ -122,9 +122,8 @@ def plan_first(options: Options, checked: CheckedData) -> Plan:
     record = resumable_record(options.folder)
     chosen = split_as_before(options, checked, record)
     recipe, choices = suggest_recipe(options_as_before(options, record), checked)
-    names = checked.names
-    mean = mean_of(chosen.train, names) if recipe.sees == "whole" else None
-    return make_plan(options, options.folder, names, chosen, (recipe, choices), mean)
+    mean = mean_of(chosen.train, checked.names) if recipe.sees == "whole" else None
+    return make_plan(options, options.folder, checked.names, chosen, (recipe, choices), mean)
 
 
 def run_first(options: Options, plan: Plan, console: Console) -> bool:
@@ -357,6 +356,7 @@ def make_plan(
         seen_before=tuple(sorted(seen_by(before))),
         digests=content_digests(chosen.train),
         voxels=tuple(sorted(voxels.union((before or {}).get("voxels", ())))),
+        start=hash_weights(options.start) if options.start else None,
     )
     return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
 

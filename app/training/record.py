@@ -30,6 +30,7 @@ class Record:
         digests: Of each training specimen's scan and landmarks.
         voxels: Digests of the scans alone that the weights have learned from, in any training: a
             scan whose landmarks were corrected later is still one of them.
+        start: SHA-256 of the weights that it started from; None: fresh ones.
     """
 
     recipe: Recipe
@@ -40,6 +41,7 @@ class Record:
     seen_before: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     voxels: tuple[str, ...] = ()
+    start: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is after a round trip through JSON."""
@@ -112,7 +114,12 @@ def find_changes(folder: Path, record: Record) -> list[str]:
     old, new = read_record(folder) or {}, record.to_json()
     before, now = old.get("digests", {}), new.pop("digests")  # Old records have none.
     del new["voxels"]  # Of scans that the digests compare, and of the start.
+    start = new.pop("start")
     differences = find_differences(old, new)
+    if old.get("start", start) != start:  # Old records have none.
+        expected = "the weights that it started from" if old["start"] else "none"
+        got = "others" if start else "none"
+        differences.append(f"--start: expected {expected}, got {got}")
     if changed := [name for name in now if before.get(name, now[name]) != now[name]]:
         differences.append(
             f"expected the same scans and landmarks, got others of {shorten(changed)}"

@@ -64,6 +64,18 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
     return f"--start {start}: {'; '.join(parts)}" if new or unused else ""
 
 
+def hash_weights(start: Path) -> str:
+    """Return the SHA-256 of a model's weights, hex, as its manifest has it.
+
+    Raises:
+        BadParameter: There is no such model.
+    """
+    try:
+        return read_manifest(start).network.sha256
+    except ModelRefused as error:
+        raise BadParameter(f"--start: expected a model, got: {error}") from None
+
+
 def _rearrange_head(
     network: nn.Module, other: nn.Module, manifest: Manifest, rows: tuple[list[int], list[int]]
 ) -> None:

@@ -1,6 +1,7 @@
 """The training command, from folders of files to a folder that serves."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_training_can_start_from_the_weights_of_a_model(data: Path, tmp_path: Pa
     run(data, tmp_path / "first", "--steps", 1)
     run(data, tmp_path / "second", "--steps", 1, "--start", tmp_path / "first")
     assert load_checked(tmp_path / "second", torch.device("cpu")).manifest.name == "second"
+
+
+def test_training_is_resumed_with_the_weights_that_it_started_from(
+    data: Path, tmp_path: Path
+) -> None:
+    """Another start, or none, went on unnoticed, where its record named the same scans."""
+    mine, one, other = (tmp_path / name for name in ("mine", "one", "other"))
+    for seed, start in enumerate((one, other)):
+        run(data, start, "--steps", 1, "--seed", seed)
+    run(data, mine, "--steps", 1, "--start", one)
+    for words, got in ((("--start", other), "others"), ((), "none")):
+        message = f"another training: .*--start: expected the weights that .* from, got {got}"
+        with pytest.raises(StartupError, match=message):
+            run(data, mine, "--steps", 1, *words)
+    record = json.loads((mine / RECORD).read_text())
+    run(data, mine, "--steps", 1, "--start", shutil.copytree(one, tmp_path / "copy" / "one"))
+    del record["start"]  # As in records of before there was this key.
+    (mine / RECORD).write_text(json.dumps(record))
+    run(data, mine, "--steps", 1, "--start", other)
 
 
 def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_path: Path) -> None:
