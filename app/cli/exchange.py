@@ -98,15 +98,23 @@ def pack(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write: NAME-VERSION.zip.")
     ] = None,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Pack the tables that the card names: they name scans.")
+    ] = False,
 ) -> None:
     """Pack a model folder, with its card, licence and hashes, into one file to share."""
     from app.cli.local import load_model
-    from app.exchange import pack_model
+    from app.exchange import find_tables, pack_model
     from app.model import hash_file
 
     load_model(folder, read_settings())
-    file = pack_model(folder, output)
+    file = pack_model(folder, output, tables)
     typer.echo(f"{file} is written; its SHA-256 is {hash_file(file)}")
+    if not tables and (left := find_tables(folder)):
+        typer.echo(
+            f"its card names {', '.join(left)}, left out as it may name scans of patients: "
+            "--tables packs what the card names"
+        )
 
 
 def install(

@@ -13,6 +13,6 @@ pack        a model folder -> one file to share, and back
 ``monai`` and ``nnunet`` are imported by their commands alone, which must not wait for both.
 """
 
-from app.exchange.pack import install_model, pack_model
+from app.exchange.pack import find_tables, install_model, pack_model
 
-__all__ = ["install_model", "pack_model"]
+__all__ = ["find_tables", "install_model", "pack_model"]

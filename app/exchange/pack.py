@@ -19,8 +19,12 @@ from app.model import Manifest, hash_file, read_manifest, scan_models
 
 SUMS: Final = "SHA256SUMS"
 
-EXTRAS: Final = ("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt")
+CARD: Final = "README.md"
+EXTRAS: Final = (CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 """Files that no manifest names, and that are shared."""
+
+TABLE: Final = re.compile(r"(?<=[`(])[A-Za-z0-9][A-Za-z0-9._/-]*\.csv(?=[`)])")
+"""A table that a card names, as code or in a link."""
 
 VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 """Versions that may be part of a folder's name."""
@@ -36,19 +40,20 @@ EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 BLOCK: Final = 1 << 20
 
 
-def pack_model(folder: Path, output: Path | None = None) -> Path:
+def pack_model(folder: Path, output: Path | None = None, tables: bool = False) -> Path:
     """Write a model folder as one file.
 
     Args:
         folder: The model folder; the caller has checked that it serves.
         output: File to write; None: ``NAME-VERSION.zip`` in the working directory.
+        tables: Whether to pack ``find_tables`` as well.
 
     Returns:
         The file.
 
     Raises:
         ModelRefused: The folder is no model, or its version cannot be part of a name.
-        BadParameter: The output exists.
+        BadParameter: The output exists, or a table lies too deep in the folder.
     """
     manifest = read_manifest(folder)
     if not VERSION.fullmatch(manifest.version):
@@ -59,14 +64,28 @@ def pack_model(folder: Path, output: Path | None = None) -> Path:
     output = output or Path(f"{manifest.name}-{manifest.version}.zip")
     if output.exists():
         raise BadParameter(f"-o: expected a file that is not there yet, {output.name} is")
-    files = sorted(_files(folder, manifest))
+    top = f"{manifest.name}@{manifest.version}"
+    more = find_tables(folder) if tables else []
+    if deep := [name for name in more if not PLACE.fullmatch(f"{top}/{name}")]:
+        raise BadParameter(f"--tables: expected TABLE.csv or FOLDER/TABLE.csv, got {deep[0]}")
+    files = sorted({*_files(folder, manifest), *more})
     sums = "".join(f"{hash_file(folder / name)}  {name}\n" for name in files)
     with replacing(output) as partial, ZipFile(partial, "w") as archive:
-        top = f"{manifest.name}@{manifest.version}"
         archive.writestr(_entry(f"{top}/{SUMS}"), sums)
         for name in files:
             _add(archive, f"{top}/{name}", folder / name)
     return output
+
+
+def find_tables(folder: Path) -> list[str]:
+    """List the tables in a model folder that its card names; they may name scans, as of patients.
+
+    Returns:
+        Paths relative to the folder.
+    """
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    return sorted(name for name in set(TABLE.findall(text)) if (folder / name).is_file())
 
 
 def install_model(file: Path, models: Path, check: Callable[[Path], object]) -> tuple[Path, bool]:

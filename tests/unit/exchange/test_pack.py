@@ -18,6 +18,7 @@ from app.exchange import install_model, pack_model
 from app.inference import load_checked
 from tests.support.documents import ROOT
 from tests.support.model_folders import make_model_folder
+from tests.support.training_data import landmarkd
 
 check = partial(load_checked, device=torch.device("cpu"))
 TOP = "toy@1.0.0"
@@ -84,6 +85,28 @@ def test_second_network_goes_along(models: Path, tmp_path: Path) -> None:
     target, _ = install_model(file, models, lambda _: None)
     assert (target / "refine" / "model.toml").is_file()
     assert not (target / "checkpoint.pt").exists()
+
+
+def test_tables_that_the_card_names_go_along_only_when_asked(
+    folder: Path, models: Path, tmp_path: Path
+) -> None:
+    """The card of whoever installed it named a table that was nowhere, and nobody was told."""
+    (folder / "README.md").write_text("See `tables/errors.csv`, [all](all.csv) and `none.csv`.\n")
+    (folder / "tables").mkdir()
+    for name in ("tables/errors.csv", "all.csv", "history.csv"):
+        (folder / name).write_text("scan\n")
+    said = landmarkd("pack", folder, "-o", tmp_path / "without.zip")
+    assert "names all.csv, tables/errors.csv, left out as it may name scans of patients" in said
+    assert "left out" not in landmarkd("pack", folder, "-o", tmp_path / "with.zip", "--tables")
+    with ZipFile(tmp_path / "without.zip") as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".csv")]
+    target, _ = install_model(tmp_path / "with.zip", models, check)
+    assert {path.name for path in target.rglob("*.csv")} == {"all.csv", "errors.csv"}
+    (folder / "README.md").write_text("See `folds/refine/errors.csv`.\n")
+    (folder / "folds" / "refine").mkdir(parents=True)
+    (folder / "folds" / "refine" / "errors.csv").touch()
+    with pytest.raises(BadParameter, match=r"--tables: expected .*, got folds/refine/errors\.csv"):
+        pack_model(folder, tmp_path / "deep.zip", tables=True)
 
 
 def test_nothing_that_is_there_is_overwritten(packed: Path, models: Path, folder: Path) -> None:
