@@ -35,8 +35,15 @@ def exclusive(folder: Path) -> Iterator[None]:
     """Change the versions of a model folder alone, where they can be exchanged at all.
 
     Raises:
+        BadParameter: The folder's name is that of one version, and would not fit the next one.
         StartupError: Another process does, or the system cannot exchange folders.
     """
+    name, at, _ = folder.resolve().name.partition("@")
+    if at:
+        raise BadParameter(
+            f"expected a folder of the model's name alone, as its versions take turns in it, got "
+            f"{folder}: copy it to {folder.resolve().with_name(name)}"
+        )
     versions = _beside(folder, NEXT).parents[1]
     versions.mkdir(exist_ok=True)
     with (versions / LOCK).open("w") as file:

@@ -113,6 +113,15 @@ def test_versions_are_changed_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert version_of(folder) == "1.0.0"
 
 
+def test_folder_named_after_one_version_is_refused_at_once(tmp_path: Path) -> None:
+    """After all data were read: expected the folder's name, got 'toy@1.0.1'."""
+    folder = make_model_folder(tmp_path).rename(tmp_path / "toy@1.0.0")
+    message = rf"got {folder}: copy it to {tmp_path / 'toy'}$"
+    with pytest.raises(BadParameter, match=message), exclusive(folder):
+        pytest.fail("expected to be refused before")
+    assert [path.name for path in tmp_path.iterdir()] == ["toy@1.0.0"]
+
+
 def test_system_that_exchanges_no_folders_is_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
