@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from app.errors import ModelRefused
 from app.model.files import parse_tensors, read_files
 from app.model.manifest import Manifest
-from app.model.modules import OnnxNetwork, build_network, is_saved, read_onnx, read_script
+from app.model.modules import (
+    EXPORT,
+    OnnxNetwork,
+    build_network,
+    is_saved,
+    read_onnx,
+    read_script,
+)
 from app.model.sections import WHOLE
 
 ONNX_SUFFIX: Final = ".onnx"
 SCRIPT_SUFFIXES: Final = (".pt", ".ts")
-EXPORT: Final = (
-    'export it with torch.onnx.export(network, (tiles,), "network.onnx", dynamo=True, '
-    "external_data=False)"
-)
-"""What to do with a program of another kind."""
-
 KINDS: Final = {"network.weights": "safetensors", "network.program": "ONNX"}
 
 NAMES_SHOWN: Final = 3
@@ -140,14 +141,38 @@ def _with_aliases(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> 
 
 
 def _mismatches(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> Iterator[str]:
-    """Say what a file of weights lacks, has too much, or has in another shape."""
+    """Say what a file of weights lacks, has too much, or has in another shape or type."""
+    if wrapper := _find_wrapper(expected, got):
+        yield (
+            f"expected the names of the network's own tensors, got them with {wrapper!r} before "
+            "them, as of a network within another module: save that network's own state_dict"
+        )
+        return
     if missing := sorted(expected.keys() - got.keys()):
         yield f"expected {len(missing)} more tensors: {_some(missing)}"
     if unexpected := sorted(got.keys() - expected.keys()):
         yield f"got {len(unexpected)} tensors that the architecture lacks: {_some(unexpected)}"
-    for name in sorted(expected.keys() & got.keys()):
+    both = sorted(expected.keys() & got.keys())
+    floats = [name for name in both if expected[name].is_floating_point()]
+    # As of a quantised network, whose scales are elsewhere: they would be taken for its weights.
+    if others := [name for name in floats if not got[name].is_floating_point()]:
+        yield f"expected floats, got {got[others[0]].dtype}: {_some(others)}"
+    for name in both:
         if expected[name].shape != got[name].shape:
             yield f"{name}: expected {list(expected[name].shape)}, got {list(got[name].shape)}"
+
+
+def _find_wrapper(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Find what all names of a network have before them, such as ``module.``; empty if nothing.
+
+    There may be others beside them, as of a loss. Names that the file may leave out count as there.
+    """
+    if expected.keys() & got.keys():
+        return ""
+    first = min(expected, default="")
+    wrapper = next((name for name in got if name.endswith(f".{first}")), first).removesuffix(first)
+    within = {name.removeprefix(wrapper) for name in got if name.startswith(wrapper)}
+    return wrapper if within <= expected.keys() else ""
 
 
 def _some(names: list[str]) -> str:

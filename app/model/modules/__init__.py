@@ -8,10 +8,11 @@ torchscript    TorchScript files, where they are allowed
 """
 
 from app.model.modules.architectures import build_network, find_architecture
-from app.model.modules.onnx import OnnxNetwork, read_onnx
+from app.model.modules.onnx import EXPORT, OnnxNetwork, read_onnx
 from app.model.modules.torchscript import is_saved, read_script
 
 __all__ = [
+    "EXPORT",
     "OnnxNetwork",
     "build_network",
     "find_architecture",

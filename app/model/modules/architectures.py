@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from app.errors import ModelRefused
+from app.model.modules.onnx import EXPORT
 
 UNETS: Final = "dynamic_network_architectures.architectures.unet"
 """The U-Nets of nnU-Net, an extra."""
@@ -110,7 +111,8 @@ def find_architecture(name: str, architecture: str) -> type[nn.Module]:
     module_name, _, class_name = architecture.partition(":")
     if not _allowed(module_name):
         raise ModelRefused(
-            f"{key}: expected a module of {' or '.join(ARCHITECTURES)}, got {module_name}"
+            f"{key}: expected a module of {' or '.join(ARCHITECTURES)}, got {module_name}; if the "
+            f"class is your own, {EXPORT}"
         )
     _name_user()
     try:

@@ -19,6 +19,12 @@ from torch import Tensor, nn
 
 from app.errors import ModelRefused
 
+EXPORT: Final = (
+    'export it with torch.onnx.export(network, (tiles,), "network.onnx", dynamo=True, '
+    "external_data=False)"
+)
+"""What to do with a network of another kind."""
+
 DOMAINS: Final = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """Domains of operators that ONNX Runtime brings along; of others only the file's own functions."""
 

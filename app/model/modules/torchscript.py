@@ -20,6 +20,9 @@ from app.errors import ModelRefused
 SOURCE_LIMIT: Final = 1 << 24
 """Bytes of a source file in TorchScript: a hundred times what large networks have."""
 
+OLD_SAVED: Final = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+"""How a file of ``torch.save`` begins that is no archive, as before torch 1.6: a pickled number."""
+
 FORBIDDEN: Final = re.compile(r"\btorch\.(save|from_file)\b|\bops\.(?!aten\.|prim\.)\w+\.\w+")
 """Calls in its source that reach outside their tensors."""
 
@@ -53,6 +56,8 @@ def read_script(data: bytes) -> nn.Module:
 
 def is_saved(data: bytes) -> bool:
     """Return whether a file is one of ``torch.save``: a pickle, which is not read, and no code."""
+    if data.startswith(OLD_SAVED):
+        return True
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = {name.split("/")[1] for name in archive.namelist() if "/" in name}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from app.errors import ModelRefused
 from app.model.editing import editing, update_hashes
-from app.model.loader import load_module
+from app.model.loader import _mismatches, load_module
 from app.model.manifest import read_manifest
 from app.model.modules import find_architecture
 from app.model.sections import ShapeSpec
@@ -92,7 +92,7 @@ def test_architecture_loads_with_its_weights(tmp_path: Path, network: dict[str, 
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("os:system", "expected a module of monai.networks.nets or .*, got os"),
+        ("os:system", "expected a module of monai.networks.nets or .*, got os; .*onnx.export"),
         ("monai.networks.netsx:UNet", "expected a module of monai.networks.nets"),
         ("monai.networks.nets.nothing:UNet", "expected an installed module"),
         ("monai.networks.nets:Sequential", "expected a network of monai.networks.nets"),
@@ -196,6 +196,36 @@ def test_missing_extra_and_misshapen_weights_are_named(tmp_path: Path) -> None:
     assert f"{names[1]}: expected [" in message
 
 
+@pytest.mark.parametrize("network", [{}, DYNUNET])
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "model.net."])
+def test_weights_of_a_network_within_another_module_are_told(
+    tmp_path: Path, wrapper: str, network: dict[str, object]
+) -> None:
+    """As DataParallel, torch.compile and Lightning save them: all were missing, and all unknown."""
+    folder = make_model_folder(tmp_path, network=network)
+    weights = load_file(folder / "weights.safetensors")
+    wrapped = {f"{wrapper}{name}": tensor for name, tensor in weights.items()}
+    put_weights(folder, {"loss.pos_weight": torch.ones(3), **wrapped})
+    assert f"tensors, got them with {wrapper!r} before them, as of a network" in refusal_of(folder)
+
+
+def test_network_that_holds_another_like_itself_is_not_taken_for_wrapped() -> None:
+    state = {name: torch.ones(1) for name in ("0.bias", "1.0.bias", "1.1.0.bias")}
+    assert not list(_mismatches(state, state))
+    some = {"1.0.bias": torch.ones(1)}
+    assert list(_mismatches(state, some)) == ["expected 2 more tensors: 0.bias, 1.1.0.bias"]
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    """Without their scales they made another network, which passed its own self-check."""
+    folder = make_model_folder(tmp_path)
+    weights = load_file(folder / "weights.safetensors")
+    first = min(weights)
+    put_weights(folder, weights | {first: weights[first].to(torch.int8)})
+    message = refusal_of(folder)
+    assert f"weights: expected floats, got torch.int8: {first}" in message
+
+
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     weights = load_file(folder / "weights.safetensors")
@@ -293,13 +323,18 @@ def test_torchscript_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["program", "weights"])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("whole", "new"), [(False, True), (True, True), (False, False)])
 def test_a_file_of_torch_save_is_refused_with_what_to_do(
-    tmp_path: Path, key: str, whole: bool
+    tmp_path: Path, key: str, whole: bool, new: bool
 ) -> None:
+    """Also one that is no archive, as torch wrote it before 1.6 and does still if it is asked."""
     folder = make_program_folder(tmp_path) if key == "program" else make_model_folder(tmp_path)
     network = build_network(manifest_table())
-    torch.save(network if whole else network.state_dict(), folder / "network.pt")
+    torch.save(
+        network if whole else network.state_dict(),
+        folder / "network.pt",
+        _use_new_zipfile_serialization=new,
+    )
     with editing(folder) as document:
         document["network"][key] = "network.pt"
     kind = "ONNX" if key == "program" else "safetensors"
