@@ -110,6 +110,12 @@ def _mean(values: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
+def _count_scores(manifest: Manifest, what: str) -> str:
+    """Say how many channels are scores, and that one is not a landmark's if so."""
+    first = ", the background's first," if manifest.network.activation == "softmax" else ""
+    return f"{manifest.channels[0]} {what}{first}"
+
+
 def _dense_shape(manifest: Manifest, edges: Sequence[int]) -> list[int]:
     """Return the shape of an output with a number for each channel and voxel of its own."""
     stride = manifest.network.output_stride
@@ -134,10 +140,10 @@ class VotesOutput:
 
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
-        scores, offsets = self._channels
+        scores, offsets = _count_scores(self._manifest, "scores"), self._channels[1]
+        stride = self._manifest.network.output_stride
         return (
-            f"{scores} scores and {offsets} offsets for tiles of {list(edges)} at output_stride "
-            f"{self._manifest.network.output_stride}"
+            f"{scores} and {offsets} offsets for tiles of {list(edges)} at output_stride {stride}"
         )
 
     def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
@@ -223,8 +229,9 @@ class HeatmapsOutput:
 
     def describe(self, edges: Sequence[int]) -> str:
         """Say what the output should hold."""
-        heatmaps, stride = self._manifest.channels[0], self._manifest.network.output_stride
-        return f"{heatmaps} heatmaps for tiles of {list(edges)} at output_stride {stride}"
+        heatmaps = _count_scores(self._manifest, "heatmaps")
+        stride = self._manifest.network.output_stride
+        return f"{heatmaps} for tiles of {list(edges)} at output_stride {stride}"
 
     def field(self, output: Tensor, _edges: Sequence[int]) -> Field:
         """View one tile's heatmaps, of its axes, as scores of voxels that vote for themselves."""

@@ -81,8 +81,10 @@ def _predict(
     except NetworkFailed as error:
         raise ModelRefused(f"{manifest.name}: network: {error}") from error
     except Exception as error:
-        # Anything at all may come out of a network; only torch's first line is for users.
-        reason = str(error).strip().partition("\n")[0]
+        # Anything at all may come out of a network; only one of torch's lines is for users.
+        first, *others = str(error).strip().split("\n")
+        reason = others[-1] if others and "TorchScript interpreter" in first else first
+        reason = reason.removeprefix(f"{type(error).__name__}: ")
         raise ModelRefused(
             f"{manifest.name}: network: expected an answer to a tile of {list(tiles.shape[2:])}, "
             f"got {type(error).__name__}: {reason:.200}"

@@ -110,6 +110,25 @@ def test_other_output_is_refused(answer: object, message: str) -> None:
         network.predict(torch.rand(1, 1, *TILE))
 
 
+@pytest.mark.parametrize(
+    ("output", "channels", "message"),
+    [
+        ("votes", 12, "4 scores, the background's first, and 9 offsets for tiles"),
+        ("heatmaps", 3, "4 heatmaps, the background's first, for tiles"),
+    ],
+)
+def test_channel_of_the_background_that_lacks_is_named(
+    output: str, channels: int, message: str
+) -> None:
+    network = Network(
+        manifest_of(output=output, activation="softmax"),
+        Answer(torch.rand(1, channels, *EDGES)),
+        CPU,
+    )
+    with pytest.raises(NetworkFailed, match=message):
+        network.predict(torch.rand(1, 1, *TILE))
+
+
 def test_list_of_one_tensor_is_taken() -> None:
     network = Network(manifest_of(), Answer([torch.rand(1, 12, *EDGES)]), CPU)
     assert len(network.predict(torch.rand(1, 1, *TILE))) == 1

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from app.errors import ModelRefused
 from app.model.loader import load_module
 from app.model.manifest import Manifest, read_manifest
+from app.model.modules import read_script
 from app.model.network import Network
 from app.model.selfcheck import (
     check_noise,
@@ -21,7 +22,13 @@ from app.model.selfcheck import (
     make_noise,
     write_selfcheck,
 )
-from tests.support.model_folders import make_blob_folder, make_model_folder, manifest_table
+from tests.support.model_folders import (
+    TILE,
+    make_blob_folder,
+    make_model_folder,
+    manifest_table,
+    scripted,
+)
 from tests.support.onnx_files import array, graph, node
 
 CPU = torch.device("cpu")
@@ -46,6 +53,13 @@ class Raises(nn.Module):
 
     def forward(self, tiles: Tensor) -> Tensor:
         raise ValueError(f"no good\n{tiles}")
+
+
+class OfPairs(nn.Module):
+    """Takes two tiles and no other number."""
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return tiles.view(2, 1, *TILE)
 
 
 def check(folder: Path, module: nn.Module | None = None, **options: torch.dtype) -> None:
@@ -104,6 +118,13 @@ def test_network_that_raises_is_refused_without_a_trace(tmp_path: Path) -> None:
     assert str(refusal.value) == (
         "toy: network: expected an answer to a tile of [32, 24, 40], got ValueError: no good"
     )
+
+
+def test_torchscript_that_raises_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Which comes last: all that was said is that an operation failed in the interpreter."""
+    pair = read_script(scripted(OfPairs()))
+    with pytest.raises(ModelRefused, match=r", got RuntimeError: shape .* is invalid for input"):
+        check(make_model_folder(tmp_path), pair)
 
 
 @pytest.mark.parametrize(
