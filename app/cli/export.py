@@ -45,7 +45,7 @@ def export(
     name = format_ or (SUFFIXES.get(output.suffix) if output else None)
     if name is None and (output is not None or report is None):
         raise BadParameter(f"--format: expected one of {FORMAT_NAMES}, got none")
-    if output is not None and answers.resolve() == output.resolve():
+    if output is not None and output.exists() and answers.exists() and answers.samefile(output):
         raise BadParameter(f"-o: expected another file than the one that is read, got {output}")
     cohort = read_cohort(answers, detected_only=detected_only)
     console = Console(stderr=True, highlight=False)

@@ -75,14 +75,25 @@ def test_nothing_is_read_before_it_is_known_what_for(answers: Path, tmp_path: Pa
 
 def test_the_table_that_is_read_is_not_written_over(tmp_path: Path) -> None:
     """It may be hours of detection, and its name is what the export would naturally have."""
-    table, link = tmp_path / "all.csv", tmp_path / "link.csv"
+    table, link, name = (tmp_path / file for file in ("all.csv", "link.csv", "name.csv"))
     content = "scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n"
     table.write_text(content)
     link.symlink_to(table)
-    for output in (table, link):
+    name.hardlink_to(table)
+    for output in (table, link, name):
         with pytest.raises(BadParameter, match=r"-o: expected another file than the one"):
             run(table, "-o", output)
     assert table.read_text() == content
+
+
+def test_a_link_to_itself_is_refused_as_what_is_not_there(answers: Path, tmp_path: Path) -> None:
+    """It ended the command with a trace."""
+    loop = tmp_path / "loop.tps"
+    loop.symlink_to(loop)
+    with pytest.raises(BadParameter, match="expected a folder of landmark files, or a table"):
+        run(loop, "-o", tmp_path / "all.tps")
+    with pytest.raises(OSError, match="symbolic links"):  # The command says it in one line.
+        run(answers, "-o", loop)
 
 
 def test_a_report_says_which_packages_it_misses(
