@@ -170,7 +170,7 @@ def read_onnx(data: bytes) -> OnnxNetwork:
 
 
 def _check_content(model: Message) -> None:
-    """Refuse tensors in other files, tensors larger than the file, and foreign operators."""
+    """Refuse tensors in other files, sparse tensors, and foreign operators."""
     functions = {(function.domain, function.name) for function in model.functions}
     for message in _messages(model):
         kind = message.DESCRIPTOR.name
@@ -222,8 +222,11 @@ def _open_session(data: bytes, device: torch.device) -> Session:
     try:
         return runtime.InferenceSession(data, options, providers=providers, enable_fallback=0)
     except Exception as error:  # those of ONNX Runtime have no other base
+        # It names the operator, but not the types, of which it computes few beside two.
+        lacking = type(error).__name__ == "NotImplemented"
+        advice = "; export it in float32, or in float16" if lacking else ""
         raise ModelRefused(
-            f"expected a network that ONNX Runtime can load, got {_quote(error)}"
+            f"expected a network that ONNX Runtime can load, got {_quote(error)}{advice}"
         ) from error
 
 

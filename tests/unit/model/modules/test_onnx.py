@@ -224,6 +224,17 @@ REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
         ),
         "expected a network that ONNX Runtime can load, got Fail: .*com.microsoft:NoSuch",
     ),
+    "computed in doubles": (
+        lambda: graph(
+            [
+                node("Cast", "x", "a", to=11),
+                node("Conv", "a w", "b"),
+                node("Cast", "b", "y", to=1),
+            ],
+            array("w", [[[[[1.0]]]]], "f8"),
+        ),
+        "got NotImplemented: .* Conv.*; export it in float32, or in float16$",
+    ),
     "recursive": (lambda: graph([CALL], **CYCLE), "expected a valid ONNX file, got "),
     "stride 0": (
         lambda: graph(
