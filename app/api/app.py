@@ -22,7 +22,7 @@ from app.api.scans.heatmaps import heatmaps_router
 from app.api.scans.jobs import jobs_router
 from app.api.scans.landmarks import landmarks_router
 from app.api.scans.uploads import uploads_router
-from app.api.ui.page import page_router
+from app.api.ui.page import page_files, page_router
 from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
@@ -62,6 +62,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
         The application. It is live at once, and ready when its models are loaded.
     """
     metrics = Metrics()
+    page_files()  # Here, where no event loop waits for the disk.
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -83,8 +84,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
         version=version("landmarkd"),
         lifespan=lifespan,
         docs_url=None,  # Served by app.api.ui.page, without other hosts where possible.
-        openapi_url=None,  # The same, with a key where one is needed.
-        redoc_url=None,
+        openapi_url=None,  # The same, with a key where one is needed; and no redoc.
         servers=[{"url": "."}],  # Where it is described, under whatever path a proxy serves it.
         redirect_slashes=False,  # To http:, whatever a proxy in front speaks.
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -124,7 +124,7 @@ async def _jobs_of(
         ttl_s=settings.jobs_ttl_s,
         max_share=CLIENT_SHARE,
     )
-    folder = await asyncio.to_thread(_make, make_folder)
+    folder = _make(make_folder)  # Nobody is served yet.
     runner = _make(partial(JobRunner, folder, engine, metrics, describe_problem))
     running = asyncio.create_task(_run(runner.run, "jobs cannot be run", on_fatal))
     try:

@@ -159,7 +159,7 @@ def offer(names: Iterable[str]) -> Callable[[dict[str, Any]], None]:
 
 
 @openapi_router.get("/openapi.json", dependencies=[Depends(require_api_key)])
-def get_openapi(request: Request, shared: SharedDep) -> Response:
+async def get_openapi(request: Request, shared: SharedDep) -> Response:
     """Describe all calls, for programs: with this service's address, and the models it has now."""
     document = request.app.openapi()
     loaded = [model.manifest for model in shared.engine.registry.models.values()]

@@ -42,13 +42,20 @@ def trim_heap() -> None:
 class HeapTrimmer:
     """One timer: trims once after work, every ``delay_s`` while it goes on, and never when idle."""
 
-    def __init__(self, delay_s: float = DELAY_S, trim: Callable[[], None] = trim_heap) -> None:
+    def __init__(
+        self,
+        submit: Callable[[Callable[[], None]], None],
+        delay_s: float = DELAY_S,
+        trim: Callable[[], None] = trim_heap,
+    ) -> None:
         """Create an idle timer.
 
         Args:
+            submit: Has a function called on another thread.
             delay_s: Time from the first work after a trim to the next trim.
-            trim: Called on a thread of the event loop's executor.
+            trim: What trims.
         """
+        self._submit = submit
         self._delay_s = delay_s
         self._trim = trim
         self._timer: asyncio.TimerHandle | None = None
@@ -66,4 +73,4 @@ class HeapTrimmer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        asyncio.get_running_loop().run_in_executor(None, self._trim)
+        self._submit(self._trim)

@@ -36,6 +36,9 @@ logger = logging.getLogger("landmarkd.device")
 JOIN_S: Final = 10.0
 """Given to the thread to end a forward pass; one that hangs must not keep the process alive."""
 
+POLL_S: Final = 0.01
+"""Between two looks whether it has ended: to wait for it would take another thread."""
+
 Result = TypeVar("Result")
 
 
@@ -114,7 +117,10 @@ class DeviceLoop:
         self._stopping = True
         self._fail_all("expected an answer before the service stopped; try again")
         self.queue.close()
-        await asyncio.to_thread(self._worker.join, JOIN_S)
+        with suppress(TimeoutError):  # A network that hangs leaves its thread behind.
+            async with asyncio.timeout(JOIN_S):
+                while self._worker.is_alive():  # noqa: ASYNC110 - no event tells of its very end
+                    await asyncio.sleep(POLL_S)
 
     def call(self, function: Callable[[], Result], /) -> Result:
         """Have a function called on the device's thread, and wait for its result."""

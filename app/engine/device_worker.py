@@ -122,13 +122,9 @@ class DeviceWorker:
             self._retry_s = 0.0
         self._thread.start()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the threads' end; if a network hangs, its thread is left behind."""
-        end_s = time.monotonic() + timeout_s
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        for thread in self._pass_threads:
-            thread.join(max(0.0, end_s - time.monotonic()))
+    def is_alive(self) -> bool:
+        """Return whether one of its threads runs."""
+        return self._thread.is_alive() or any(thread.is_alive() for thread in self._pass_threads)
 
     def submit(self, job: Job) -> None:
         """Take a job from the event loop: prepare its scan, run its tiles, finish it."""

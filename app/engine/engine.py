@@ -96,7 +96,8 @@ class Engine:
             on_lost or (lambda: None),
         )
         self.registry = Registry(settings.models_dir, self._load, settings.default_model)
-        self._heap_trimmer = HeapTrimmer()
+        self._compute_pool = HostPool("compute", COMPUTE_THREADS)
+        self._heap_trimmer = HeapTrimmer(self._compute_pool.submit)
         memory = settings.memory or total_memory(HOST.device) // 2
         bodies = memory // BODY_PART
         self.max_body_bytes = min(settings.max_body_bytes, int(CLIENT_SHARE * bodies))
@@ -118,7 +119,6 @@ class Engine:
         self._decode_slots = FairBudget(slots, CLIENT_SHARE)
         self._compute_slots = FairBudget(COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", slots // 2)
-        self._compute_pool = HostPool("compute", COMPUTE_THREADS)
         self._watch()
 
     def _watch(self) -> None:

@@ -123,9 +123,9 @@ class DaemonThread:
         """Let the thread end."""
         self._functions.put(None)
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(timeout_s)
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return self._thread.is_alive()
 
     def _main(self) -> None:
         adopt_thread_limit()

@@ -160,9 +160,10 @@ class JobRunner:
 
     async def close(self) -> None:
         """Give the folder back, once ``run`` has ended."""
-        await asyncio.to_thread(self._file_pool.shutdown)
-        await asyncio.to_thread(self._pool.shutdown)  # Outcomes that are being kept come first.
-        await asyncio.to_thread(self._folder.close)
+        # On the pool's one thread: outcomes that are being kept come first, and no other may start.
+        for close in (self._file_pool.shutdown, self._folder.close):
+            await asyncio.get_running_loop().run_in_executor(self._pool, close)
+        self._pool.shutdown(wait=False)
 
     async def _log_waiting(self) -> None:
         """Tell the operator of scans whose model is not loaded: perhaps it will never be again."""

@@ -79,6 +79,7 @@ class LandmarkdServer(uvicorn.Server):
 
     def __init__(self, settings: Settings, log: LogWriter) -> None:
         self.app = create_app(settings, on_fatal=self._fail)
+        self.app.openapi()  # Made once, in 0.1 s, which nobody is to wait for.
         self._log = log
         self.failed = False
         self._signals = 0

@@ -239,7 +239,14 @@ class Reception:
             raise
 
 
-ReceptionDep = Annotated[Reception, Depends()]
+async def get_reception(
+    request: Request, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep
+) -> Reception:
+    """Make it on the event loop: FastAPI makes one of a class on a thread, which may not start."""
+    return Reception(request, shared, jobs, admitted)
+
+
+ReceptionDep = Annotated[Reception, Depends(get_reception)]
 
 
 @uploads_router.options(

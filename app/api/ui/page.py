@@ -129,13 +129,13 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 @page_router.get("/")
-def get_page(request: Request) -> Response:
+async def get_page(request: Request) -> Response:
     """Serve the page."""
-    return get_file(request, "index.html")
+    return await get_file(request, "index.html")
 
 
 @page_router.get("/docs", dependencies=[Depends(require_api_key)])
-def get_docs(request: Request) -> Response:
+async def get_docs(request: Request) -> Response:
     """Show all calls in Swagger UI, if it is installed: nothing is loaded from other hosts."""
     if "swagger-ui.js" not in page_files():
         raise HTTPException(
@@ -197,7 +197,7 @@ async def convert_landmarks(
 
 
 @page_router.get("/page/{name}")
-def get_file(request: Request, name: str) -> Response:
+async def get_file(request: Request, name: str) -> Response:
     """Serve a file of the page."""
     # A lookup, not a path: no request can name a file elsewhere.
     file = page_files().get(name)

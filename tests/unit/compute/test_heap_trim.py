@@ -65,7 +65,7 @@ def test_threads_share_two_heaps() -> None:
 async def _trims(work: int, pause_s: float) -> list[int]:
     """Work some times, with pauses, then rest; twice. Count the trims so far after each."""
     calls: list[str] = []
-    trimmer, counts = HeapTrimmer(0.1, lambda: calls.append("trim")), []
+    trimmer, counts = HeapTrimmer(lambda trim: trim(), 0.1, lambda: calls.append("trim")), []
     for _ in range(2):
         for _ in range(work):
             trimmer.schedule()
