@@ -2,7 +2,7 @@
 
 A head has to arrive in time, a response has to be read, and a body that is not awaited is discarded
 for a while, so that its client can read the response. A client may close its half of the connection
-and still get its response.
+and still get its response. Where connections run short, those go that have been idle longest.
 
 Private parts of uvicorn that are used here and in ``app.server.http_protocol``, for which
 ``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``connections``,
@@ -15,6 +15,7 @@ import asyncio
 import logging
 import socket
 import struct
+from math import inf
 from typing import Final, Literal, cast
 
 from uvicorn._types import ASGI3Application
@@ -38,6 +39,9 @@ PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 RESET: Final = struct.pack("ii", 1, 0)
 """Value of ``SO_LINGER``."""
 
+IDLE_PART: Final = 8
+"""Of the connections, one in so many is closed when there are too many."""
+
 State = Literal["head", "response", "discard"]
 """What a connection is waiting for: a request, the application, or the end of a useless body."""
 
@@ -50,10 +54,12 @@ class TimedConnection(HttpToolsProtocol):
     Attributes:
         head_timeout_s: Time within which a head must arrive.
         read_timeout_s: Time within which the client must read the next part of a response.
+        max_open: Connections that may be open at once, so that there is one for who comes next.
     """
 
     head_timeout_s = 10.0
     read_timeout_s = 30.0
+    max_open = 768
 
     _in_body = False  # The body of the latest request has not ended.
     _ignoring = False  # What arrives is discarded.
@@ -63,17 +69,21 @@ class TimedConnection(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None  # Of the request that the application has begun.
     _state: State = "response"
     _state_since = 0.0
+    _ended = 0.0  # When the latest response did, or when the connection was made.
     _timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: object) -> None:
-        """Wait for a head."""
+        """Wait for a head, and make room for the next connection."""
         # uvloop's transports are none of asyncio's.
         super().connection_made(cast("asyncio.Transport", transport))
+        self._ended = self.loop.time()
         # Pause the application as long as anything of its response is left to send.
         self.transport.set_write_buffer_limits(high=0)
         self._update_timer()
+        if len(self.connections) > self.max_open:
+            self._close_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers, and tell the application that the client has left."""
@@ -92,6 +102,11 @@ class TimedConnection(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def idle_since(self) -> float:
+        """Return since when no request is in progress, on the loop's clock; infinity if one is."""
+        is_sending = self.transport.get_write_buffer_size() > 0
+        return inf if is_sending or self._is_answering() else self._ended
 
     def _update_timer(self) -> None:
         """Limit the time for a head, or for the rest of a body that is not awaited."""
@@ -115,8 +130,23 @@ class TimedConnection(HttpToolsProtocol):
 
     # Closing.
 
+    def _close_idle(self) -> None:
+        """Close connections without a request in progress, those that have been so longest.
+
+        An address that opens connections again and again would have all of them. It cannot be told
+        from a proxy, but a client that sends a request is idle for moments only.
+        """
+        connections = cast("set[TimedConnection]", self.connections)
+        # Many at once: to find them takes milliseconds, and who opens one opens the next.
+        count = 1 + len(connections) // IDLE_PART
+        for one in sorted(connections, key=TimedConnection.idle_since)[:count]:
+            if one.idle_since() < inf:
+                connections.discard(one)
+                one.transport.abort()
+
     def on_response_complete(self) -> None:
         """Start the next request, discard the rest of this one's body, or close."""
+        self._ended = self.loop.time()
         if self._closing:
             self._linger()
             return

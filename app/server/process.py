@@ -26,6 +26,9 @@ from app.server.log_format import configure_logging
 from app.server.log_writer import LogWriter
 from app.settings import Settings, is_public_without_keys, unknown_variables, url_host
 
+if sys.platform != "win32":
+    import resource
+
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 75
@@ -34,6 +37,13 @@ service closes gets 502."""
 
 SHUTDOWN_S: Final = 5
 """For responses that are still being sent when the engine has drained."""
+
+OPEN_FILES: Final = 4096
+"""That the process lets itself have, as each connection takes one: the usual 1,024 are for programs
+that call ``select``. With many more, connections could take memory that nobody counts."""
+
+CONNECTION_SHARE: Final = 0.75
+"""Of the files that may be open; the others are those of scans, jobs and models."""
 
 SWITCH_S: Final = 1e-3
 """After so long a thread that waits for the interpreter gets it. Python's own 5 ms add up over the
@@ -69,6 +79,21 @@ def serve(settings: Settings, listener: socket.socket) -> int:
     return 1 if server.failed or not server.started else 0
 
 
+def allow_connections() -> int:
+    """Let the process have more files open than is usual.
+
+    Returns:
+        How many of them may be connections.
+    """
+    if sys.platform == "win32":  # It has no such limit.
+        return int(CONNECTION_SHARE * OPEN_FILES)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if one == resource.RLIM_INFINITY else one for one in limits)
+    if (files := min(hard, OPEN_FILES)) > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
+    return int(CONNECTION_SHARE * files)
+
+
 class LandmarkdServer(uvicorn.Server):
     """A uvicorn server that drains the engine before it stops listening.
 
@@ -88,6 +113,7 @@ class LandmarkdServer(uvicorn.Server):
 
         class Protocol(HttpProtocol):
             head_timeout_s = settings.header_timeout_s
+            max_open = allow_connections()
 
         super().__init__(
             uvicorn.Config(

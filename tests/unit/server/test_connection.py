@@ -148,6 +148,34 @@ def test_connection_is_kept_only_while_there_are_few(
     run_client(client)
 
 
+def test_connection_that_was_idle_longest_makes_room(
+    run_client: RunClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client that opened connections again and again, and sent nothing, had all there are."""
+    monkeypatch.setattr(ShortProtocol, "max_open", 3)
+    monkeypatch.setattr(ShortProtocol, "head_timeout_s", 60)
+
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/held", length=3) + b"abc")
+        await connection.service.received.wait()
+        first = await connection.open_another()
+        kept = await connection.open_another()
+        for one in (first, kept):
+            await one.send(LIVENESS)
+            assert await one.status() == 200
+        another = await connection.open_another()
+        assert await first.reader.read() == b""
+        for one in (kept, another):
+            await one.send(LIVENESS)
+            assert await one.status() == 200
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"abc")
+        for one in (first, kept, another):
+            one.writer.close()
+
+    run_client(client)
+
+
 def test_refused_client_that_goes_on_sending_can_read_why(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
         await connection.send(post("/refuse", "Connection: close"))
