@@ -297,3 +297,10 @@ def describe_unknown(kind: str, name: str, known: Collection[str]) -> str:
     likely = get_close_matches(name, known, n=1)
     hint = f"did you mean {likely[0]!r}?" if likely else f"expected one of {', '.join(known)}"
     return f"unknown {kind} {name!r}: {hint}"
+
+
+def show_controls(text: str) -> str:
+    """Write control characters, which a terminal obeys and a reader does not see, as escapes."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )

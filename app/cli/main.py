@@ -31,7 +31,7 @@ from app.cli.outputs import (
 from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, list_unread, read_scan
 from app.cli.terminal import console, describe_fault, fail, print_error, print_warning
-from app.errors import BadParameter, LandmarkdError, StartupError
+from app.errors import BadParameter, LandmarkdError, StartupError, show_controls
 from app.io import (
     SCAN_FORMATS,
     SCAN_SUFFIXES,
@@ -352,9 +352,10 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
     for name, model in registry.models.items():
         manifest = model.manifest
         count = str(len(manifest.landmarks))
-        table.add_row(name, manifest.version, count, "ready", Text(manifest.description))
+        cells = name, manifest.version, count, "ready", manifest.description
+        table.add_row(*(Text(show_controls(cell)) for cell in cells))
     for name, reason in registry.refusals.items():
-        table.add_row(name, "", "", Text(reason), "")
+        table.add_row(*(Text(show_controls(cell)) for cell in (name, "", "", reason, "")))
     Console().print(table)
     if registry.refusals:
         raise typer.Exit(1)

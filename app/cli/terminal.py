@@ -4,6 +4,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from app.errors import show_controls
+
 console = Console(stderr=True)
 
 
@@ -31,5 +33,6 @@ def print_warning(message: str) -> None:
 
 
 def _print(message: str, style: str) -> None:
-    # A message may hold a file name, which must not be taken for markup.
-    console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+    # A message may hold a file name, which must not be taken for markup, or words of a model.
+    lines = "\n".join(map(show_controls, message.split("\n")))
+    console.print(lines, style=style, markup=False, highlight=False, soft_wrap=True)

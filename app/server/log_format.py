@@ -11,7 +11,7 @@ import traceback
 import warnings
 from typing import Final, Literal
 
-from app.errors import StartupError
+from app.errors import StartupError, show_controls
 from app.server.log_writer import LogWriter
 
 # Attributes of every LogRecord; color_message is uvicorn's.
@@ -71,7 +71,8 @@ class TextFormatter(logging.Formatter):
         """Format a record."""
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
         head = f"{_utc(record.created)} {record.levelname.lower():7} {record.name}"
-        return f"{head} {record.getMessage()}{fields}".replace("\n", " ")
+        line = f"{head} {record.getMessage()}{fields}".replace("\n", " ")
+        return show_controls(line)  # Reasons quote files that others made, such as models.
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

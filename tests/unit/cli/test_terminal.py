@@ -42,3 +42,26 @@ def test_models_are_listed_with_their_whole_names_however_narrow_the_terminal(
         main()
     lines = capsys.readouterr().out.splitlines()
     assert "".join(line[2:].partition(" ")[0] for line in lines[3:-1]) == name
+
+
+@pytest.mark.parametrize("command", ["check", "models"])
+def test_a_model_that_is_refused_commands_no_terminal(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_model_folder(tmp_path)
+    manifest = folder / "model.toml"
+    arguments = "arguments = {"
+    text = manifest.read_text()
+    assert arguments in text
+    manifest.write_text(text.replace(arguments, arguments + r'"\u001b[2J\u202e" = 1, '))
+    given = (str(folder),) if command == "check" else ("--models-dir", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setattr(sys, "argv", ["landmarkd", command, *given])
+    with pytest.raises(SystemExit):
+        main()
+    said = "".join(capsys.readouterr())
+    assert said.replace("\n", "").isprintable()
+    assert r"\x1b[2J\u202e" in said

@@ -66,6 +66,14 @@ def test_line_for_a_terminal_is_one_line() -> None:
     assert "hello model=toy tiles=3" in line
 
 
+def test_line_for_a_terminal_commands_no_terminal() -> None:
+    reason = "toy: got '\x1b[2J\r\x9b2J\u202e'"
+    record = logging.makeLogRecord({"msg": "model refused", "reason": reason})
+    line = TextFormatter().format(record)
+    assert line.isprintable()
+    assert line.endswith(r"reason=toy: got '\x1b[2J\r\x9b2J\u202e'")
+
+
 def test_exception_is_logged_by_types_and_functions_without_message() -> None:
     line = line_of(JsonFormatter(), raised())
     assert "Jane" not in line
