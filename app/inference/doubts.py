@@ -61,7 +61,9 @@ def check_plausibility(
         checked = tuple(
             one if one.ras_mm is None else with_low_confidence(one) for one in landmarks
         )
-    if not any_detected(landmarks):
+    # What is doubted was perhaps seen by the second network alone, as in noise.
+    seen = landmarks if any_detected(first) else checked
+    if not any_detected(seen):
         remarks = (
             f"No landmark is detected. The model is for: {model.manifest.description}. Does "
             "the scan show them, in the size and the orientation that the file says?",

@@ -86,7 +86,7 @@ def test_no_level_is_sure_where_neither_sacrum_nor_ribs_are_shown(
     statuses = [landmark.status for landmark in found.landmarks]
     assert statuses.count("low_confidence") >= 5
     assert statuses.count("detected") == 0
-    assert any("look alike" in warning for warning in found.warnings)
+    assert any("Which landmark is which is doubtful" in warning for warning in found.warnings)
     assert all(landmark.region95_mm is None for landmark in found.landmarks)
 
 

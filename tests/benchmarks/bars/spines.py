@@ -204,8 +204,10 @@ def _like_shipped(model: LoadedModel, shipped: LoadedModel) -> LoadedModel:
     refine = model.refine
     if refine is not None and shipped.refine is not None:
         refine = _like_shipped(refine, shipped.refine)
-    manifest = model.manifest.model_copy(update=changes)
-    return replace(model, manifest=manifest, refine=refine)
+    manifest, loaded = model.manifest.model_copy(update=changes), model.shape
+    if loaded is not None and shipped.shape is not None:
+        loaded = replace(loaded, region_scale_mm=shipped.shape.region_scale_mm)
+    return replace(model, manifest=manifest, shape=loaded, refine=refine)
 
 
 def _truth(data: Path, name: str, landmarks: Sequence[str]) -> Points:
