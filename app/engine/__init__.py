@@ -11,12 +11,12 @@ function that runs there, each arrow a hand-over by the function at its beginnin
       HostPool.run ───────────► read_volume
       Devices.choose ◄─ Volume ─┘
       DeviceLoop.run
-        DeviceWorker.submit ─────────────────► _prepare
+        DeviceWorker.submit ─────────────────► _advance
                                                WorkQueue.add_tiles ────► WorkQueue.take
         FairBudget.release ◄─── Progressed ────┘                         launch_batch
                                                                          collect_batch
         on_progress ◄────────── Progressed ──────────────────────────────_continue
-                                               _finish ◄─ HostPool.submit ┘
+                                               _advance ◄ HostPool.submit ┘
                                                ├─ another pass:
                                                │  WorkQueue.add_tiles ─► WorkQueue.take …
         Waiter.future ◄──────── Settled ───────┘

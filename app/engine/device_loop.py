@@ -141,7 +141,7 @@ class DeviceLoop:
         Raises:
             DeadlineExceeded: The deadline has passed.
             NotReady: The device is unhealthy, lost or being stopped.
-            LandmarkdError: As ``Detector.prepare`` and ``app.inference.launch``.
+            LandmarkdError: As ``Detector.passes`` and ``app.inference.launch``.
         """
         if self.unhealthy_reason is not None or self._stopping:
             reason = self.unhealthy_reason or "it is stopping"
@@ -173,7 +173,8 @@ class DeviceLoop:
             job.waiters.append(waiter)
             self.queue.update_deadline(job)
             return job
-        job = Job(request, Detector(request.model.on(self.index)), [waiter])
+        detector = Detector(request.model.on(self.index))
+        job = Job(request, detector.passes(request.volume), [waiter])
         self._jobs[request.key] = job
         self._worker.submit(job)
         return job

@@ -129,7 +129,7 @@ class DeviceWorker:
     def submit(self, job: Job) -> None:
         """Take a job from the event loop: prepare its scan, run its tiles, finish it."""
         self._queue.add(job)
-        self._on_host(job, partial(self._prepare, job))
+        self._on_host(job)
 
     def _main(self) -> None:
         try:
@@ -186,22 +186,22 @@ class DeviceWorker:
                 self._try_to_recover()
         return work is not None
 
-    def _on_host(self, job: Job, step: Callable[[], Detection | ScanState | None]) -> None:
-        """Have a scan prepared or finished on the host pool."""
+    def _on_host(self, job: Job) -> None:
+        """Have the next step of a scan taken on the host pool."""
 
         def call() -> None:
             try:
-                self._take_step(job, step)
+                self._take_step(job)
             except BaseException as error:  # noqa: BLE001 - it ends the device's thread
                 self._crash(error)
 
         self._host_pool.submit(call)
 
-    def _take_step(self, job: Job, step: Callable[[], Detection | ScanState | None]) -> None:
-        """Prepare or finish a scan on this thread; then queue its tiles, or answer its job."""
+    def _take_step(self, job: Job) -> None:
+        """Prepare a scan's next pass on this thread and queue its tiles, or answer its job."""
         try:
             with self._copies.use(), self._cores.share(passes=0):
-                outcome = step()
+                outcome = self._advance(job)
                 if isinstance(outcome, ScanState):
                     outcome.grid_ready = record_event(self._device.device)
         except Exception as error:  # noqa: BLE001 - handed to all who wait for the scan
@@ -212,12 +212,19 @@ class DeviceWorker:
             elif outcome is not None:
                 self._emit(Settled(job, outcome))
 
-    def _prepare(self, job: Job) -> ScanState | None:
-        """Bring a scan to the device, unless its job is abandoned."""
+    def _advance(self, job: Job) -> ScanState | Detection | None:
+        """Prepare a scan's next pass, or put its answer together; None if its job is abandoned."""
         if not job.has_waiters:
             return None
-        job.queue_s = time.perf_counter() - job.created_s
-        return job.detector.prepare(job.request.volume)
+        if job.state is None:
+            job.queue_s = time.perf_counter() - job.created_s
+        outcome = next(job.passes)
+        if isinstance(outcome, ScanState):
+            return outcome
+        detection = conclude(job.request.volume, outcome, job.tiles, queue_s=job.queue_s)
+        if not job.request.keeps_votes:
+            return detection
+        return replace(detection, votes=keep_votes(outcome.last))
 
     def _queue_tiles(self, job: Job, state: ScanState) -> None:
         job.state = state
@@ -335,18 +342,8 @@ class DeviceWorker:
             self._fail(job, error)
         elif job.tiles_run < job.tiles:
             self._emit(Progressed(job))
-        elif job.has_waiters and job.state is not None:
-            self._on_host(job, partial(self._finish, job, job.state))
-
-    def _finish(self, job: Job, state: ScanState) -> Detection | ScanState:
-        """Locate the landmarks of a scan, or prepare another pass."""
-        outcome = job.detector.finish(state)
-        if isinstance(outcome, ScanState):
-            return outcome
-        detection = conclude(state, outcome, job.tiles, queue_s=job.queue_s)
-        if not job.request.keeps_votes:
-            return detection
-        return replace(detection, votes=keep_votes(state))
+        else:
+            self._on_host(job)
 
     def _fail(self, job: Job, error: Exception) -> None:
         # Removed here and not only by the event loop, so that the next batch has none of its tiles.

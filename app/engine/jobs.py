@@ -7,12 +7,12 @@ time: one that prepares, runs or finishes it, else the device's thread.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from app.engine.scheduler import BACKGROUND
-from app.inference import Detection, Detector, ScanState
+from app.inference import Detection, Located, ScanState
 from app.io import Volume
 from app.model import LoadedModel
 
@@ -86,19 +86,19 @@ class Job:
 
     Attributes:
         request: The first that it answers; the others have the same key.
-        detector: The model on the device.
+        passes: Those over its scan, each prepared when it is asked for, and what they have found.
         waiters: The clients that wait; none: the job is abandoned.
         created_s: When it was created, by ``time.perf_counter()``.
         queued_s: Since when its tiles wait for the device, by the same clock; None: they do not.
         queue_s: How long it has waited for the device in all.
-        state: The scan on the device.
+        state: The last pass that was prepared.
         tiles_run: Tiles that have run.
         tiles: Tiles there are, those of all passes so far.
         failed: Whether a tile has failed; others of its tiles may still be on the device.
     """
 
     request: DetectRequest
-    detector: Detector
+    passes: Iterator[ScanState | Located]
     waiters: list[Waiter]
     created_s: float = field(default_factory=time.perf_counter)
     queued_s: float | None = None

@@ -1,21 +1,23 @@
 """Volume -> Detection: everything that happens to one scan on one device.
 
-::
+``Detector.passes`` is the whole way, from pass to pass:
 
-    prepare ─► all tiles through the network ─► finish ─► landmarks
-                          ▲                       │
-                          └───── another pass ────┘
+1. The first-stage network sees the scan as it lies; its landmarks show the pose of the subject.
+2. Where a row of look-alikes would fit upside down as well, it sees the scan so, to compare.
+3. The second-stage network sees the scan in that pose (see ``app.inference.refinement``), and once
+   more as long as its own landmarks show a better one.
+4. Until a landmark is detected, all this is tried in other orientations.
 
-Another pass is one of the second-stage network (see ``app.inference.refinement``), or of the first
-in another orientation, or upside down. Tiles of several scans may share a forward pass (see
-``app.inference.forward``); each ``ScanState`` gets the votes of its own tiles only. Networks run on
-the one thread that owns the device; ``prepare`` and ``finish`` may run on any.
+Whoever runs the passes, for one scan or for many, runs all tiles of each before the next. Tiles of
+several scans may share a forward pass (see ``app.inference.forward``); each ``ScanState`` gets the
+votes of its own tiles only. Networks run on the one thread that owns the device; what ``passes``
+does between two passes may run on any, on one at a time.
 """
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
@@ -38,10 +40,8 @@ from app.io import Volume
 from app.model import WHOLE, LoadedModel
 from app.preprocessing import (
     Grid,
-    Pose,
     TilePlan,
     make_grid,
-    make_posed_grid,
     plan_tiles,
     reorient_grid,
     turn_upside_down,
@@ -102,6 +102,24 @@ class Detection:
     votes: VoteMap | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What all passes over a scan have found.
+
+    Attributes:
+        landmarks: The answer, in the order of the manifest.
+        remarks: What it says besides the scan's own warnings.
+        last: The last pass, with its votes, and with the times of all.
+        stages: Landmarks of the first network alone, in its last pass that showed a pose, and of
+            the second alone, in its last pass; None if the first has shown no pose.
+    """
+
+    landmarks: tuple[Landmark, ...]
+    remarks: tuple[str, ...]
+    last: ScanState
+    stages: tuple[tuple[Landmark, ...], tuple[Landmark, ...]] | None
+
+
 class Detector:
     """One model on one device."""
 
@@ -113,10 +131,6 @@ class Detector:
         if model.refine is not None:
             shape, radius_mm = manifest.shape, manifest.voting.radius_mm
             self._refiner = Refiner(model.refine, shape.tolerance_mm if shape else radius_mm)
-        # Axes can be permuted only if all are alike; with tiles there would be too many of them.
-        is_isotropic = len(set(manifest.input.spacing_mm)) == 1
-        sees_whole = manifest.input.tile_shape == WHOLE
-        self._turns = sees_whole and is_isotropic and not manifest.input.upright
 
     def prepare(self, volume: Volume) -> ScanState:
         """Bring a scan to the device and plan its tiles.
@@ -138,60 +152,68 @@ class Detector:
                 f"{volume.voxels.shape}: {describe_out_of_memory(error, device)}"
             ) from error
         plan = _plan_of(self.model, grid)
-        own = grid if self._turns and grid.voxels.numel() <= MAX_VIEW_VOXELS else None
-        prepare_s = time.perf_counter() - start
-        return ScanState(volume, self.model, grid, plan, own_grid=own, prepare_s=prepare_s)
+        return ScanState(self.model, grid, plan, prepare_s=time.perf_counter() - start)
 
-    def finish(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
-        """Locate the landmarks once all tiles have run, or prepare another pass.
+    def passes(self, volume: Volume) -> "Iterator[ScanState | Located]":
+        """Prepare one pass over a scan after the other, and at last tell what they have found.
 
-        Args:
-            state: Its tiles have all run.
+        Yields:
+            Passes, all of whose tiles must have run before the next item is asked for; the last
+            item is what they have found.
 
-        Returns:
-            The landmarks; or the state of another pass, with the times so far, to be run next.
+        Raises:
+            TooLarge, InsufficientMemory: As ``prepare``.
         """
-        state.share_grids()
-        outcome = self._locate_or_continue(state)
-        if isinstance(outcome, ScanState):
-            return outcome
-        landmarks, state.remarks = check_plausibility(
-            outcome, state.coarse or outcome, state.volume, state.doubts, self.model
-        )
-        margin_mm = state.model.manifest.voting.region_margin_mm
-        return _withhold_regions(landmarks, state.volume, margin_mm)
+        refiner, trim = self._refiner, self.model.manifest.input.trim
+        state = self.prepare(volume)
+        own_grid = state.grid if self._may_turn(state.grid) else None
+        doubts: tuple[str, ...] = ()
+        fallback: tuple[Landmark, ...] = ()
+        stages = None
+        for view in range(1 + MAX_EXTRA_VIEWS):
+            yield state
+            with state.locating():
+                first = landmarks = state.locate()
+                pose = None if refiner is None else refiner.find_pose(first)
+            if refiner is None:
+                break
+            if pose is not None and self._may_be_upside_down(first):
+                state = self._turn_upside_down(state)
+                yield state
+                with state.locating():
+                    doubts = compare_upside_down(first, state.locate())
+            for _ in range(MAX_REFINE_PASSES):
+                if pose is None:
+                    break
+                resample = partial(refiner.resample, volume, pose, state.grid.window, trim)
+                state = _next_pass(state, refiner.model, resample)
+                yield state
+                with state.locating():
+                    refined = state.locate()
+                    stages = first, refined
+                    landmarks = merge_stages(first, refined, refiner.tolerance_mm)
+                    pose = refiner.improve_pose(refined, pose)
+            if any_detected(landmarks):
+                break
+            landmarks = fallback = fallback or landmarks
+            if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(fallback):
+                break
+            state.votes_ready.wait(own_grid.voxels)
+            state = _next_pass(state, self.model, partial(reorient_grid, own_grid, view))
+        seen_first = landmarks if state.model is self.model else first
+        landmarks, remarks = check_plausibility(landmarks, seen_first, volume, doubts, self.model)
+        landmarks = _withhold_regions(landmarks, volume, state.model)
+        yield Located(landmarks, remarks, state, stages)
 
-    def _locate_or_continue(self, state: ScanState) -> "tuple[Landmark, ...] | ScanState":
-        start = time.perf_counter()
-        if state.pose is None or self._refiner is None:
-            landmarks = coarse = self._locate_first(state)
-            pose = None if self._refiner is None else self._refiner.find_pose(coarse)
-        else:
-            coarse, pose = state.coarse, None
-            refined = state.locate()
-            landmarks = merge_stages(coarse, refined, self._refiner.tolerance_mm)
-            if state.refine_passes < MAX_REFINE_PASSES:
-                pose = self._refiner.improve_pose(refined, state.pose)
-        state.locate_s += time.perf_counter() - start
-        if self._refiner is None:
-            return landmarks
-        if pose is not None:
-            if self._may_be_upside_down(state, coarse):
-                return self._look_upside_down(state, coarse)
-            return self._refine(state, self._refiner, coarse, pose)
-        if any_detected(landmarks):
-            return landmarks
-        return self._try_next_view(state, state.fallback or landmarks)
+    def _may_turn(self, grid: Grid) -> bool:
+        """Say whether the first-stage network may see a scan in other orientations."""
+        spec = self.model.manifest.input
+        # Axes can be permuted only if all are alike; with tiles there would be too many of them.
+        is_isotropic, sees_whole = len(set(spec.spacing_mm)) == 1, spec.tile_shape == WHOLE
+        may_turn = sees_whole and is_isotropic and not spec.upright
+        return may_turn and grid.voxels.numel() <= MAX_VIEW_VOXELS
 
-    def _locate_first(self, state: ScanState) -> tuple[Landmark, ...]:
-        """Locate the landmarks of the first-stage network as the scan lies."""
-        landmarks = state.locate()
-        if not state.upside_down:
-            return landmarks
-        state.doubts = compare_upside_down(state.coarse, landmarks)
-        return state.coarse
-
-    def _may_be_upside_down(self, state: ScanState, coarse: tuple[Landmark, ...]) -> bool:
+    def _may_be_upside_down(self, first: tuple[Landmark, ...]) -> bool:
         """Say whether it is worth a pass to see if the scan is upside down.
 
         A row of look-alikes is one upside down, too, but then hardly ever all of it is detected.
@@ -199,52 +221,11 @@ class Detector:
         shape, spec = self.model.manifest.shape, self.model.manifest.input
         if shape is None or not (shape.surroundings and spec.upright):
             return False
-        is_first = state.pose is None and not state.upside_down
-        return is_first and any(one.status != "detected" for one in coarse)
+        return any(landmark.status != "detected" for landmark in first)
 
-    def _look_upside_down(self, state: ScanState, coarse: tuple[Landmark, ...]) -> ScanState:
-        """Prepare a pass of the first-stage network over the scan upside down."""
-        start = time.perf_counter()
-        grid = turn_upside_down(state.grid, self.model.manifest.input.orientation)
-        return _next_pass(state, self.model, grid, start, coarse=coarse, upside_down=True)
-
-    def _try_next_view(
-        self, state: ScanState, fallback: tuple[Landmark, ...]
-    ) -> "tuple[Landmark, ...] | ScanState":
-        """Prepare a pass of the first-stage network in the next orientation, if that is worth it.
-
-        Returns:
-            The state of that pass; else the landmarks found in the scan's own orientation.
-        """
-        if state.own_grid is None or state.view >= MAX_EXTRA_VIEWS:
-            return fallback
-        if not has_enough_votes(fallback):
-            return fallback
-        start = time.perf_counter()
-        return _next_pass(
-            state,
-            self.model,
-            reorient_grid(state.own_grid, state.view),
-            start,
-            coarse=(),
-            pose=None,
-            refine_passes=0,
-            view=state.view + 1,
-            fallback=fallback,
-        )
-
-    def _refine(
-        self, state: ScanState, refiner: Refiner, coarse: tuple[Landmark, ...], pose: Pose
-    ) -> ScanState:
-        """Prepare a pass of the second-stage network."""
-        start = time.perf_counter()
-        model, window = refiner.model, state.grid.window or (0.0, 1.0)
-        spec, device = model.manifest.input, model.network.device
-        trim = self.model.manifest.input.trim
-        grid = make_posed_grid(state.volume, pose, spec, window, device, without_padding=trim)
-        passes = state.refine_passes + 1
-        seen = {"coarse": coarse, "pose": pose, "upside_down": False}
-        return _next_pass(state, model, grid, start, refine_passes=passes, **seen)
+    def _turn_upside_down(self, state: ScanState) -> ScanState:
+        orientation = self.model.manifest.input.orientation
+        return _next_pass(state, self.model, partial(turn_upside_down, state.grid, orientation))
 
     def detect(self, volume: Volume, *, on_device: OnDevice = call_here) -> Detection:
         """Find the landmarks of one scan by itself, tile by tile.
@@ -259,31 +240,41 @@ class Detector:
             The landmarks, with what the answer says besides.
 
         Raises:
-            LandmarkdError: As ``prepare`` and ``app.inference.forward.launch``.
+            LandmarkdError: As ``locate``.
+        """
+        located, tiles = self.locate(volume, on_device=on_device)
+        return conclude(volume, located, tiles)
+
+    def locate(self, volume: Volume, *, on_device: OnDevice = call_here) -> tuple[Located, int]:
+        """Run all passes over one scan by itself, as ``detect``.
+
+        Returns:
+            What they have found, and how many tiles were run.
+
+        Raises:
+            LandmarkdError: As ``passes`` and ``app.inference.forward.launch``.
         """
 
         def run(state: ScanState, tile: int) -> None:
             collect(launch([(state, tile)]))
 
-        outcome: tuple[Landmark, ...] | ScanState = on_device(partial(self.prepare, volume))
-        tiles = 0
-        while isinstance(outcome, ScanState):
-            state = outcome
-            tiles += state.tiles
-            for tile in range(state.tiles):
-                on_device(partial(run, state, tile))
-            outcome = on_device(partial(self.finish, state))
-        return conclude(state, outcome, tiles)
+        passes, tiles = self.passes(volume), 0
+        while isinstance(outcome := on_device(partial(next, passes)), ScanState):
+            tiles += outcome.tiles
+            for tile in range(outcome.tiles):
+                on_device(partial(run, outcome, tile))
+        return outcome, tiles
 
 
 def _withhold_regions(
-    landmarks: tuple[Landmark, ...], volume: Volume, margin_mm: float
+    landmarks: tuple[Landmark, ...], volume: Volume, model: LoadedModel
 ) -> tuple[Landmark, ...]:
     """Withhold the 95 % regions of what is nearer to the border than they were calibrated on."""
+    margin_mm = model.manifest.voting.region_margin_mm
     inside_mm = distance_inside(positions_of(landmarks), volume.affine, volume.voxels.shape)
     return tuple(
-        replace(one, region95_mm=None) if mm < margin_mm else one
-        for one, mm in zip(landmarks, inside_mm, strict=True)
+        replace(landmark, region95_mm=None) if mm < margin_mm else landmark
+        for landmark, mm in zip(landmarks, inside_mm, strict=True)
     )
 
 
@@ -294,10 +285,10 @@ def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
     return plan
 
 
-def _next_pass(
-    state: ScanState, model: LoadedModel, grid: Grid, start: float, **changes: Any
-) -> ScanState:
-    """Prepare another pass over a scan, since a time by ``time.perf_counter()``."""
+def _next_pass(state: ScanState, model: LoadedModel, make_grid: Callable[[], Grid]) -> ScanState:
+    """Prepare another pass over a scan, whose times go on from those of the last one."""
+    start = time.perf_counter()
+    grid = make_grid()
     return replace(
         state,
         model=model,
@@ -306,14 +297,12 @@ def _next_pass(
         votes=[],
         unmerged=0,
         prepare_s=state.prepare_s + time.perf_counter() - start,
-        **changes,
     )
 
 
-def conclude(
-    state: ScanState, landmarks: tuple[Landmark, ...], tiles: int, *, queue_s: float = 0.0
-) -> Detection:
+def conclude(volume: Volume, located: Located, tiles: int, *, queue_s: float = 0.0) -> Detection:
     """Put together what is known about a scan once its landmarks are located."""
+    state = located.last
     times = StageTimes(
         prepare=1e3 * state.prepare_s,
         queue=1e3 * queue_s,
@@ -321,6 +310,5 @@ def conclude(
         vote=1e3 * state.vote_s,
         locate=1e3 * state.locate_s,
     )
-    warnings = (*state.volume.warnings, *state.remarks)
-    volume = VolumeInfo(state.volume.voxels.shape, state.volume.affine, state.volume.digest)
-    return Detection(volume, landmarks, warnings, tiles, times)
+    info = VolumeInfo(volume.voxels.shape, volume.affine, volume.digest)
+    return Detection(info, located.landmarks, (*volume.warnings, *located.remarks), tiles, times)

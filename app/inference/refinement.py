@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from app.geometry import Points, transform
+from app.io import Volume
 from app.model import LoadedModel, Shape
-from app.preprocessing import Pose
+from app.preprocessing import Grid, Pose, make_posed_grid
 from app.shapes import MIN_LANDMARKS, fit_similarity
 from app.voting import Landmark, fit_constellation, positions_of
 
@@ -62,6 +63,18 @@ class Refiner:
     def find_pose(self, coarse: Sequence[Landmark]) -> Pose | None:
         """Estimate the pose from the landmarks of the first stage; None if they show none."""
         return find_pose(coarse, replace(self.shape, tolerance_mm=self.tolerance_mm))
+
+    def resample(
+        self,
+        volume: Volume,
+        pose: Pose,
+        window: tuple[float, float] | None,
+        without_padding: bool,
+    ) -> Grid:
+        """Resample a scan into a pose, for the network; see ``make_posed_grid``."""
+        spec, device = self.model.manifest.input, self.model.network.device
+        window = window or (0.0, 1.0)
+        return make_posed_grid(volume, pose, spec, window, device, without_padding=without_padding)
 
     def improve_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
         """Estimate the pose again, from the second stage's own landmarks.

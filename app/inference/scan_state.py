@@ -1,12 +1,14 @@
-"""Volume + Grid -> ScanState: one scan on the device between two forward passes."""
+"""Grid -> ScanState: one pass of a network over a scan, and the votes of its tiles so far."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from app.compute import READY, ReadyEvent, is_out_of_memory
-from app.io import Volume
 from app.model import LoadedModel
-from app.preprocessing import Grid, Pose, Profiles, TilePlan, load_profiles
+from app.preprocessing import Grid, Profiles, TilePlan, load_profiles
 from app.voting import (
     DenseMean,
     GridFrame,
@@ -25,23 +27,12 @@ MERGED_TILES: Final = 16
 
 @dataclass(eq=False, slots=True)
 class ScanState:
-    """One scan on the device, and the votes of the tiles that have run.
+    """One pass of a network over a scan, and the votes of the tiles that have run.
 
     Attributes:
-        volume: The scan.
         model: Whose network runs: the model itself, or its second-stage model.
         grid: The scan in the axes and spacing of the network.
         plan: Tiles of the grid.
-        coarse: Landmarks of the first stage, in a refine pass.
-        pose: In which the second-stage network sees the scan; None in the first stage.
-        refine_passes: Passes of the second-stage network, this one included.
-        view: Orientation in which the first-stage network sees the scan: 0 for the grid's own, else
-            number of ``app.preprocessing.VIEWS``, from 1.
-        own_grid: The scan in the grid's own orientation, if it may be seen in others; None else.
-        fallback: Landmarks found in the scan's own orientation: the answer if no view finds more.
-        upside_down: Whether the first-stage network sees the scan upside down, to compare.
-        doubts: What makes it doubtful which landmark is which, as far as passes have shown.
-        remarks: What the answer says besides the scan's own warnings.
         grid_ready: When the grid is on the device; another CUDA stream uploads it.
         votes_ready: When the votes are on the device; another CUDA stream reads them.
         profiles: Weights of the tiles' voxels, on the device.
@@ -56,19 +47,9 @@ class ScanState:
         mean: Of its tiles, where they are averaged; None: their votes add up as they are.
     """
 
-    volume: Volume
     model: LoadedModel
     grid: Grid
     plan: TilePlan
-    coarse: tuple[Landmark, ...] = ()
-    pose: Pose | None = None
-    refine_passes: int = 0
-    view: int = 0
-    own_grid: Grid | None = None
-    fallback: tuple[Landmark, ...] = ()
-    upside_down: bool = False
-    doubts: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
     grid_ready: ReadyEvent = READY
     votes_ready: ReadyEvent = READY
     prepare_s: float = 0.0
@@ -102,14 +83,16 @@ class ScanState:
             self.grid_ready.wait(values)
         self.grid_ready = READY
 
-    def share_grids(self) -> None:
-        """Keep the grids until the current CUDA stream, which may turn them, is done with them.
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Count the time of what is read from the votes, once all tiles have run.
 
-        To be called once all tiles have run.
+        The grid is kept until the current CUDA stream, which may turn it, is done with it.
         """
-        for grid in (self.grid, self.own_grid):
-            if grid is not None:
-                self.votes_ready.wait(grid.voxels)
+        self.votes_ready.wait(self.grid.voxels)
+        start = time.perf_counter()
+        yield
+        self.locate_s += time.perf_counter() - start
 
     def merged_votes(self) -> Votes:
         """Put the votes of all tiles together, on the current CUDA stream."""

@@ -11,6 +11,7 @@ import torch
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
+from app.inference.scan_state import ScanState
 from app.io.volume import Volume
 from tests.benchmarks.linux import resident_bytes
 
@@ -31,10 +32,12 @@ def main() -> None:
     voxels = random.random([int(edge) for edge in shape], dtype=np.float32)
     volume = Volume(np.asfortranarray(voxels), np.eye(4))
     del voxels
-    case = detector.prepare(volume)
+    passes = detector.passes(volume)
+    case = next(passes)
+    assert isinstance(case, ScanState)
     for tile in range(len(case.plan)):
         collect(launch([(case, tile)]))
-    detector.finish(case)
+    next(passes)
     weights = sum((Path(folder) / name).stat().st_size for name in model.manifest.network.files)
     peak = resident_bytes(peak=True) - before - weights
     votes = sum(len(votes) for votes in case.votes)

@@ -18,8 +18,8 @@ from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.model import Shape, read_manifest
 from app.shapes import fit_similarity
-from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
+from app.training.calibrate.thresholds import with_thresholds
 from tests.support.skulls import (
     BRAINS,
     MODEL,
@@ -218,14 +218,14 @@ def _with(shape: Shape, row: int, off: np.ndarray) -> Shape:
 def test_each_network_can_be_asked_alone(detector: Detector, skulls: Path) -> None:
     """Both have a say in the answer, which is that of the service."""
     volume = read_skull(skulls, SKULLS[2])
-    outputs = StageRunner(detector.model).run(volume)
+    located, _ = detector.locate(volume)
     answer = detector.detect(volume).landmarks
-    assert [landmark.status for landmark in outputs.answer] == [
+    assert [landmark.status for landmark in located.landmarks] == [
         landmark.status for landmark in answer
     ]
-    assert [one.mass for one in outputs.answer] == [one.mass for one in answer]
-    assert outputs.second is not None
-    masses = {landmark.mass for one in (outputs.first, outputs.second) for landmark in one}
+    assert [one.mass for one in located.landmarks] == [one.mass for one in answer]
+    assert located.stages is not None
+    masses = {landmark.mass for one in located.stages for landmark in one}
     assert {landmark.mass for landmark in answer} < masses
 
 
@@ -235,8 +235,9 @@ def test_thresholds_of_both_networks_can_be_changed_in_memory(
     """A mass that no landmark has is asked of the second network alone."""
     count = len(detector.model.manifest.landmarks)
     strict = with_thresholds(detector.model, [[0.25] * count, [100.0] * count])
-    outputs = StageRunner(strict).run(read_skull(skulls, SKULLS[2]))
-    assert "detected" in {landmark.status for landmark in outputs.first}
-    assert outputs.second is not None
-    assert {landmark.status for landmark in outputs.second} == {"not_found"}
-    assert "detected" not in {landmark.status for landmark in outputs.answer}
+    located, _ = Detector(strict).locate(read_skull(skulls, SKULLS[2]))
+    assert located.stages is not None
+    first, second = located.stages
+    assert "detected" in {landmark.status for landmark in first}
+    assert {landmark.status for landmark in second} == {"not_found"}
+    assert "detected" not in {landmark.status for landmark in located.landmarks}

@@ -1,7 +1,6 @@
 """95 % regions and presence thresholds of a model, from scans that it was not trained on.
 
 ================  ===============================================================================
-stage_outputs     what each network of a model answers alone, and what both answer together
 synthetic_crops   halves of scans, and blank scans
 calibration_runs  a model on a scan, its halves and blank scans
 regions           held-out errors -> conformal 95 % regions

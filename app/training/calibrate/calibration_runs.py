@@ -7,11 +7,11 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.progress import track
 
+from app.inference import Detector
 from app.io import Volume
 from app.model import LoadedModel
-from app.training.calibrate.stage_outputs import StageRunner, with_thresholds
 from app.training.calibrate.synthetic_crops import blanks, halves
-from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds
+from app.training.calibrate.thresholds import Thresholds, calibrate_thresholds, with_thresholds
 from app.training.data.check_frames import read_in_frame
 from app.training.data.folds import Folds, subject_as_known
 from app.training.data.specimens import SpecimenFiles
@@ -93,7 +93,7 @@ def run_scan(
             another frame.
     """
     volume, truth = read_in_frame(files)
-    runner = StageRunner(model)
+    detector = Detector(model)
     runs = []
     versions: tuple[tuple[Kind, Iterable[Volume]], ...] = (
         ("whole", [volume]), ("half", halves(volume)), ("blank", blanks(volume))
@@ -102,10 +102,11 @@ def run_scan(
         # In a blank scan every landmark is absent, whatever the file has.
         present, absence = ({}, "absent") if kind == "blank" else (truth, missing)
         for part in parts:
-            outputs = runner.run(part)
-            alone = [outputs.first, *([] if model.refine is None else [outputs.second or ()])]
+            located, _ = detector.locate(part)
+            first, second = located.stages or (located.landmarks, ())
+            alone = [first] if model.refine is None else [first, second]
             networks = tuple(compare(files.name, part, present, one, absence) for one in alone)
-            answer = compare(files.name, part, present, outputs.answer, absence)
+            answer = compare(files.name, part, present, located.landmarks, absence)
             runs.append(CalibrationRun(files.name, kind, networks, answer))
     return runs
 

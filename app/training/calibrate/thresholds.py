@@ -11,11 +11,12 @@ threshold is below a quarter of what nearly all correct answers exceed.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from app.model import LoadedModel
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
 
@@ -106,3 +107,26 @@ def calibrate_thresholds(
         own=sum(one.suffice() for one in by_landmark),
         masses=pooled,
     )
+
+
+def with_thresholds(
+    model: LoadedModel, thresholds: Sequence[Sequence[float] | None]
+) -> LoadedModel:
+    """Give a model other presence thresholds, in memory.
+
+    Args:
+        model: The model.
+        thresholds: Those of its network, and of its second one if it has one, by landmark; None: it
+            keeps its own.
+    """
+    refine = model.refine
+    if refine is not None:
+        refine = with_thresholds(refine, thresholds[1:])
+    if thresholds[0] is None:
+        return replace(model, refine=refine)
+    landmarks = tuple(
+        landmark.model_copy(update={"presence_threshold": threshold})
+        for landmark, threshold in zip(model.manifest.landmarks, thresholds[0], strict=True)
+    )
+    manifest = model.manifest.model_copy(update={"landmarks": landmarks})
+    return replace(model, manifest=manifest, refine=refine)

@@ -24,7 +24,7 @@ from app.model import LoadedModel
 from app.training.calibrate.calibration import load_fold_models
 from app.training.calibrate.calibration_runs import networks_of, run_scan
 from app.training.calibrate.regions import in_units_of_growth, leave_one_out, typical_distance
-from app.training.calibrate.stage_outputs import with_thresholds
+from app.training.calibrate.thresholds import with_thresholds
 from app.training.data.folds import read_folds
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.metrics import errors_mm, group, measure_presence

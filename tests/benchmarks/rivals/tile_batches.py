@@ -20,7 +20,8 @@ def find_together(
     detector: Detector, volumes: Sequence[Volume], most: int = TILES
 ) -> list[Landmarks]:
     """Find the landmarks of all; the second look of one shares passes with others, too."""
-    found: list[Landmarks | ScanState] = [detector.prepare(volume) for volume in volumes]
+    scans = [detector.passes(volume) for volume in volumes]
+    found = [next(passes) for passes in scans]
     while cases := [case for case in found if isinstance(case, ScanState)]:
         lanes: dict[object, list[tuple[ScanState, int]]] = defaultdict(list)
         for case in cases:
@@ -28,5 +29,8 @@ def find_together(
         for tiles in lanes.values():
             for first in range(0, len(tiles), most):
                 collect(launch(tiles[first : first + most]))
-        found = [detector.finish(each) if isinstance(each, ScanState) else each for each in found]
-    return [each for each in found if not isinstance(each, ScanState)]
+        found = [
+            next(passes) if isinstance(each, ScanState) else each
+            for passes, each in zip(scans, found, strict=True)
+        ]
+    return [each.landmarks for each in found if not isinstance(each, ScanState)]

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 import weakref
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,11 +18,10 @@ from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, InsufficientMemory, LandmarkdError, NetworkFailed, NotReady
-from app.inference.detector import Detection, Detector
+from app.inference.detector import Detection, Detector, Located
 from app.inference.scan_state import ScanState
 from app.io.volume import Volume
 from app.model.registry import LoadedModel
-from app.voting.landmarks import Landmark
 from tests.support.device_loops import (
     FAR,
     POISON,
@@ -149,7 +148,7 @@ def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: Loa
     ("owner", "step", "error"),
     [
         (Detector, "prepare", SystemExit),
-        (Detector, "finish", SystemExit),
+        (ScanState, "locate", SystemExit),
         (WorkQueue, "add_tiles", KeyError),
     ],
 )
@@ -202,13 +201,14 @@ def test_who_still_waits_gets_an_error_when_the_loop_stops(
 class RunsTwice(Detector):
     """A detector that has all tiles of a scan run once more before it answers."""
 
-    has_run = False
-
-    def finish(self, state: ScanState) -> tuple[Landmark, ...] | ScanState:
-        if self.has_run:
-            return super().finish(state)
-        self.has_run = True
-        return replace(state, votes=[], unmerged=0)
+    def passes(self, volume: Volume) -> Iterator[ScanState | Located]:
+        passes = super().passes(volume)
+        state = next(passes)
+        assert isinstance(state, ScanState)
+        yield state
+        state.votes, state.unmerged = [], 0
+        yield state
+        yield from passes
 
 
 def test_another_pass_over_a_scan_is_queued_again(

@@ -17,7 +17,7 @@ from tests.support.device_loops import FAR, Faulty, ask, running, scan, wait_for
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
     """Jobs that come and go must not put off the self-check of an unhealthy device."""
     queue = WorkQueue(lambda _: 1, lambda _: 1.0)
-    job = Job(DetectRequest(model, scan(1), FAR), Detector(model), [])
+    job = Job(DetectRequest(model, scan(1), FAR), Detector(model).passes(scan(1)), [])
     stop = threading.Event()
 
     def notify() -> None:

@@ -14,13 +14,19 @@ from app.inference import scan_state
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
-from app.inference.scan_state import MERGED_TILES
+from app.inference.refinement import MAX_EXTRA_VIEWS
+from app.inference.scan_state import MERGED_TILES, ScanState
+from app.io.volume import Volume
 from app.phantom import make_phantom
+from app.preprocessing.grid import Grid
+from app.preprocessing.posed_grid import reorient_grid
 from app.voting.landmarks import positions_of
 from app.voting.votes import Votes, concat_votes
 from tests.support.device_loops import load_toy, scan
 
-PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
+MODELS = Path(__file__).resolve().parents[3] / "models"
+PHANTOM = MODELS / "phantom"
+SKULLS = MODELS / "mouse-skull"
 
 
 def test_votes_of_many_tiles_are_kept_in_few_pieces_and_in_their_order(tmp_path: Path) -> None:
@@ -118,17 +124,26 @@ class Noted(ReadyEvent):
         vars(self)["waited"].append(values)
 
 
-def test_grids_are_kept_for_the_stream_on_which_a_scan_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_grids_are_kept_for_the_stream_on_which_the_next_pass_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may turn one for another pass, which lets go of the first before that is done."""
+    """It may turn one for that pass, which lets go of the last before that is done."""
     waited: list[Tensor] = []
     monkeypatch.setattr("app.inference.forward.record_event", lambda _device: Noted(waited))
-    detector = Detector(load_toy(tmp_path))
-    state = detector.prepare(scan(1))
-    state.own_grid = replace(state.grid, voxels=state.grid.voxels.clone())
-    for index in range(len(state.plan)):
-        collect(launch([(state, index)]))
-    detector.finish(state)
-    for grid in (state.grid, state.own_grid):
-        assert any(values is grid.voxels for values in waited)
+    monkeypatch.setattr("app.inference.detector.has_enough_votes", lambda _: True)
+    seen: list[Grid] = []
+
+    def turn(own: Grid, view: int) -> Grid:
+        for grid in (seen[-1], own):
+            assert any(values is grid.voxels for values in waited)
+        waited.clear()
+        return reorient_grid(own, view)
+
+    monkeypatch.setattr("app.inference.detector.reorient_grid", turn)
+    detector = Detector(load_checked(SKULLS, torch.device("cpu")))
+    noise = np.random.default_rng(0).normal(size=(24, 28, 32)).astype(np.float32)
+    for outcome in detector.passes(Volume(noise, np.diag([0.4, 0.4, 0.4, 1.0]))):
+        if isinstance(outcome, ScanState):
+            seen.append(outcome.grid)
+            collect(launch([(outcome, 0)]))
+    assert len(seen) == 1 + MAX_EXTRA_VIEWS

@@ -10,6 +10,7 @@ from app.compute.transfer import ReadyEvent
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
+from app.inference.scan_state import ScanState
 from tests.support.device_loops import load_toy, scan
 from tests.support.model_folders import make_model_folder
 
@@ -46,11 +47,13 @@ def test_votes_of_a_dense_mean_outlive_it(tmp_path: Path) -> None:
         },
     )
     detector = Detector(load_checked(folder, torch.device("cpu")))
-    state = detector.prepare(scan(1, (60, 66, 70)))
+    passes = detector.passes(scan(1, (60, 66, 70)))
+    state = next(passes)
+    assert isinstance(state, ScanState)
     for index in range(len(state.plan)):
         collect(launch([(state, index)]))
     assert state.mean is not None
-    detector.finish(state)
+    next(passes)
     assert state.mean is None
     votes = state.merged_votes()
     assert len(votes) > 0
