@@ -24,8 +24,6 @@ many that memory is fetched ahead though each channel is somewhere else in it.""
 MIN_PROBABILITY: Final = 1e-30
 """Least probability of any vote: a score's limit for less would not hold in float32."""
 
-NO_LAYER: Final = np.zeros((3, 0, 0), np.float32), np.zeros((3, 0), np.float32)
-
 Profile = Float32[np.ndarray, " voxels"]
 
 
@@ -67,6 +65,21 @@ class RowLayout(NamedTuple):
         return -(-self.voxels // self.width)
 
 
+class Layer(NamedTuple):
+    """The network's last layer, which computes offsets from features; without any, of size 0.
+
+    Attributes:
+        weight: For each axis, landmark and feature.
+        bias: For each axis and landmark.
+    """
+
+    weight: Float32[np.ndarray, "3 landmarks features"]
+    bias: Float32[np.ndarray, "3 landmarks"]
+
+
+NO_LAYER: Final = Layer(np.zeros((3, 0, 0), np.float32), np.zeros((3, 0), np.float32))
+
+
 class Plan(NamedTuple):
     """What the loops take.
 
@@ -74,9 +87,11 @@ class Plan(NamedTuple):
         scores: The field's scores.
         offsets: The field's offsets; or the features that ``layer`` computes them from, as if
             these were landmarks of one axis.
-        layer: Weights, for each axis, landmark and feature, and biases; none of either where
-            offsets are there.
-        sizes: Channels, voxels along j and k, first channel of a landmark, activation.
+        layer: ``NO_LAYER`` where offsets are there.
+        shape: Voxels along i, j and k.
+        channels: Of the scores.
+        first_channel: Of a landmark; a background's lies before.
+        activation: One of ``ACTIVATIONS``.
         rows: How the scores are divided into rows.
         runs: Where the numbers to compare begin, from the first number of a row on: one run per
             landmark; or one run of all channels where those of a voxel lie side by side.
@@ -86,15 +101,19 @@ class Plan(NamedTuple):
             as many zeros.
         background_moves: 1 if the background advances with the rows, else 0.
         threshold: Least probability.
-        geometry: Grid voxels per field voxel; grid index of the first field voxel's centre, and
-            grid voxels per unit of offset, both along each axis.
+        stride: Grid voxels per field voxel.
+        first_centre: Grid index of the first field voxel's centre, along each axis.
+        offset_scale: Grid voxels per unit of offset, along each axis.
         profiles: How much a voxel counts, along each axis; may go on beyond the field.
     """
 
     scores: Flat
     offsets: Flat
-    layer: tuple[Float32[np.ndarray, "3 landmarks features"], Float32[np.ndarray, "3 landmarks"]]
-    sizes: tuple[int, int, int, int, int]
+    layer: Layer
+    shape: tuple[int, int, int]
+    channels: int
+    first_channel: int
+    activation: int
     rows: RowLayout
     runs: Int64[np.ndarray, " runs"]
     run_stride: int
@@ -102,13 +121,15 @@ class Plan(NamedTuple):
     background: np.ndarray
     background_moves: int
     threshold: np.float32
-    geometry: tuple[np.float32, Float32[np.ndarray, " 3"], Float32[np.ndarray, " 3"]]
+    stride: np.float32
+    first_centre: Float32[np.ndarray, " 3"]
+    offset_scale: Float32[np.ndarray, " 3"]
     profiles: tuple[Profile, ...]
 
 
 def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
     """Plan how to filter a field; takes the arguments of ``app.voting.votes.filter_votes``."""
-    channels, *shape = field.scores.shape
+    channels, i, j, k = field.scores.shape
     first = int(field.background)
     strides = field.scores.stride()
     runs, run_stride, per_voxel = np.arange(first, channels) * strides[0], strides[3], 1
@@ -124,13 +145,15 @@ def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
     if per_voxel > 1:
         limits[:, :first] = np.inf
     scores, layer = flatten(field.scores), field.layer
-    centre = np.array(placement.first_centre, dtype=np.float32)
     importance = placement.importance
     return Plan(
         scores=scores,
         offsets=flatten(field.offsets if layer is None else layer.features[None]),
-        layer=NO_LAYER if layer is None else (layer.weight.numpy(), layer.bias.numpy()),
-        sizes=(channels, shape[1], shape[2], first, ACTIVATIONS[field.activation]),
+        layer=NO_LAYER if layer is None else Layer(layer.weight.numpy(), layer.bias.numpy()),
+        shape=(i, j, k),
+        channels=channels,
+        first_channel=first,
+        activation=ACTIVATIONS[field.activation],
         rows=rows,
         runs=runs,
         run_stride=run_stride,
@@ -138,13 +161,11 @@ def make_plan(field: Field, threshold: float, placement: Placement) -> Plan:
         background=scores.numbers if softmax else np.zeros(limits.size, scores.numbers.dtype),
         background_moves=int(softmax),
         threshold=np.float32(threshold),
-        geometry=(
-            np.float32(placement.stride),
-            centre,
-            np.array(field.offset_scale, dtype=np.float32),
-        ),
+        stride=np.float32(placement.stride),
+        first_centre=np.array(placement.first_centre, dtype=np.float32),
+        offset_scale=np.array(field.offset_scale, dtype=np.float32),
         profiles=(
-            (np.ones(max(shape), dtype=np.float32),) * 3
+            (np.ones(max(i, j, k), dtype=np.float32),) * 3
             if importance is None
             else tuple(profile.numpy() for profile in importance)
         ),

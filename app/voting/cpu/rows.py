@@ -164,11 +164,11 @@ def find_candidates(plan, row, last, candidates):
 @no_type_check
 def _unravel(plan, hits, candidates):
     """Turn indices of flags into candidates, as ``find_candidates``; returns how many there are."""
-    height, width = plan.sizes[1:3]
-    per_voxel, count = len(plan.limits) // plan.rows[1], len(hits)
+    _, height, width = plan.shape
+    per_voxel, count = len(plan.limits) // plan.rows.width, len(hits)
     numbers = np.empty(count, np.int64)
     _divide(hits, per_voxel, numbers, candidates[3, :count])
-    if per_voxel > 1 and plan.sizes[4] != NONE:
+    if per_voxel > 1 and plan.activation != NONE:
         count = _drop_repeated(numbers)
     rows = hits[:count]
     _divide(numbers[:count], width, rows, candidates[2, :count])

@@ -72,7 +72,7 @@ def _filter_blocks(
     """
     plan = make_plan(field, threshold, placement)
     capacity = _capacity(plan)
-    scores_per_row = plan.sizes[0] * plan.rows.width
+    scores_per_row = plan.channels * plan.rows.width
 
     def fill_part(row: int, end: int) -> list[Block]:
         blocks = []
@@ -90,8 +90,8 @@ def _filter_blocks(
 
 def _capacity(plan: Plan) -> int:
     """Choose the size of a block: what a batch of candidates may become, at least."""
-    channels, _, _, first, _ = plan.sizes
-    return max(BLOCK, (channels - first) * (BATCH + len(plan.limits)) + 1)
+    landmarks = plan.channels - plan.first_channel
+    return max(BLOCK, landmarks * (BATCH + len(plan.limits)) + 1)
 
 
 @numba_jit
@@ -110,9 +110,9 @@ def _fill_votes(plan, row, last, landmarks, columns):
         The row to go on with, how many votes were written, and whether a score is not a number.
     """
     workspace = _make_workspace(plan)
-    most = len(workspace[-2])
+    most_votes = len(workspace[-2])
     index, any_invalid = 0, False
-    while row < last and index + most <= len(landmarks):
+    while row < last and index + most_votes <= len(landmarks):
         row, index, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), index)
         any_invalid |= invalid
     return row, index, any_invalid
@@ -122,12 +122,11 @@ def _fill_votes(plan, row, last, landmarks, columns):
 @no_type_check
 def _make_workspace(plan):
     """Allocate the arrays for a batch of candidates, and for the votes among them."""
-    channels, _, _, first, _ = plan.sizes
     size = BATCH + len(plan.limits)
     voxels, starts = np.empty((4, size), np.int64), np.empty((2, size), np.int64)
     centres = np.empty((4, size), np.float32)
-    probabilities, sums = np.empty((channels, size)), np.empty((2, size))
-    passing = np.empty((2, size * (channels - first) + 1), np.int64)
+    probabilities, sums = np.empty((plan.channels, size)), np.empty((2, size))
+    passing = np.empty((2, size * (plan.channels - plan.first_channel) + 1), np.int64)
     probability = np.empty(passing.shape[1], np.float32)
     return voxels, starts, centres, probabilities, sums, probability, passing
 
@@ -137,17 +136,17 @@ def _make_workspace(plan):
 def _fill_batch(plan, row, last, workspace, votes, index):
     """Write the votes of a batch; returns the next row, the next index, and whether any is NaN."""
     voxels, starts, centres, probabilities, sums, probability, passing = workspace
-    channels, _, _, first, activation = plan.sizes
+    activation = plan.activation
     row, count = find_candidates(plan, row, last, voxels)
     _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, centres)
-    if activation == NONE and len(plan.limits) == channels * plan.rows[1]:
+    if activation == NONE and len(plan.limits) == plan.channels * plan.rows.width:
         found, invalid = _choose_flagged(
             plan, starts[0, :count], voxels[3, :count], passing, probability
         )
     else:
         read_voxels(plan.scores, starts[0, :count], activation, probabilities, sums)
         found, invalid = _choose(
-            probabilities[first:, :count], plan.threshold, passing, probability
+            probabilities[plan.first_channel :, :count], plan.threshold, passing, probability
         )
     passed = (starts[1], centres, passing[0, :found], passing[1, :found], probability[:found])
     return row, _write(plan, passed, votes, index), invalid
@@ -157,12 +156,11 @@ def _fill_batch(plan, row, last, workspace, votes, index):
 @no_type_check
 def _describe(plan, voxels, starts, centres):
     """Compute where voxels' first scores and offsets lie, their centres, and their importance."""
-    stride, centre, _ = plan.geometry
     count = len(voxels[0])
     _locate(voxels, plan.scores.strides[1:], starts[0, :count])
     _locate(voxels, plan.offsets.strides[2:], starts[1, :count])
     for axis in range(3):
-        _centre(voxels[axis], stride, centre[axis], centres[axis, :count])
+        _centre(voxels[axis], plan.stride, plan.first_centre[axis], centres[axis, :count])
     _weigh(voxels, plan.profiles, centres[3, :count])
 
 
@@ -171,7 +169,7 @@ def _describe(plan, voxels, starts, centres):
 def _choose_flagged(plan, starts, channel, passing, probability):
     """Choose what passes of probabilities that were flagged one by one; returns as ``_choose``."""
     numbers, _ = plan.scores
-    first, threshold = plan.sizes[3], plan.threshold
+    first, threshold = plan.first_channel, plan.threshold
     found, invalid = 0, False
     for x in range(len(starts)):
         p = value(numbers, starts[x] + channel[x])
@@ -209,7 +207,7 @@ def _write(plan, passed, votes, index):
     end = index + len(probability)
     landmarks[index:end], columns[6, index:end] = landmark, probability
     targets, finite = np.empty(len(probability), np.int64), np.int32(1)
-    is_deferred = plan.layer[1].size > 0
+    is_deferred = plan.layer.bias.size > 0
     if is_deferred:
         _take(starts, voxel, targets)
         _apply_layer(plan, targets, landmark, columns[3:6, index:end])
@@ -218,7 +216,7 @@ def _write(plan, passed, votes, index):
     for axis in range(3):
         source, position = columns[axis, index:end], columns[3 + axis, index:end]
         _take(centres[axis], voxel, source)
-        scale = plan.geometry[2][axis]
+        scale = plan.offset_scale[axis]
         if is_deferred:
             _move(source, scale, position)
         else:
