@@ -45,7 +45,7 @@ class VoteMap:
 def keep_votes(state: ScanState) -> VoteMap:
     """Keep what heatmaps are made of from a scan whose tiles have all run."""
     readout = make_readout(state.grid, state.model.manifest)
-    return VoteMap(state.merged_votes().cpu(), readout, state.grid.to_volume)
+    return VoteMap(state.merge_votes().cpu(), readout, state.grid.to_volume)
 
 
 def write_scan_heatmaps(

@@ -44,7 +44,8 @@ class ScanState:
         unmerged: How many of the last entries of ``votes`` hold a single tile.
         tiles: How many the plan has.
         lane: What tiles must have in common to share a batch: the network and their shape.
-        mean: Of its tiles, where they are averaged; None: their votes add up as they are.
+        mean: Of its tiles, where they are averaged; None: their votes add up as they are, or all
+            are merged.
     """
 
     model: LoadedModel
@@ -94,26 +95,31 @@ class ScanState:
         yield
         self.locate_s += time.perf_counter() - start
 
-    def merged_votes(self) -> Votes:
-        """Put the votes of all tiles together, on the current CUDA stream."""
-        if isinstance(self.mean, DenseMean):
-            if self.mean.sums is not None:
-                self.votes_ready.wait(self.mean.sums)
-            # The mean, which is far larger than its votes, is let go of.
-            self.votes, self.mean = [self.mean.votes()], None
-        for votes in self.votes:
-            for values in (votes.landmark, votes.columns):
+    def merge_votes(self) -> Votes:
+        """Put the votes of all tiles together, on the current CUDA stream, and keep them alone.
+
+        No tile may be run after it. Called again, it returns the same votes.
+        """
+        for part in self.votes:
+            for values in (part.landmark, part.columns):
                 self.votes_ready.wait(values)
         if self.mean is None:
-            return concat_votes(self.votes)
-        return self.mean.finish(self.mean.merge(self.votes))
+            votes = concat_votes(self.votes)
+        elif isinstance(self.mean, SparseMean):
+            votes = self.mean.finish(self.mean.merge(self.votes))
+        else:
+            if self.mean.sums is not None:
+                self.votes_ready.wait(self.mean.sums)
+            votes = self.mean.votes()
+        self.votes, self.mean = [votes], None
+        return votes
 
     def locate(self) -> tuple[Landmark, ...]:
         """Locate the landmarks of the network's model, once all tiles have run."""
         manifest, shape = self.model.manifest, self.model.shape
         frame = GridFrame(self.grid.to_volume, self.grid.to_world)
         readout = make_readout(self.grid, manifest)
-        return locate(self.merged_votes(), readout, frame, manifest.landmarks, shape)
+        return locate(self.merge_votes(), readout, frame, manifest.landmarks, shape)
 
     def add(self, part: Votes | WeightedTile) -> None:
         """Store what is kept of a tile, which cannot fail."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -30,20 +31,24 @@ def test_all_memory_of_the_votes_is_kept_until_another_stream_has_read_it(tmp_pa
     state = Detector(load_toy(tmp_path)).prepare(scan(1))
     collect(launch([(state, 0), (state, 1)]))
     state.votes_ready = recorded = RecordedEvent()
-    state.merged_votes()
-    expected = {id(held) for votes in state.votes for held in (votes.landmark, votes.columns)}
+    held = [values for votes in state.votes for values in (votes.landmark, votes.columns)]
+    expected = {id(values) for values in held}
+    state.merge_votes()
     assert {id(values) for values in recorded.read} == expected
 
 
-def test_votes_of_a_dense_mean_outlive_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("activation", "channels"), [("softmax", 4), ("sigmoid", 3)])
+def test_votes_of_a_mean_are_merged_once_and_outlive_it(
+    tmp_path: Path, activation: str, channels: int
+) -> None:
     network = {"spatial_dims": 3, "in_channels": 1, "channels": [4, 8], "strides": [2]}
     folder = make_model_folder(
         tmp_path,
         input={"tile_shape": [16, 16, 16], "divisor": 2},
         network={
             "output": "heatmaps",
-            "activation": "softmax",
-            "arguments": network | {"out_channels": 4},
+            "activation": activation,
+            "arguments": network | {"out_channels": channels},
         },
     )
     detector = Detector(load_checked(folder, torch.device("cpu")))
@@ -55,6 +60,6 @@ def test_votes_of_a_dense_mean_outlive_it(tmp_path: Path) -> None:
     assert state.mean is not None
     next(passes)
     assert state.mean is None
-    votes = state.merged_votes()
+    votes = state.merge_votes()
     assert len(votes) > 0
     assert torch.equal(votes.probability, votes.weight)
