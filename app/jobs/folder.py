@@ -5,7 +5,9 @@ that no scan is found by two. All methods block; they may be called from any thr
 """
 
 import sqlite3
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, Final
 from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
-from app.jobs.tables import HELD, SCHEMA
+from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -24,6 +26,9 @@ SCAN_BYTES: Final = 64 << 10
 
 RETRY_S: Final = 60
 """After which a client whose job finds no room may try again."""
+
+CLOCK_S: Final = 60.0
+"""That the clock may be off before it counts as set."""
 
 
 class JobFolder:
@@ -51,6 +56,7 @@ class JobFolder:
         self._share = int(max_bytes * max_share)
         self._mutex = threading.Lock()
         self._abandoned = set[str]()
+        self._zero_s = time.time() - elapsed_s()
         database = path / "jobs.sqlite"
         try:
             if not database.exists() and any(path.glob("scans/*")):
@@ -88,7 +94,10 @@ class JobFolder:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Do all of something or nothing of it.
+        """Do all of something or nothing of it, by the clock as it is now.
+
+        Where the clock was set, as of a machine without a battery after each start, the times from
+        which lives are counted move with it: else what is kept would expire at once.
 
         Raises:
             NotStored: The disk took no more.
@@ -99,15 +108,21 @@ class JobFolder:
                 for job in tuple(self._abandoned):
                     self._db.execute("DELETE FROM job WHERE id = ?", (job,))
                     self._abandoned.remove(job)
+                zero_s = time.time() - elapsed_s()
+                if abs(zero_s - self._zero_s) < CLOCK_S:
+                    zero_s = self._zero_s
                 with self._db:  # Commits what was begun, or rolls it back.
                     self._db.execute("BEGIN IMMEDIATE")
+                    if zero_s != self._zero_s:
+                        for move in MOVE_TIMES:
+                            self._db.execute(move, (zero_s - self._zero_s,))
                     yield self._db
                     usage = Usage(
                         *self._db.execute(
                             "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
                         ).fetchone()
                     )
-                self.usage = usage
+                self.usage, self._zero_s = usage, zero_s
             except sqlite3.OperationalError as error:
                 raise not_stored() from error
 
@@ -154,3 +169,8 @@ class JobFolder:
             unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
             needed = {row["id"] for row in unfinished}
         self.files.keep_only(needed)
+
+
+def elapsed_s() -> float:
+    """Read a clock that nobody sets, which goes on while the machine sleeps if it can."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()

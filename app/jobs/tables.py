@@ -61,6 +61,11 @@ END;
 """
 """What each owner holds, kept up to date: adding it up takes longer with each job."""
 
+MOVE_TIMES: Final = (
+    "UPDATE job SET finished_s = finished_s + ?",
+    "UPDATE upload SET touched_s = touched_s + ?",
+)
+
 NEXT_SCAN: Final = """
 SELECT * FROM scan WHERE state = 'queued' AND owner > ? AND attempts >= ?
     AND (SELECT model FROM job WHERE id = scan.job) IN (SELECT value FROM json_each(?))

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from app.io import Selection
-from app.jobs import Order
+from app.jobs import Order, folder
 
 ENOUGH: Final = 1 << 30
 DAY_S: Final = 86_400.0
@@ -32,6 +33,13 @@ def opened_databases(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection
 
     monkeypatch.setattr(sqlite3, "connect", open_database)
     return opened
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, until_s: float) -> None:
+    """Let it be another time, without that anybody has set the clock."""
+    elapsed_s = folder.elapsed_s() + until_s - time.time()
+    monkeypatch.setattr(time, "time", lambda: until_s)
+    monkeypatch.setattr(folder, "elapsed_s", lambda: elapsed_s)
 
 
 @contextmanager

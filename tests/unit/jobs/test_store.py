@@ -21,7 +21,7 @@ from app.jobs.records import Claim
 from app.jobs.store import JobStore
 from app.jobs.uploads import UploadStore
 from tests.support.dicom_files import zipped
-from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order, pass_time
 
 SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
@@ -275,7 +275,7 @@ def test_finished_jobs_are_removed_when_their_time_has_passed(
     store.settle(claimed(store, "anna"), "done", "{}")
     assert store.list_jobs("bert")[0].id == finished
     later = time.time() + DAY_S
-    monkeypatch.setattr(time, "time", lambda: later)
+    pass_time(monkeypatch, later)
     assert store.sweep() is None
     assert store.list_jobs("bert") == []
     assert [job.id for job in store.list_jobs("anna")] == [waiting]
@@ -291,12 +291,12 @@ def test_clock_that_is_set_back_keeps_no_job_longer(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 30 * DAY_S)
+    pass_time(monkeypatch, now + 30 * DAY_S)
     store.accept(order(), SCAN, None)
     store.settle(claimed(store), "done", "{}")
-    monkeypatch.setattr(time, "time", lambda: now)
+    pass_time(monkeypatch, now)
     assert store.sweep() == pytest.approx(DAY_S)  # When it looks again, at others, too.
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S)
+    pass_time(monkeypatch, now + DAY_S)
     assert store.sweep() is None
     assert store.list_jobs("anna") == []
 

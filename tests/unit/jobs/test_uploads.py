@@ -16,7 +16,7 @@ from app.jobs import JobFolder, uploads
 from app.jobs.store import JobStore
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
 from tests.support.killing import killed_at
-from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order, pass_time
 
 FILE = bytes(range(200))
 
@@ -116,7 +116,7 @@ def test_idle_upload_makes_room_for_another(
     """Sixteen that were given up kept a client out for a day, and those of four clients all."""
     given_up, *others = (store.start(order(), 10) for _ in range(MAX_OPEN_OF_ONE))
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + uploads.IDLE_S)
+    pass_time(monkeypatch, now + uploads.IDLE_S)
     for upload in others:
         add(store, upload, FILE[:5])
     store.start(order(), 10)
@@ -128,7 +128,7 @@ def test_idle_upload_makes_room_for_another(
     monkeypatch.setattr(uploads, "MAX_OPEN", MAX_OPEN_OF_ONE)
     with pytest.raises(QueueFull):
         store.start(order("bert"), 10)
-    monkeypatch.setattr(time, "time", lambda: now + 2 * uploads.IDLE_S)
+    pass_time(monkeypatch, now + 2 * uploads.IDLE_S)
     store.start(order("bert"), 10)
 
 
@@ -172,7 +172,7 @@ def test_upload_that_goes_makes_room_on_a_disk_that_takes_nothing(
         store.discard(given_up)
     assert [path.name for path in (tmp_path / "scans").iterdir()] == [late.id]
     later = time.time() + DAY_S
-    monkeypatch.setattr(time, "time", lambda: later)
+    pass_time(monkeypatch, later)
     with no_file_longer_than(written), pytest.raises(NotStored):
         store.sweep()
     assert list((tmp_path / "scans").iterdir()) == []
@@ -193,9 +193,9 @@ def test_upload_to_which_nothing_is_added_expires(
     now = time.time()
     old, new, job = (store.start(order(), len(FILE)) for _ in range(3))
     store.finish(add(store, job, FILE), None)
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S / 2)
+    pass_time(monkeypatch, now + DAY_S / 2)
     add(store, new, FILE[:10])
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    pass_time(monkeypatch, now + DAY_S + 1)
     assert store.sweep() == pytest.approx(DAY_S / 2 - 1, abs=2)
     with pytest.raises(UnknownJob):
         store.look("anna", old.id)
@@ -210,11 +210,11 @@ def test_clock_that_is_set_back_keeps_no_upload_longer(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 30 * DAY_S)
+    pass_time(monkeypatch, now + 30 * DAY_S)
     add(store, store.start(order(), len(FILE)), FILE[:10])
-    monkeypatch.setattr(time, "time", lambda: now)
+    pass_time(monkeypatch, now)
     assert store.sweep() == pytest.approx(DAY_S)
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S)
+    pass_time(monkeypatch, now + DAY_S)
     assert store.sweep() is None
     assert list((tmp_path / "scans").iterdir()) == []
 
@@ -226,7 +226,7 @@ def test_upload_that_becomes_a_job_while_its_time_passes_stays(
     now = time.time()
     upload = add(store, store.start(order(), len(FILE)), FILE)
     held = jobs.folder.usage.bytes
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    pass_time(monkeypatch, now + DAY_S + 1)
     real = jobs.folder.transaction
 
     def transaction() -> AbstractContextManager[sqlite3.Connection]:
@@ -246,7 +246,7 @@ def test_upload_that_is_removed_before_it_becomes_a_job_is_unknown(
 ) -> None:
     now = time.time()
     upload = add(store, store.start(order(), len(FILE)), FILE)
-    monkeypatch.setattr(time, "time", lambda: now + DAY_S + 1)
+    pass_time(monkeypatch, now + DAY_S + 1)
     store.sweep()
     with pytest.raises(UnknownJob, match="that has not expired"):
         store.finish(upload, None)
