@@ -21,7 +21,7 @@ from app.preprocessing.posed_grid import (
 )
 from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
-from app.preprocessing.smoothing import smooth_for
+from app.preprocessing.smoothing import smooth, smooth_for
 from app.preprocessing.tiling import (
     Profiles,
     TilePlan,
@@ -37,6 +37,6 @@ __all__ = [
     "Grid", "Pose", "Profiles", "TilePlan",
     "count_tiles", "crop", "extract_tile", "find_window", "grid_shape", "index_grid",
     "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
-    "reorient_grid", "resample", "sample_at", "smooth_for", "tile_weights",
+    "reorient_grid", "resample", "sample_at", "smooth", "smooth_for", "tile_weights",
     "turn_upside_down", "width_of", "within_grid",
 ]  # fmt: skip

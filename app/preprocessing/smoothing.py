@@ -1,11 +1,13 @@
 """A scan -> the same scan, as blurred as a coarser grid would show it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from app.compute import upload
+from app.compute import Voxels, upload
 from app.geometry import Affine, spacing_of
 from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.cpu.slabs import memory_order
@@ -42,6 +44,16 @@ def smooth_for(
     values = upload(voxels, device, "K")
     if window is not None:
         values = values.sub_(window[0]).div_(width_of(window)).clamp_(0.0, 1.0)
+    return smooth(values, sigmas)
+
+
+def smooth(values: Voxels, sigmas: Sequence[float]) -> Voxels:
+    """Convolve a volume with a Gaussian; weights that lie outside of it count among those inside.
+
+    Args:
+        values: Dense in memory, in any order of axes.
+        sigmas: Standard deviation in voxels, per axis; 0 leaves an axis as it is.
+    """
     for axis, (size, sigma) in enumerate(zip(values.shape, sigmas, strict=True)):
         if sigma > 0:
             values = apply_along(values, axis, gaussian_taps(np.arange(size), size, sigma))

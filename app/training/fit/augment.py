@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.geometry import Affine, Points, scaling, transform, translation
-from app.preprocessing import index_grid
+from app.preprocessing import index_grid, smooth
 from app.training.data.specimens import Specimen
 from app.training.recipe import Augmentation
 
@@ -37,9 +37,6 @@ MAX_BLUR_VOXELS: Final = 2.0
 
 MAX_NOISE: Final = 0.5
 """Largest standard deviation of its noise, of values around [0, 1]."""
-
-MIN_BLUR_VOXELS: Final = 0.01
-"""Standard deviation of a blur that changes nothing."""
 
 SHOWN: Final = (0.01, 0.995)
 """Quantiles of a degraded image that its widest window maps to 0 and 1, as models mostly do."""
@@ -107,9 +104,8 @@ def draw_sample(
     image = specimen.values_at(index)
     if rng.random() < augmentation.contrast:
         image = change_contrast(image, rng)
-    if (
-        augmentation.degrade and rng.random() < augmentation.degrade
-    ):  # Else draws stay as they were.
+    # Nothing is drawn for recipes without it, so that these draw what they always drew.
+    if augmentation.degrade and rng.random() < augmentation.degrade:
         image = degrade(image, rng)
     points = (
         np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
@@ -266,22 +262,12 @@ def degrade(image: Float[Tensor, "i j k"], rng: np.random.Generator) -> Float[Te
     percentiles that it scales values by in the worse scan, at one spacing for both networks: the
     window is widened or narrowed at random up to what shows all of the image.
     """
-    widths = MAX_BLUR_VOXELS * rng.uniform() * rng.uniform(0, 1, 3)
+    widths = (MAX_BLUR_VOXELS * rng.uniform() * rng.uniform(0, 1, 3)).tolist()
     noise = MAX_NOISE * rng.uniform() ** 2 * standard_normal(image.shape, rng)
-    image = blur(image + noise, widths) if rng.random() < 0.5 else blur(image, widths) + noise
+    image = smooth(image + noise, widths) if rng.random() < 0.5 else smooth(image, widths) + noise
     shown = np.quantile(image[::2, ::2, ::2].numpy(), SHOWN)
     lower, upper = rng.uniform() * (shown - [0.0, 1.0])
     return image.sub_(lower).div_(max(1.0 + upper - lower, MIN_WINDOW)).clamp_(0.0, 1.0)
-
-
-def blur(image: Float[Tensor, "i j k"], widths: Vector) -> Float[Tensor, "i j k"]:
-    """Convolve an image with a Gaussian, of its own standard deviation in voxels on each axis."""
-    for size, width in zip(image.shape, widths, strict=True):
-        at = torch.arange(size) / max(float(width), MIN_BLUR_VOXELS)
-        weights = (-0.5 * (at[:, None] - at).square()).exp()
-        # Contracts the first axis and appends the new one, so the axes come last in order.
-        image = torch.tensordot(image, weights / weights.sum(dim=0), dims=([0], [0]))
-    return image
 
 
 def standard_normal(shape: Sequence[int], rng: np.random.Generator) -> Float[Tensor, "i j k"]:

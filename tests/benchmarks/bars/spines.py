@@ -20,13 +20,14 @@ from app.geometry import Points
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import Volume, read_landmarks
-from app.model import LoadedModel
+from app.model import LoadedModel, load_shape
 from app.shapes import fit_similarity, mean_shape
 from app.training.calibrate.regions import leave_one_out
 from app.training.data.folds import read_folds
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import errors_mm
 from app.training.evaluate.outcomes import Outcome, compare
+from app.training.files import REFINE
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import real_scans
 from tests.support.spines import (
@@ -183,13 +184,14 @@ def _detectors(fast: bool) -> Mapping[str, Detector]:
         return {}
     detectors: dict[str, Detector] = {}
     for number, names in enumerate(folds.members, start=1):
-        model = load_checked(folds.folder(folder, number), choose_device("auto"), "auto")
-        detectors |= dict.fromkeys(names, Detector(_like_shipped(model, _shipped().model)))
+        fold = folds.folder(folder, number)
+        model = load_checked(fold, choose_device("auto"), "auto")
+        detectors |= dict.fromkeys(names, Detector(_like_shipped(model, fold, _shipped().model)))
     return detectors
 
 
-def _like_shipped(model: LoadedModel, shipped: LoadedModel) -> LoadedModel:
-    """Give a model what people, or a calibration, have written into the shipped manifest."""
+def _like_shipped(model: LoadedModel, folder: Path, shipped: LoadedModel) -> LoadedModel:
+    """Give a model of a folder what people, or a calibration, wrote into the shipped manifest."""
     changes: dict[str, object] = {
         "landmarks": shipped.manifest.landmarks,
         "measurements": shipped.manifest.measurements,
@@ -203,11 +205,9 @@ def _like_shipped(model: LoadedModel, shipped: LoadedModel) -> LoadedModel:
         changes["shape"] = model.manifest.shape.model_copy(update=given)
     refine = model.refine
     if refine is not None and shipped.refine is not None:
-        refine = _like_shipped(refine, shipped.refine)
-    manifest, loaded = model.manifest.model_copy(update=changes), model.shape
-    if loaded is not None and shipped.shape is not None:
-        loaded = replace(loaded, region_scale_mm=shipped.shape.region_scale_mm)
-    return replace(model, manifest=manifest, shape=loaded, refine=refine)
+        refine = _like_shipped(refine, folder / REFINE, shipped.refine)
+    manifest = model.manifest.model_copy(update=changes)
+    return replace(model, manifest=manifest, shape=load_shape(folder, manifest), refine=refine)
 
 
 def _truth(data: Path, name: str, landmarks: Sequence[str]) -> Points:

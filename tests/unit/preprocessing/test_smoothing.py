@@ -7,10 +7,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 
 from app.preprocessing.cpu.sampling import UINT16_ONE
 from app.preprocessing.resampling import apply_along, gaussian_taps, resample
-from app.preprocessing.smoothing import smooth_for
+from app.preprocessing.smoothing import smooth, smooth_for
 
 CPU = torch.device("cpu")
 SPACING_MM = (0.5, 1.0, 2.5)
@@ -98,3 +99,18 @@ def test_a_thin_slab_takes_no_planes_that_it_does_not_have() -> None:
         sigma = 0.5 * np.sqrt(40.0**2 - 1)
         expected = apply_along(expected, axis, gaussian_taps(np.arange(size), size, sigma))
     torch.testing.assert_close(run(voxels), expected, atol=1e-5, rtol=0)
+
+
+def test_smoothed_volume_is_that_of_scipy() -> None:
+    image = torch.rand(30, 28, 26, generator=torch.Generator().manual_seed(1))
+    widths = np.array([0.0, 1.5, 0.7])
+    inner = (slice(8, -8),) * 3
+    expected = gaussian_filter(image.numpy(), widths, truncate=6.0)
+    np.testing.assert_allclose(
+        smooth(image, widths.tolist()).numpy()[inner], expected[inner], atol=1e-5
+    )
+
+
+def test_constant_volume_stays_so_when_it_is_smoothed() -> None:
+    constant = torch.full((8, 8, 8), 0.5)
+    torch.testing.assert_close(smooth(constant, [2.0, 0.0, 1.0]), constant)

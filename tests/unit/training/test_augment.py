@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
 
 from app.preprocessing.posed_grid import index_grid
 from app.training.fit.augment import (
     MAX_NOISE,
-    blur,
     change_contrast,
     degrade,
     draw_sample,
@@ -146,19 +144,6 @@ def test_worse_images_are_blurred_and_noisy_and_show_the_same_in_the_same_place(
     edge = torch.tensor([(one[9:11].mean((1, 2)).diff()).abs().item() for one in worse])
     assert edge.min() < 0.05  # Blurred, where 0.25 is sharp.
     assert edge.max() > 0.24
-
-
-def test_blur_is_that_of_scipy() -> None:
-    image = torch.rand(30, 28, 26, generator=torch.Generator().manual_seed(1))
-    widths = np.array([0.0, 1.5, 0.7])
-    inner = (slice(8, -8),) * 3
-    expected = gaussian_filter(image.numpy(), widths, truncate=6.0)
-    np.testing.assert_allclose(blur(image, widths).numpy()[inner], expected[inner], atol=1e-5)
-
-
-def test_constant_image_stays_so_when_it_is_degraded_without_noise() -> None:
-    constant = torch.full((8, 8, 8), 0.5)
-    torch.testing.assert_close(blur(constant, np.array([2.0, 0.0, 1.0])), constant)
 
 
 def test_without_elastic_deformation_points_move_with_the_affine_alone() -> None:
