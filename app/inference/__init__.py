@@ -7,6 +7,7 @@ forward        one forward pass over tiles of one or more scans
 batch_runner   the same with faults contained: in smaller batches, tile by tile
 refinement     the second-stage network, in the pose that the first stage has found
 doubts         landmarks of scans that are unlike what the model was made for
+regions        how far landmarks may be off: 95 % regions, wider where a scan is uncertain
 detector       composes them: pass after pass; ``Detector.detect`` does it all for one scan
 load           a model folder, which must pass its self-check
 verification   how far landmarks shift when networks compute in a lower precision
@@ -33,6 +34,7 @@ from app.inference.detector import Detection, Detector, Located, StageTimes, con
 from app.inference.forecast import Forecast, forecast
 from app.inference.load import load_checked, self_check
 from app.inference.precompile import compile_loops
+from app.inference.regions import Uncertainty, combine, growth
 from app.inference.scan_heatmaps import (
     keep_votes,
     write_scan_heatmaps,
@@ -43,8 +45,8 @@ from app.inference.votes_request import VotesRequest, answer_votes, forecast_vot
 
 __all__ = [
     "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "Located", "ScanState",
-    "StageTimes", "VotesRequest", "answer_scan", "answer_votes", "build_answer", "collect_batch",
-    "compile_loops", "conclude", "forecast", "forecast_votes", "keep_votes", "launch_batch",
-    "load_checked", "measure_answer", "model_ref", "self_check", "timing_of",
-    "translate_out_of_memory", "verify_precisions", "write_scan_heatmaps",
+    "StageTimes", "Uncertainty", "VotesRequest", "answer_scan", "answer_votes", "build_answer",
+    "collect_batch", "combine", "compile_loops", "conclude", "forecast", "forecast_votes", "growth",
+    "keep_votes", "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
+    "timing_of", "translate_out_of_memory", "verify_precisions", "write_scan_heatmaps",
 ]  # fmt: skip

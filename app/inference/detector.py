@@ -21,7 +21,7 @@ from functools import partial
 
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
-from app.geometry import Affine, distance_inside
+from app.geometry import Affine
 from app.inference.doubts import check_plausibility, compare_upside_down
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
@@ -34,6 +34,7 @@ from app.inference.refinement import (
     has_enough_votes,
     merge_stages,
 )
+from app.inference.regions import settle_regions
 from app.inference.scan_heatmaps import VoteMap
 from app.inference.scan_state import ScanState
 from app.io import Volume
@@ -46,7 +47,7 @@ from app.preprocessing import (
     reorient_grid,
     turn_upside_down,
 )
-from app.voting import Landmark, positions_of
+from app.voting import Landmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +203,8 @@ class Detector:
             state = _next_pass(state, self.model, partial(reorient_grid, own_grid, view))
         seen_first = landmarks if state.model is self.model else first
         landmarks, remarks = check_plausibility(landmarks, seen_first, volume, doubts, self.model)
-        landmarks = _withhold_regions(landmarks, volume, state.model)
-        yield Located(landmarks, remarks, state, stages)
+        landmarks, scatter = settle_regions(landmarks, volume, state.model.manifest)
+        yield Located(landmarks, (*remarks, *scatter), state, stages)
 
     def _may_turn(self, grid: Grid) -> bool:
         """Say whether the first-stage network may see a scan in other orientations."""
@@ -264,18 +265,6 @@ class Detector:
             for tile in range(outcome.tiles):
                 on_device(partial(run, outcome, tile))
         return outcome, tiles
-
-
-def _withhold_regions(
-    landmarks: tuple[Landmark, ...], volume: Volume, model: LoadedModel
-) -> tuple[Landmark, ...]:
-    """Withhold the 95 % regions of what is nearer to the border than they were calibrated on."""
-    margin_mm = model.manifest.voting.region_margin_mm
-    inside_mm = distance_inside(positions_of(landmarks), volume.affine, volume.voxels.shape)
-    return tuple(
-        replace(landmark, region95_mm=None) if mm < margin_mm else landmark
-        for landmark, mm in zip(landmarks, inside_mm, strict=True)
-    )
 
 
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:

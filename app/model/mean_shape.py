@@ -19,8 +19,6 @@ class Shape:
         mean: Positions in mm in any right-handed frame; a NaN row is a landmark not in the shape.
         tolerance_mm: A mode this near to its expected position agrees with a fit.
         modes: How many modes per landmark to choose among.
-        region_scale_mm: Distance of a subject's landmarks from the fitted shape from which on 95 %
-            regions are wider; None: they are not.
         surroundings: Places in the same frame, in mm, that tell look-alikes apart.
         known: Which landmarks are in the shape.
     """
@@ -28,7 +26,6 @@ class Shape:
     mean: Float64[np.ndarray, "landmarks 3"]
     tolerance_mm: float
     modes: int = 4
-    region_scale_mm: float | None = None
     surroundings: Float64[np.ndarray, "places 3"] = field(default_factory=lambda: np.empty((0, 3)))
     known: Bool[np.ndarray, " landmarks"] = field(init=False)
 
@@ -64,4 +61,4 @@ def load_shape(folder: Path, manifest: Manifest) -> Shape | None:
         end, start = points[rows[place.beyond]], points[rows[place.seen_from]]
         places.append(end + place.mm * (end - start) / np.linalg.norm(end - start))
     surroundings = np.array(places).reshape(-1, 3)
-    return Shape(points, spec.tolerance_mm, spec.modes, spec.region_scale_mm, surroundings)
+    return Shape(points, spec.tolerance_mm, spec.modes, surroundings)

@@ -211,13 +211,15 @@ class VotingSpec(Section):
     A network that answers coordinates has no radius: all votes for a landmark belong together.
     Heatmaps are as wide along all axes in mm, or, with ``round_in = "voxels"``, in voxels; the
     radius is then that in voxels times the cube root of a voxel's volume.
-    Landmarks nearer to the scan's border than ``region_margin_mm`` have no 95 % region.
+    Landmarks nearer to the scan's border than ``region_margin_mm`` have no 95 % region. Regions are
+    wider where votes scatter more than ``region_spread_mm``.
     """
 
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)]
     radius_mm: Annotated[float, Field(gt=0.0)] = math.inf
     round_in: Literal["mm", "voxels"] = "mm"
     region_margin_mm: Annotated[float, Field(ge=0.0)] = 0.0
+    region_spread_mm: Annotated[float, Field(gt=0.0)] | None = None
     smooth_mm: Annotated[float, Field(ge=0.0)] | None = None  # of no effect; see parse_manifest
 
 

@@ -110,6 +110,8 @@ def keep_regions(before: Path, after: Path) -> None:
                 if known.region95_mm is not None:
                     landmark["region95_mm"] = known.region95_mm
             document["voting"]["region_margin_mm"] = old.voting.region_margin_mm
+            if old.voting.region_spread_mm is not None:
+                document["voting"]["region_spread_mm"] = old.voting.region_spread_mm
             if old.shape is not None and old.shape.region_scale_mm is not None:
                 document["shape"]["region_scale_mm"] = old.shape.region_scale_mm
             measurements = document.get("measurements", [])

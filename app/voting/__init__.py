@@ -49,7 +49,6 @@ from app.voting.landmarks import (
     Landmark,
     Point,
     Status,
-    distance_from_shape,
     locate,
     positions_of,
 )
@@ -63,7 +62,7 @@ __all__ = [
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout",
     "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
     "check_affine", "check_values", "concat_votes", "count_array_bytes",
-    "distance_from_shape", "filter_in_blocks",
+    "filter_in_blocks",
     "filter_rows", "filter_votes",
     "fit_constellation", "kernel_of", "launch_filter", "locate", "make_field",
     "make_readout", "mean_of", "positions_of", "read_archive",

@@ -39,19 +39,10 @@ means less.
 
 Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
 changes no status here; ``app.inference.doubts`` doubts them all once both networks have run.
-
-95 % regions
-------------
-A landmark's region is that of the manifest. Where the model's shape has a scale s, it is that times
-``max(1, d / s)``, d being the root mean square distance of the scan's detected landmarks from where
-the fitted shape expects them: of a subject that is unlike those that a network has learned from,
-errors are larger (normalised conformal regions: Papadopoulos, Gammerman, Vovk, IASTED AIA 2008).
-The distance of a landmark alone does not tell: where a network errs, it often errs towards the
-shape.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -115,8 +106,8 @@ class Landmark:
         spread_mm: Root mean square distance of the votes within reach from the estimate. Spread,
             not an error bar. Of heatmaps, their width; of coordinates, as the network's variance
             says, None without.
-        region95_mm: Radius that held 95 % of held-out errors; None if the model is not calibrated,
-            or not for landmarks this near to the scan's border.
+        region95_mm: Radius that held 95 % of held-out errors; see ``app.inference.regions``. None
+            if the model is not calibrated, or not for landmarks this near to the scan's border.
         from_shape_mm: Distance from where the fitted shape expects it; None if it does not.
         disagreement_mm: Distance between the estimate and the centroid of the probabilities; None
             where the network answers coordinates.
@@ -214,11 +205,10 @@ def locate(
     choices, rival = _choose_modes(modes, positions, specs, shape)
     if not _is_plausible(choices, readout, frame):
         choices = [replace(choice, plausible=False) for choice in choices]
-    landmarks = [
+    return tuple(
         _describe(spec, modes, positions, index, choice, rival)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
-    ]
-    return _grow_regions(landmarks, shape.region_scale_mm if shape else None)
+    )
 
 
 def positions_of(landmarks: Sequence[Landmark]) -> Points:
@@ -233,32 +223,6 @@ def confidence_of(mass: float, coherence: float, threshold: float) -> float:
         return 0.0
     doubt = threshold / mass
     return min(1 / (1 + doubt * doubt), coherence)
-
-
-def distance_from_shape(distances_mm: Iterable[float | None]) -> float | None:
-    """Compute how far a subject is from the fitted shape, in mm: see '95 % regions'.
-
-    Args:
-        distances_mm: Of its detected landmarks; None where the shape expects none.
-
-    Returns:
-        Their root mean square; None without any.
-    """
-    known = [mm for mm in distances_mm if mm is not None]
-    return float(np.sqrt(np.mean(np.square(known)))) if known else None
-
-
-def _grow_regions(landmarks: Sequence[Landmark], scale_mm: float | None) -> tuple[Landmark, ...]:
-    """Widen the regions of a subject that is unlike others; see '95 % regions'."""
-    detected = (one for one in landmarks if one.status == "detected")
-    distance_mm = distance_from_shape(one.from_shape_mm for one in detected)
-    if scale_mm is None or distance_mm is None or distance_mm <= scale_mm:
-        return tuple(landmarks)
-    growth = distance_mm / scale_mm
-    return tuple(
-        one if one.region95_mm is None else replace(one, region95_mm=growth * one.region95_mm)
-        for one in landmarks
-    )
 
 
 def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:

@@ -27,6 +27,7 @@ from tests.support.spines import (
     MODEL,
     SUBJECTS,
     UNLIKE_ALL,
+    WORSE,
     read_spine,
     spine_files,
 )
@@ -75,6 +76,28 @@ def test_levels_are_named_rightly_in_another_contrast(
         if landmark.status == "detected":
             assert landmark.ras_mm is not None
             assert np.linalg.norm(landmark.ras_mm - truth[landmark.name]) < 10.0
+
+
+@pytest.mark.parametrize("kind", ["noise of 4 standard deviations", "smoothed by 16 mm"])
+def test_regions_are_wider_in_scans_that_are_worse(
+    detector: Detector, data_dir: Path, kind: str
+) -> None:
+    """Those of a clear scan held three of four errors in the one, and half of them in the other."""
+    name = SUBJECTS[2]
+    truth = read_landmarks(spine_files(data_dir, name).landmarks)
+    volume = read_spine(data_dir, name)
+    clear, worse = detector.detect(volume), detector.detect(WORSE[kind](volume))
+    before = {one.name: one.region95_mm for one in clear.landmarks}
+    within = []
+    for landmark in worse.landmarks:
+        if (radius_mm := landmark.region95_mm) is not None:
+            assert radius_mm > 1.5 * (before[landmark.name] or 0.0)
+            error_mm = np.linalg.norm(np.array(landmark.ras_mm) - truth[landmark.name])
+            within.append(error_mm <= radius_mm)
+    assert len(within) >= 20
+    assert np.mean(within) >= 0.9
+    assert [warning[:13] for warning in worse.warnings] == ["Votes scatter"]
+    assert not clear.warnings
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -20,6 +20,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     known: bool = True,
     inside_mm: float = 10.0,
     from_shape_mm: float | None = None,
+    spread_mm: float | None = None,
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)
@@ -39,6 +40,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         known=known,
         inside_mm=inside_mm if placed else NAN,
         from_shape_mm=from_shape_mm,
+        spread_mm=spread_mm,
     )
 
 

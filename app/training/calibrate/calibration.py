@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.errors import BadParameter
-from app.inference import load_checked
+from app.inference import Uncertainty, load_checked
 from app.model import LoadedModel, editing, read_manifest, update_hashes
 from app.training.calibrate.calibration_runs import (
     KINDS,
@@ -31,7 +31,7 @@ from app.training.calibrate.regions import (
     max_coverage,
     proven_coverage,
     region_margin,
-    typical_distance,
+    usual_uncertainty,
 )
 from app.training.calibrate.thresholds import Thresholds
 from app.training.data.check_data import check_data
@@ -59,7 +59,7 @@ class Calibration:
         interval_scale: What propagated intervals of measurements must be multiplied by; None where
             measurements are too few.
         margin_mm: Least distance from the scan's border of a landmark with a region.
-        scale_mm: Distance from the fitted shape from which on regions grow; None without a shape.
+        usual: Uncertainty of a scan from which on its regions grow.
         coverage: What is known of the regions' coverage.
         folded: Whether the regions are based on the models of folds.
     """
@@ -68,17 +68,17 @@ class Calibration:
     thresholds: Sequence[Thresholds | None]
     interval_scale: float | None
     margin_mm: float
-    scale_mm: float | None
+    usual: Uncertainty
     coverage: str
     folded: bool
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
         where = f"{_in_words(self.margin_mm)} mm and more from the scan's border"
-        if self.scale_mm is not None:
-            where += (
-                f", wider if landmarks are over {_in_words(self.scale_mm)} mm from the fitted shape"
-            )
+        if (mm := self.usual.from_shape_mm) is not None:
+            where += f", wider if landmarks are over {_in_words(mm)} mm from the fitted shape"
+        if (mm := self.usual.spread_mm) is not None:
+            where += f", wider if votes scatter by over {_in_words(mm)} mm"
         return f"{describe_regions(self.regions)}, {where}; {self.coverage}"
 
 
@@ -148,17 +148,17 @@ def calibrate_model(
     """
     specs, measured = model.manifest.landmarks, runs.whole()
     console.print(summarise_errors(measured))
-    scale_mm = typical_distance(measured)
-    scaled = in_units_of_growth(measured, scale_mm)
+    usual = usual_uncertainty(measured)
+    scaled = in_units_of_growth(measured, usual)
     regions = calibrate_regions(scaled, specs)
     if regions is None:
         raise BadParameter(describe_too_few(measured))
     calibration = Calibration(
         regions,
         choose_thresholds(model, runs.before),
-        calibrate_intervals(model.manifest.measurements, measured, regions, scale_mm),
+        calibrate_intervals(model.manifest.measurements, measured, regions, usual),
         region_margin(measured, networks_of(model)[-1].manifest.voting.radius_mm),
-        scale_mm,
+        usual,
         describe_coverage(regions, folds, {outcome.scan for outcome in measured}),
         folded=folds is not None,
     )
@@ -310,8 +310,14 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             write_landmarks(document["landmarks"], regions, thresholds)
             if regions:
                 document["voting"]["region_margin_mm"] = _round_up(calibration.margin_mm)
-                if (mm := calibration.scale_mm) is not None:
-                    document["shape"]["region_scale_mm"] = round(mm, decimals_of(mm))
+                usual = calibration.usual
+                for section, key, mm in (
+                    ("shape", "region_scale_mm", usual.from_shape_mm),
+                    ("voting", "region_spread_mm", usual.spread_mm),
+                ):
+                    document.get(section, {}).pop(key, None)
+                    if mm is not None:
+                        document[section][key] = mm
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)

@@ -1,7 +1,7 @@
 """Held-out errors -> conformal 95 % regions: for each landmark, the radius around its position.
 
-Of a model with a shape, errors are divided by what regions grow by in ``app.voting.landmarks``:
-regions are wider for scans that are further from the fitted shape than half of them.
+Errors are divided by what regions grow by in ``app.inference.regions``: regions are wider for scans
+that are more uncertain than half of them.
 
 The radius is that of split-conformal prediction (Vovk, Gammerman, Shafer: Algorithmic Learning in a
 Random World, 2005): of n errors, the k-th smallest with k = ceil(0.95 (n + 1)). A further error
@@ -23,24 +23,27 @@ others do. As it was trained on more, its errors are likely to be smaller.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 
+from app.inference import Uncertainty, combine, growth
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
 from app.training.data.folds import Folds, subject_as_known
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
-from app.voting import distance_from_shape
 
 COVERAGE: Final = 0.95
 
 NO_SCALE_MM: Final = 0.001
-"""Instead of a distance from the shape of 0, which would have no meaning as a scale."""
+"""Instead of a length of 0, which would have no meaning as a scale."""
+
+CONSTANT: Final = Uncertainty(None, None)
+"""Of regions that do not grow."""
 
 MARGIN_PERCENTILE: Final = 5.0
 """Of the distances from the border, of landmarks that regions were calibrated on: nearer to it, too
@@ -77,18 +80,24 @@ def conformal_region(errors: np.ndarray, of: ErrorsOf) -> Region | None:
     return Region(radius, len(errors), rank / (len(errors) + 1), of)
 
 
-def typical_distance(outcomes: Sequence[Outcome]) -> float | None:
-    """Compute how far the landmarks of half the scans are from the fitted shape, in mm.
+def usual_uncertainty(outcomes: Sequence[Outcome]) -> Uncertainty:
+    """Compute the uncertainty that half of the scans stay below.
 
     Returns:
-        Rounded, as it is written: regions are calibrated in units of what they grow by. None
-        without a shape.
+        Rounded, as it is written: regions are calibrated in units of what they grow by.
     """
-    known = [one for one in _distances(outcomes).values() if one is not None]
+    per_scan = _uncertainties(outcomes).values()
+    return Uncertainty(
+        _median(one.from_shape_mm for one in per_scan), _median(one.spread_mm for one in per_scan)
+    )
+
+
+def _median(lengths_mm: Iterable[float | None]) -> float | None:
+    known = [mm for mm in lengths_mm if mm is not None]
     if not known:
         return None
-    typical = float(np.median(known))
-    return round(typical, decimals_of(typical)) or NO_SCALE_MM
+    median = float(np.median(known))
+    return round(median, decimals_of(median)) or NO_SCALE_MM
 
 
 def decimals_of(value: float) -> int:
@@ -99,26 +108,26 @@ def decimals_of(value: float) -> int:
     return max(3, 2 - math.floor(math.log10(value))) if value > 0.0 else 3
 
 
-def growths(outcomes: Sequence[Outcome], scale_mm: float | None) -> dict[str, float]:
-    """Compute by how much the regions of each scan grow with its distance from the shape."""
-    return {
-        scan: 1.0 if mm is None or scale_mm is None else max(1.0, mm / scale_mm)
-        for scan, mm in _distances(outcomes).items()
-    }
+def growths(outcomes: Sequence[Outcome], usual: Uncertainty) -> dict[str, float]:
+    """Compute by how much the regions of each scan grow with its uncertainty."""
+    return {scan: growth(one, usual) for scan, one in _uncertainties(outcomes).items()}
 
 
-def in_units_of_growth(outcomes: Sequence[Outcome], scale_mm: float | None) -> list[Outcome]:
+def in_units_of_growth(outcomes: Sequence[Outcome], usual: Uncertainty) -> list[Outcome]:
     """Divide errors by what regions grow by: what all else here works on."""
-    growth = growths(outcomes, scale_mm)
-    return [replace(one, error_mm=one.error_mm / growth[one.scan]) for one in outcomes]
+    growth_of = growths(outcomes, usual)
+    return [replace(one, error_mm=one.error_mm / growth_of[one.scan]) for one in outcomes]
 
 
-def _distances(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    distances: dict[str, list[float | None]] = {one.scan: [] for one in outcomes}
-    for one in outcomes:
-        if one.status == "detected":
-            distances[one.scan].append(one.from_shape_mm)
-    return {scan: distance_from_shape(some) for scan, some in distances.items()}
+def _uncertainties(outcomes: Sequence[Outcome]) -> dict[str, Uncertainty]:
+    return {
+        scan: combine(
+            Uncertainty(one.from_shape_mm, one.spread_mm)
+            for one in some
+            if one.status == "detected"
+        )
+        for scan, some in group(outcomes, lambda outcome: outcome.scan).items()
+    }
 
 
 def calibrate_regions(
@@ -149,7 +158,7 @@ def calibrate_intervals(
     specs: Sequence[MeasurementSpec],
     outcomes: Sequence[Outcome],
     regions: Mapping[str, Region],
-    scale_mm: float | None = None,
+    usual: Uncertainty = CONSTANT,
 ) -> float | None:
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 
@@ -159,16 +168,16 @@ def calibrate_intervals(
         specs: The measurements.
         outcomes: Of whole scans, errors in mm.
         regions: Of each landmark.
-        scale_mm: Distance from the shape from which on they grow; None: they do not.
+        usual: Uncertainty from which on they grow.
 
     Returns:
         One factor for all measurements, whatever their units: it holds on average over them. None
         if they are too few.
     """
     plain = [spec.model_copy(update={"interval_scale": 1.0}) for spec in specs]
-    growth = growths(outcomes, scale_mm)
+    growth_of = growths(outcomes, usual)
     answered = [
-        replace(one, region95_mm=growth[one.scan] * regions[one.landmark].radius_mm)
+        replace(one, region95_mm=growth_of[one.scan] * regions[one.landmark].radius_mm)
         for one in outcomes
     ]
     compared = compare_measurements(plain, answered)

@@ -38,8 +38,8 @@ def calibrate(
     """Write 95 % regions and presence thresholds from held-out scans into model.toml.
 
     region95_mm is the radius that 95 % of errors stay within, region_margin_mm how far from the
-    border of a scan that is known, and region_scale_mm from which distance to the mean shape on
-    regions are wider. presence_threshold is the mass of
+    border of a scan that is known, region_scale_mm and region_spread_mm from which distance to the
+    mean shape, and scatter of votes, on regions are wider. presence_threshold is the mass of
     votes that separates landmarks that are present from those that are cut away: each scan is
     answered whole, in halves, and as blank scans of its shape. With --folds, for a model that was
     trained with folds, each scan is answered by the model that was trained without it, so that all

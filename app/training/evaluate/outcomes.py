@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from app.training.data.check_frames import read_in_frame
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
-from app.voting import Landmark, Point, Status
+from app.voting import Landmark, Point, Status, positions_of
 
 POSITIONS: Final = ("true_mm", "found_mm")
 
@@ -57,6 +57,7 @@ class Outcome:
         beyond_mm: How far outside the volume its point lies; infinite where the file has none.
         inside_mm: How far the answer's position lies from the scan's border; NaN without position.
         from_shape_mm: How far it lies from where the fitted shape expects it; None if it does not.
+        spread_mm: As answered.
         group: Of the landmark, as in the manifest.
         identified: Whether the answer's position lies nearer to this landmark's point than to that
             of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
@@ -77,6 +78,7 @@ class Outcome:
     beyond_mm: float = math.inf
     inside_mm: float = math.nan
     from_shape_mm: float | None = None
+    spread_mm: float | None = None
     known: bool = True
     group: str = ""
     identified: bool = False
@@ -167,7 +169,7 @@ def compare(
     name: str,
     volume: Volume,
     truth: Mapping[str, Point | None],
-    found: Iterable[Landmark],
+    found: Sequence[Landmark],
     missing: Missing = "unknown",
     groups: Mapping[str, str] = NO_GROUPS,
 ) -> tuple[Outcome, ...]:
@@ -183,14 +185,12 @@ def compare(
     """
     affine, shape = volume.affine, volume.voxels.shape
     to_voxels = np.linalg.inv(affine[:3, :3])
-    nowhere = np.full(3, np.nan)
     outcomes = []
-    for landmark in found:
+    for landmark, at in zip(found, positions_of(found), strict=True):
         true = truth.get(landmark.name)
         beyond = math.inf if true is None else float(distance_beyond(true, affine, shape))
         true = true if beyond == 0 else None
-        at = nowhere if landmark.ras_mm is None else landmark.ras_mm
-        off = nowhere if true is None else at - true
+        off = np.full(3, np.nan) if true is None else at - true
         outcomes.append(
             Outcome(
                 scan=name,
@@ -208,6 +208,7 @@ def compare(
                 beyond_mm=beyond,
                 inside_mm=float(distance_inside(at, affine, shape)),
                 from_shape_mm=landmark.from_shape_mm,
+                spread_mm=landmark.spread_mm,
                 known=landmark.name in truth or missing == "absent",
                 group=groups.get(landmark.name, ""),
             )

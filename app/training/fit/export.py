@@ -121,7 +121,8 @@ def _new(name: str) -> tomlkit.TOMLDocument:
 def _drop_measured(document: tomlkit.TOMLDocument) -> None:
     """Drop what was measured with other weights: precisions, regions, widths of intervals."""
     document.pop("precision", None)
-    document.get("voting", {}).pop("region_margin_mm", None)
+    for key in ("region_margin_mm", "region_spread_mm"):
+        document.get("voting", {}).pop(key, None)
     document.get("shape", {}).pop("region_scale_mm", None)
     for landmark in document.get("landmarks", []):
         landmark.pop("region95_mm", None)

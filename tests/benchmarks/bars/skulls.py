@@ -23,7 +23,7 @@ from app.inference.load import load_checked
 from app.model import LoadedModel
 from app.training.calibrate.calibration import load_fold_models
 from app.training.calibrate.calibration_runs import networks_of, run_scan
-from app.training.calibrate.regions import in_units_of_growth, leave_one_out, typical_distance
+from app.training.calibrate.regions import in_units_of_growth, leave_one_out, usual_uncertainty
 from app.training.calibrate.thresholds import with_thresholds
 from app.training.data.folds import read_folds
 from app.training.data.specimens import SpecimenFiles
@@ -107,7 +107,7 @@ def a3_poses(run: Run) -> Iterator[Row]:
 def a4_regions(run: Run) -> Iterator[Row]:
     """How many errors lie within regions that come from all other skulls."""
     unseen = _unseen(run.fast)
-    scaled = in_units_of_growth(unseen, typical_distance(unseen))
+    scaled = in_units_of_growth(unseen, usual_uncertainty(unseen))
     shares = leave_one_out(scaled, _detector().model.manifest.landmarks)
     if not shares:
         note = NO_FOLDS

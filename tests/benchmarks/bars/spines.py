@@ -58,6 +58,8 @@ ABSENT: Final = f"real scans are not at hand, or {FOLDS} names no model with fol
 GROUPS: Final = ("centre", "corner")
 GIVEN: Final = ("surroundings", "region_scale_mm", "max_stretch", "max_twist_deg", "min_extent_mm")
 """What the shipped manifest says of the shape besides what training writes."""
+SETTLED: Final = ("region_margin_mm", "region_spread_mm")
+"""And of voting."""
 
 
 def a6_spines(run: Run) -> Iterator[Row]:
@@ -106,10 +108,9 @@ def a7_other_scans(run: Run) -> Iterator[Row]:
         wrong = 100 * float(np.mean([not one.identified for one in detected] or [False]))
         yield Row(f"of those detected, a wrong level: {kind}", wrong, "%", limit=WRONG_PERCENT)
         outside = [one.error_mm > one.region95_mm for one in outcomes if one.region95_mm]
-        if kind in WORSE:
-            share = 100 * float(np.mean(outside)) if outside else None
-            note = f"{len(outside)} landmarks of both kinds"
-            yield Row(f"of those with a region, outside of it: {kind}", share, "%", note=note)
+        share = 100 * float(np.mean(outside)) if outside else None
+        note = f"{len(outside)} landmarks of both kinds"
+        yield Row(f"of those with a region, outside of it: {kind}", share, "%", note=note)
 
 
 def a8_lordosis(run: Run) -> Iterator[Row]:
@@ -196,7 +197,7 @@ def _like_shipped(model: LoadedModel, folder: Path, shipped: LoadedModel) -> Loa
         "landmarks": shipped.manifest.landmarks,
         "measurements": shipped.manifest.measurements,
         "voting": model.manifest.voting.model_copy(
-            update={"region_margin_mm": shipped.manifest.voting.region_margin_mm}
+            update={name: getattr(shipped.manifest.voting, name) for name in SETTLED}
         ),
     }
     if model.manifest.shape is not None and shipped.manifest.shape is not None:

@@ -1,6 +1,5 @@
 """The detector: what it keeps of a scan while its tiles are run."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from app.compute.transfer import READY, ReadyEvent
-from app.geometry import distance_inside
 from app.inference import scan_state
 from app.inference.detector import Detector
 from app.inference.forward import collect, launch
@@ -45,25 +43,6 @@ def test_votes_of_many_tiles_are_kept_in_few_pieces_and_in_their_order(tmp_path:
     assert len(kept) > 0
     assert torch.equal(kept.source, expected.source)
     assert torch.equal(kept.weight, expected.weight)
-
-
-def test_a_landmark_has_a_region_only_as_far_from_the_border_as_regions_were_calibrated() -> None:
-    model = load_checked(PHANTOM, torch.device("cpu"))
-    specs = [one.model_copy(update={"region95_mm": 0.5}) for one in model.manifest.landmarks]
-    volume = make_phantom(7).volume
-    for margin_mm in (0.0, 30.0):
-        voting = model.manifest.voting.model_copy(update={"region_margin_mm": margin_mm})
-        update = {"landmarks": tuple(specs), "voting": voting}
-        manifest = model.manifest.model_copy(update=update)
-        found = Detector(replace(model, manifest=manifest)).detect(volume).landmarks
-        detected = [one for one in found if one.status == "detected"]
-        near = [
-            distance_inside(np.array(one.ras_mm), volume.affine, volume.voxels.shape) < margin_mm
-            for one in detected
-        ]
-        assert any(near) == (margin_mm > 0)
-        assert not all(near)
-        assert [one.region95_mm for one in detected] == [None if at else 0.5 for at in near]
 
 
 @pytest.mark.gpu

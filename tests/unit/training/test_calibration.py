@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.errors import BadParameter
+from app.inference import Uncertainty
 from app.inference.load import load_checked
 from app.model import LoadedModel, editing
 from app.model.manifest import read_manifest
@@ -285,13 +286,15 @@ def test_regions_of_less_than_a_micrometre_are_written_as_they_are(trained: Path
     specs = read_manifest(trained / "mine").landmarks
     regions = calibrate_regions([outcome(4.321e-4, scan=str(i)) for i in range(30)], specs)
     assert regions is not None
-    calibration = Calibration(regions, [None, None], None, 7.654e-4, 1.234e-4, "", folded=False)
+    usual = Uncertainty(1.23e-4, 2.34e-4)
+    calibration = Calibration(regions, [None, None], None, 7.654e-4, usual, "", folded=False)
     write_calibration(trained / "mine", calibration)
     written = read_manifest(trained / "mine" / "refine")
     assert {landmark.region95_mm for landmark in written.landmarks} == {4.33e-4}
     assert written.voting.region_margin_mm == 7.66e-4
     assert written.shape is not None
     assert written.shape.region_scale_mm == 1.23e-4
+    assert written.voting.region_spread_mm == 2.34e-4
     assert "share one of 0.000432 mm" in calibration.summary()
 
 
@@ -306,7 +309,9 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     first, second = (Thresholds((value,) * len(BLOBS), 0, masses) for value in (0.11, 0.22))
     write_calibration(
         trained / "mine",
-        Calibration(regions, [first, second], 1.0, 0.7654, 0.1234, "", folded=False),
+        Calibration(
+            regions, [first, second], 1.0, 0.7654, Uncertainty(0.123, None), "", folded=False
+        ),
     )
     assert read_manifest(trained / "mine").voting.region_margin_mm == 0.0
     assert read_manifest(trained / "mine" / "refine").voting.region_margin_mm == 0.766

@@ -193,7 +193,7 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
         (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
     with editing(model / "refine") as document:
         document["landmarks"][0]["region95_mm"] = 0.5
-        document["voting"]["region_margin_mm"] = 0.75
+        document["voting"] |= {"region_margin_mm": 0.75, "region_spread_mm": 0.5}
         document["shape"]["region_scale_mm"] = 0.25
     with editing(model) as document:
         update_hashes(model, document)
@@ -211,7 +211,8 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     loaded = load_checked(candidate, torch.device("cpu")).refine
     assert loaded is not None
     assert [one.region95_mm for one in loaded.manifest.landmarks[:2]] == [0.5, None]
-    assert loaded.manifest.voting.region_margin_mm == 0.75
+    voting = loaded.manifest.voting
+    assert (voting.region_margin_mm, voting.region_spread_mm) == (0.75, 0.5)
     assert loaded.manifest.shape is not None
     assert loaded.manifest.shape.region_scale_mm == 0.25
 

@@ -129,7 +129,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
     with editing(tmp_path / "mine") as document:
         document["precision"] = {"bfloat16": 0.01}
         document["landmarks"][0].update({"region95_mm": 0.5, "presence_threshold": 0.4})
-        document["voting"]["region_margin_mm"] = 0.75
+        document["voting"] |= {"region_margin_mm": 0.75, "region_spread_mm": 0.5}
         names = [landmark["name"] for landmark in document["landmarks"]]
         length = {"name": "length", "kind": "distance", "points": names[:2], "interval_scale": 0.7}
         document["measurements"] = [length]
@@ -145,6 +145,7 @@ def test_new_weights_do_not_have_what_was_measured_of_the_old(data: Path, tmp_pa
     assert after.measurements[0].interval_scale == 1.0
     assert "0.5 mm" not in (tmp_path / "mine" / "README.md").read_text()
     assert (before.voting.region_margin_mm, after.voting.region_margin_mm) == (0.75, 0.0)
+    assert (before.voting.region_spread_mm, after.voting.region_spread_mm) == (0.5, None)
     assert after.landmarks[0].presence_threshold == 0.4
 
 

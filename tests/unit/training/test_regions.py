@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.inference import Uncertainty
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
 from app.training.calibrate.regions import (
+    CONSTANT,
     calibrate_intervals,
     calibrate_regions,
     conformal_region,
@@ -19,7 +21,7 @@ from app.training.calibrate.regions import (
     proven_coverage,
     region_margin,
     shares_within,
-    typical_distance,
+    usual_uncertainty,
 )
 from app.training.data.folds import Folds
 from app.training.evaluate.measured import compare_measurements
@@ -118,7 +120,8 @@ def test_intervals_of_all_measurements_share_a_factor() -> None:
     assert calibrate_intervals(measurements, errors[:27], regions) is None  # of nine scans
 
 
-def test_regions_that_grow_hold_for_subjects_that_are_unlike_others() -> None:
+@pytest.mark.parametrize("by_shape", [True, False])
+def test_regions_that_grow_hold_for_subjects_that_are_unlike_others(*, by_shape: bool) -> None:
     """Of 300 specimens, ten unlike all others; constant regions hold under half of theirs."""
     random = np.random.default_rng(4)
     errors = []
@@ -127,13 +130,21 @@ def test_regions_that_grow_hold_for_subjects_that_are_unlike_others() -> None:
         for landmark in "abcdefgh":
             error_mm = abs(random.normal(0.0, 0.1 * unlike))
             off_mm = abs(random.normal(0.0, 0.3 * unlike))
+            shape_mm, spread_mm = (off_mm, None) if by_shape else (None, off_mm)
             errors.append(
-                outcome(error_mm, landmark=landmark, scan=f"s{scan}", from_shape_mm=off_mm)
+                outcome(
+                    error_mm,
+                    landmark=landmark,
+                    scan=f"s{scan}",
+                    from_shape_mm=shape_mm,
+                    spread_mm=spread_mm,
+                )
             )
-    scale_mm = typical_distance(errors)
-    assert scale_mm == pytest.approx(0.3, abs=0.05)
+    usual = usual_uncertainty(errors)
+    assert usual[0 if by_shape else 1] == pytest.approx(0.3, abs=0.05)
+    assert usual[1 if by_shape else 0] is None
     for some, at_least, below in (
-        (in_units_of_growth(errors, scale_mm), 0.9, 1.01), (errors, 0.3, 0.5)
+        (in_units_of_growth(errors, usual), 0.9, 1.01), (errors, 0.3, 0.5)
     ):  # fmt: skip
         shares = leave_one_out(some, specs(*"abcdefgh"))
         assert np.mean(list(shares.values())) == pytest.approx(0.95, abs=0.02)
@@ -153,25 +164,29 @@ def test_intervals_follow_from_regions_that_grow() -> None:
     assert regions is not None
     constant = calibrate_intervals([spec], errors, regions)
     assert constant is not None
-    assert calibrate_intervals([spec], errors, regions, 1.0) == pytest.approx(constant / 2)
-    assert calibrate_intervals([spec], errors, regions, 3.0) == pytest.approx(constant)
+    assert calibrate_intervals([spec], errors, regions, Uncertainty(1.0, None)) == pytest.approx(
+        constant / 2
+    )
+    assert calibrate_intervals([spec], errors, regions, Uncertainty(3.0, None)) == pytest.approx(
+        constant
+    )
 
 
 def test_regions_are_calibrated_with_the_scale_that_is_written() -> None:
     """In a subject of some mm, a thousandth of one matters; in a cell, less."""
-    assert typical_distance([outcome(0.1, from_shape_mm=0.1236)]) == 0.124
-    assert typical_distance([outcome(0.001, from_shape_mm=0.0016)]) == 0.0016
-    assert typical_distance([outcome(1e-4, from_shape_mm=1.236e-4)]) == 1.24e-4
-    assert typical_distance([outcome(0.001, from_shape_mm=0.0)]) == 0.001
+    for mm, written in ((0.1236, 0.124), (0.0016, 0.0016), (1.236e-4, 1.24e-4), (0.0, 0.001)):
+        some = [outcome(0.1, from_shape_mm=mm, spread_mm=mm)]
+        assert usual_uncertainty(some) == Uncertainty(written, written)
 
 
-def test_without_a_shape_no_region_grows() -> None:
-    assert typical_distance([outcome(0.1), outcome(0.2, scan="b")]) is None
-    assert in_units_of_growth([outcome(0.1)], 0.5)[0].error_mm == 0.1
-    unsure = outcome(0.1, status="low_confidence", from_shape_mm=9.0)
-    some = [outcome(0.1, from_shape_mm=1.0), unsure]
-    assert [one.error_mm for one in in_units_of_growth(some, 0.5)] == [0.05, 0.05]
-    assert [one.error_mm for one in in_units_of_growth(some, None)] == [0.1, 0.1]
+def test_what_is_not_known_of_a_scan_lets_no_region_grow() -> None:
+    assert usual_uncertainty([outcome(0.1), outcome(0.2, scan="b")]) == CONSTANT
+    usual = Uncertainty(0.5, 0.5)
+    assert in_units_of_growth([outcome(0.1)], usual)[0].error_mm == 0.1
+    unsure = outcome(0.1, status="low_confidence", from_shape_mm=9.0, spread_mm=9.0)
+    some = [outcome(0.1, from_shape_mm=1.0, spread_mm=2.0), unsure]
+    assert [one.error_mm for one in in_units_of_growth(some, usual)] == [0.0125, 0.0125]
+    assert [one.error_mm for one in in_units_of_growth(some, CONSTANT)] == [0.1, 0.1]
 
 
 def test_only_detected_landmarks_with_a_known_truth_count() -> None:

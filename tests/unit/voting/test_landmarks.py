@@ -12,10 +12,9 @@ from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
 from app.geometry import transform, translation
-from app.model import Shape
 from app.model.outputs import Field
 from app.preprocessing.grid import Grid
-from app.voting.landmarks import Landmark, confidence_of, distance_from_shape, locate
+from app.voting.landmarks import Landmark, confidence_of, locate
 from app.voting.readout import GridFrame, make_readout
 from app.voting.reference import Placement
 from app.voting.votes import Votes, concat_votes, filter_votes
@@ -205,29 +204,6 @@ def test_the_shape_chooses_among_modes_and_moves_no_point() -> None:
         assert without[c].ras_mm is not None
         assert np.linalg.norm(without[c].ras_mm - truth[c]) > 5
         np.testing.assert_allclose(with_shape[c].candidates[1].ras_mm, (20, 18, 10), atol=0.6)
-
-
-def test_regions_are_wider_for_a_subject_that_is_unlike_the_mean_shape() -> None:
-    truth = make_constellation()
-    mean = truth.copy()
-    mean[0] += 0.9
-    votes = constellation_votes(truth, [], truth[0])
-    frame, grid = GridFrame(np.eye(4), np.eye(4)), make_grid()
-    manifest = make_manifest(len(truth), shape=True)
-    readout = make_readout(grid, manifest)
-    for scale_mm in (None, 0.2, 5.0):
-        shape = Shape(mean, tolerance_mm=2.0, region_scale_mm=scale_mm)
-        found = locate(votes, readout, frame, manifest.landmarks, shape)
-        off_mm = [one.from_shape_mm or 0.0 for one in found]
-        assert 0.9 < off_mm[0] < 2.0
-        assert np.median(off_mm) < off_mm[0] / 2
-        distance_mm = np.sqrt(np.mean(np.square(off_mm)))
-        assert 0.3 < distance_mm < 0.8
-        growth = max(1.0, distance_mm / scale_mm) if scale_mm else 1.0
-        assert {one.status for one in found} == {"detected"}
-        assert [one.region95_mm for one in found] == [pytest.approx(0.6 * growth)] * len(found)
-    assert distance_from_shape([3.0, None, 4.0]) == pytest.approx(np.sqrt(12.5))
-    assert distance_from_shape([None]) is None
 
 
 def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_position_given() -> None:
