@@ -6,7 +6,8 @@
 2. Where a row of look-alikes would fit upside down as well, it sees the scan so, to compare.
 3. The second-stage network sees the scan in that pose (see ``app.inference.refinement``), and once
    more as long as its own landmarks show a better one.
-4. Until a landmark is detected, all this is tried in other orientations.
+4. Until a landmark is detected, all this is tried in other orientations; if it is in none, what was
+   found in the scan's own is answered.
 
 Whoever runs the passes, for one scan or for many, runs all tiles of each before the next. Tiles of
 several scans may share a forward pass (see ``app.inference.forward``); each ``ScanState`` gets the
@@ -169,7 +170,7 @@ class Detector:
         state = self.prepare(volume)
         own_grid = state.grid if self._may_turn(state.grid) else None
         doubts: tuple[str, ...] = ()
-        fallback: tuple[Landmark, ...] = ()
+        fallback: tuple[tuple[Landmark, ...], tuple[Landmark, ...]] | None = None
         stages = None
         for view in range(1 + MAX_EXTRA_VIEWS):
             yield state
@@ -196,13 +197,12 @@ class Detector:
                     pose = refiner.improve_pose(refined, pose)
             if any_detected(landmarks):
                 break
-            landmarks = fallback = fallback or landmarks
-            if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(fallback):
+            landmarks, first = fallback = fallback or (landmarks, first)
+            if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(landmarks):
                 break
             state.votes_ready.wait(own_grid.voxels)
             state = _next_pass(state, self.model, partial(reorient_grid, own_grid, view))
-        seen_first = landmarks if state.model is self.model else first
-        landmarks, remarks = check_plausibility(landmarks, seen_first, volume, doubts, self.model)
+        landmarks, remarks = check_plausibility(landmarks, first, volume, doubts, self.model)
         landmarks, scatter = settle_regions(landmarks, volume, state.model.manifest)
         yield Located(landmarks, (*remarks, *scatter), state, stages)
 

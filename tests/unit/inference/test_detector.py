@@ -18,7 +18,8 @@ from app.io.volume import Volume
 from app.phantom import make_phantom
 from app.preprocessing.grid import Grid
 from app.preprocessing.posed_grid import reorient_grid
-from app.voting.landmarks import positions_of
+from app.voting.constellation import Rival
+from app.voting.landmarks import Landmark, positions_of
 from app.voting.votes import Votes, concat_votes
 from tests.support.device_loops import load_toy, scan
 
@@ -126,3 +127,36 @@ def test_grids_are_kept_for_the_stream_on_which_the_next_pass_is_prepared(
             seen.append(outcome.grid)
             collect(launch([(outcome, 0)]))
     assert len(seen) == 1 + MAX_EXTRA_VIEWS
+
+
+def test_what_other_orientations_show_is_not_said_of_an_answer_in_the_scans_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a slab of a skull, all landmarks were doubted for a rival that only the last one had."""
+    monkeypatch.setattr("app.inference.detector.has_enough_votes", lambda _: True)
+    detector = Detector(load_checked(SKULLS, torch.device("cpu")))
+    shape = detector.model.shape
+    assert shape is not None
+    views: list[ScanState] = []
+
+    def locate_in_the_last_view(state: ScanState) -> tuple[Landmark, ...]:
+        none = locate(state)
+        if state.model is not detector.model:
+            return none
+        views.append(state)
+        points = shape.mean[: len(none) if len(views) == 1 + MAX_EXTRA_VIEWS else 1]
+        rival = Rival(0.9, 5.0) if len(points) > 1 else None
+        seen = [
+            replace(one, status="low_confidence", ras_mm=at, ijk=at, confidence=0.4, rival=rival)
+            for one, at in zip(none, points, strict=False)
+        ]
+        return (*seen, *none[len(seen) :])
+
+    locate = ScanState.locate
+    monkeypatch.setattr(ScanState, "locate", locate_in_the_last_view)
+    blank = Volume(np.zeros((24, 28, 32), np.float32), np.diag([0.4, 0.4, 0.4, 1.0]))
+    located, _ = detector.locate(blank)
+    assert located.last.model is detector.model.refine
+    assert sum(one.ras_mm is not None for one in located.landmarks) == 1
+    (remark,) = located.remarks
+    assert remark.startswith("No landmark is detected.")
