@@ -29,7 +29,7 @@ from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import Plan, check_and_report, make_plan, run_first, run_refine
-from app.training.record import find_changes, read_record, seen_by
+from app.training.record import find_changes, read_record, refuse_taken_back, seen_by
 from app.training.versions import (
     exclusive,
     find_unfinished,
@@ -327,9 +327,10 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
         Whether it is done; False if it was interrupted.
 
     Raises:
-        BadParameter: The model cannot be trained here.
+        BadParameter: The model cannot be trained here, or would be the version taken back.
     """
     plans = plan_networks(options, checked, chosen)
+    refuse_taken_back(options.start or options.folder, plans[0][1].record)
     begun = [plan for _, plan in plans if (plan.folder / CHECKPOINT).exists()]
     if changes := [change for plan in begun for change in find_changes(plan.folder, plan.record)]:
         console.print(

@@ -12,6 +12,7 @@ from app.training.data.issues import shorten
 from app.training.files import CHECKPOINT, RECORD
 from app.training.options import Missing
 from app.training.recipe import Recipe
+from app.training.versions import find_taken_back
 
 WEIGHTS_SUFFIXES: Final = (".safetensors", ".onnx", ".pt", ".ts")
 
@@ -106,6 +107,20 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
             f"{folder} holds a checkpoint of another training: {'; '.join(differences)}. "
             f"To resume, repeat the command that started it; to start again, choose another folder "
             f"or delete {delete}"
+        )
+
+
+def refuse_taken_back(folder: Path, record: Record) -> None:
+    """Refuse to make the version of a model again that a person has taken back.
+
+    Raises:
+        BadParameter: The one beside the folder was started with the same record.
+    """
+    aside = find_taken_back(folder)
+    if aside is not None and not find_changes(aside, record):
+        raise BadParameter(
+            "expected other cases or options than those of the version that --back has taken out "
+            f"of place, got the same, which would make it again: keep more, or delete {aside}"
         )
 
 

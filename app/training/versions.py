@@ -162,6 +162,15 @@ def put_back(folder: Path) -> tuple[str, str]:
     return now, old
 
 
+def find_taken_back(folder: Path) -> Path | None:
+    """Find the version that ``put_back`` has put beside a model folder; None if there is none."""
+    aside = _beside(folder, BEFORE)
+    with suppress(ModelRefused):  # As of a folder that has no version beside it.
+        if _is_before(read_manifest(folder).version, read_manifest(aside).version):
+            return aside
+    return None
+
+
 def _unused_version(folder: Path) -> str:
     """Find the next number behind all those of the versions that there are of a model folder.
 

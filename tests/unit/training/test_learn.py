@@ -32,7 +32,7 @@ from app.training.pipeline import Plan
 from app.training.recipe import Recipe
 from app.training.record import Record, read_record
 from app.training.tools.make_phantoms import make_phantoms
-from app.training.versions import exclusive
+from app.training.versions import exclusive, put_in_place
 from tests.support.training_data import interrupt_after, landmarkd, write_data
 
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
@@ -177,6 +177,19 @@ def test_interrupted_learning_is_resumed_and_made_anew_only_where_it_would_be_an
         document["description"] = "Of another kind."
     assert "resuming" not in run(2)
     assert read_manifest(candidate).description == "Of another kind."
+
+
+def test_version_that_was_taken_back_is_not_made_again_of_the_same_cases(
+    model: Path, store: Path
+) -> None:
+    """A watch that was restarted put it in place once more, as if nobody had judged it."""
+    learn(options(model, store, 1, 0), Console())
+    put_in_place(model.parent / ".phantom" / "next" / "phantom", model)
+    landmarkd("learn", model, "--back")
+    taken_back = model.parent / ".phantom" / "before" / "phantom"
+    with pytest.raises(BadParameter, match=f"keep more, or delete {taken_back}$"):
+        learn(options(model, store, 1, 0), Console())
+    assert learn(options(model, store, 2, 0), Console()) is not None
 
 
 @pytest.mark.no_cover
