@@ -29,7 +29,7 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
             continue
         try:
             scans = [file for file in list_shown(path) if _is_scan(file)]
-            if not scans and any(_dicom_files(path)):
+            if not scans and any(file.stat().st_size for file in _dicom_files(path)):
                 scans = [path]
         except OSError:
             scans = [path]
@@ -88,7 +88,7 @@ def read_scan(scan: Scan) -> bytes:
     if not path.is_dir():
         return path.read_bytes()
     files = list(_dicom_files(path))
-    if not files:
+    if not any(file.stat().st_size for file in files):
         raise NotAVolume(f"expected a scan, or a folder of DICOM files, got none in {path}")
     target = io.BytesIO()
     # Neither names nor dates of files are anybody's business.
@@ -115,9 +115,10 @@ def _is_scan(file: Path) -> bool:
 
 
 def _dicom_files(folder: Path) -> Iterator[Path]:
+    """List the DICOM files of a folder, and empty ones: slices, perhaps, that were not copied."""
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith("."):
             with file.open("rb") as stream:
                 head = stream.read(HEAD_BYTES)
-            if is_dicom(head) and not head.startswith(ZIP_MAGIC):
+            if not head or (is_dicom(head) and not head.startswith(ZIP_MAGIC)):
                 yield file

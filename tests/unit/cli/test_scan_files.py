@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
-from app.cli.scan_files import list_scans
+from app.cli.scan_files import list_scans, read_scan
+from app.errors import NotAVolume
 from app.shapes import read_cohort
 from tests.support.dicom_files import as_dicom
 from tests.support.services import toy_scan
@@ -114,3 +115,21 @@ def test_a_pipe_in_a_folder_is_not_waited_for(models: Path, tmp_path: Path) -> N
     assert read_cohort(tmp_path / "all.csv").specimens == ("one",)
     assert "two.nii" in result.stderr
     assert list(list_scans([scans / "two.nii"])) == [scans / "two.nii"]
+
+
+def test_an_empty_file_among_dicom_files_may_be_a_slice_that_was_not_copied(
+    models: Path, tmp_path: Path
+) -> None:
+    """A series whose last files had not been copied was answered as a whole one, without a word."""
+    folder = tmp_path / "series"
+    folder.mkdir()
+    for number, content in enumerate(as_dicom(np.ones((20, 18, 24), np.int16))):
+        (folder / f"I{number:02}").write_bytes(content if number < 20 else b"")
+    result = run("detect", folder, "-o", tmp_path / "found.json", "--models-dir", models)
+    assert result.exit_code == 0, result.output
+    assert "empty files in the archive: 4; was all of the scan copied?" in result.stderr
+    for file in folder.iterdir():
+        file.write_bytes(b"")
+    assert list(list_scans([folder])) == []
+    with pytest.raises(NotAVolume, match="folder of DICOM files, got none"):
+        read_scan(folder)
