@@ -174,7 +174,10 @@ def _find_checkpoints(results: Path, folds: Sequence[str]) -> list[Path]:
             raise ModelRefused(f"{results.name}: {name}: expected {' or '.join(CHECKPOINTS)}")
         found.append(path)
     if not found:
-        raise ModelRefused(f"{results.name}: expected folders fold_0, fold_1, ..., found none")
+        raise ModelRefused(
+            f"{results}: expected the folder of a training, with fold_0, fold_1, ..., such as "
+            "DATASET/nnLandmark__nnUNetPlans__3d_fullres, found no fold"
+        )
     return found
 
 

@@ -312,3 +312,13 @@ def test_folds_can_be_chosen_and_must_be_there(results: Path, tmp_path: Path) ->
         import_nnunet(results, tmp_path / "others", orientation="RAS", folds=["3"])
     with pytest.raises(BadParameter, match="not there yet"):
         import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+def test_folder_of_one_fold_is_refused_with_the_name_of_the_one_to_give(
+    results: Path, tmp_path: Path
+) -> None:
+    """It said of fold_0: expected folders fold_0, fold_1, ..., found none."""
+    fold = results / "fold_0"
+    message = f"^{fold}: expected the folder of a training, with fold_0, .*__3d_fullres, found no"
+    with pytest.raises(ModelRefused, match=message):
+        import_nnunet(fold, tmp_path / "blobs", orientation="RAS")
