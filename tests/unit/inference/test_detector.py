@@ -1,5 +1,6 @@
 """The detector: what it keeps of a scan while its tiles are run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
