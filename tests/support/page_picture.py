@@ -1,7 +1,7 @@
 """The picture of the page in the README, made anew: ``python -m tests.support.page_picture``.
 
-A real service finds the landmarks of a mouse skull that no weight of its model has seen, a real
-Chromium shows them, and one of them is accepted.
+A real service finds the landmarks of a mouse skull, a real Chromium shows them, and one of them is
+accepted.
 """
 
 from typing import Any, Final
