@@ -134,7 +134,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=1024,
-        description="CPU threads that the forward passes of a device use; 0 lets PyTorch choose.",
+        description="CPU threads that the forward passes of a device use; 0: as many as PyTorch "
+        "chooses, but no more than the container or systemd's unit has the time of cores for.",
     )
     batch_size: int = Field(
         0,

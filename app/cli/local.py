@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from app.cli.terminal import console
-from app.compute import choose_devices, has_compiled_loops
+from app.compute import choose_devices, has_compiled_loops, limit_threads
 from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, answer_scan, load_checked, model_ref
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
@@ -35,8 +35,7 @@ def load_model(folder: Path, settings: Settings) -> LoadedModel:
         ModelRefused: The folder cannot be used.
         StartupError: This machine has no such device.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    limit_threads(settings.threads)
     if console.is_terminal and not has_compiled_loops():
         console.print("Compiling loops: once on this machine, for half a minute or more.")
     allow = settings.allow_torchscript

@@ -28,7 +28,7 @@ from app.compute.device import (
 from app.compute.floats import BFLOAT16, as_numbers, value
 from app.compute.heap_trim import HeapTrimmer, limit_heaps
 from app.compute.jit import has_compiled_loops, has_triton, numba_jit
-from app.compute.threads import SharedCores, adopt_thread_limit, run_split
+from app.compute.threads import SharedCores, adopt_thread_limit, limit_threads, run_split
 from app.compute.transfer import (
     READY,
     CopyStreams,
@@ -46,7 +46,7 @@ __all__ = [
     "NamedDevice", "OnDevice", "ReadyEvent", "SharedCores", "Stopwatch", "Voxels",
     "adopt_thread_limit", "as_numbers", "call_here", "choose_device", "choose_devices",
     "describe_out_of_memory", "fast_precisions", "has_compiled_loops", "has_triton",
-    "is_device_failure", "is_out_of_memory", "limit_heaps", "memory_headroom", "numba_jit",
-    "record_event", "release_memory", "run_split", "set_device", "total_memory", "upload",
-    "upload_numbers", "value",
+    "is_device_failure", "is_out_of_memory", "limit_heaps", "limit_threads", "memory_headroom",
+    "numba_jit", "record_event", "release_memory", "run_split", "set_device", "total_memory",
+    "upload", "upload_numbers", "value",
 ]  # fmt: skip

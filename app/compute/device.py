@@ -31,12 +31,8 @@ ALLOCATION: Final = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB)|\
 OWN_GROUPS: Final = "/proc/self/cgroup"
 """Where Linux names the control groups of this process."""
 
-CGROUP_LIMITS: Final = {
-    "": ("/sys/fs/cgroup", "memory.max"),
-    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-}
-"""Where Linux says how much memory a control group may use: by the controllers of its hierarchy, of
-which version 2 names none, the folder of the hierarchy and the name of the file."""
+CGROUPS: Final = "/sys/fs/cgroup"
+"""Where Linux says what they may use: the one hierarchy of version 2, or those of version 1."""
 
 MEMORY_SHARE: Final = 0.8
 """Share of a device's memory that a batch may take, grids and weights included."""
@@ -183,18 +179,36 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(int(text) for text in map(_read, _limit_files()) if text.isdigit())])
+    names = "memory.max", "memory.limit_in_bytes"  # Of version 2, and of version 1.
+    limits = (_read(f"{group}/{name}") for group in _own_groups("memory") for name in names)
+    return min([machine, *(int(text) for text in limits if text.isdigit())])
 
 
-def _limit_files() -> Iterator[str]:
-    """Name the files with the limits of this process's control groups, and of those around them."""
+def core_limit() -> float:
+    """Return of how many cores this process may use the time, at least 1; infinity: of all.
+
+    Limits count as in ``total_memory``: of ``docker run --cpus``, of ``CPUQuota=`` of systemd.
+    """
+    limit = math.inf
+    for group in _own_groups("cpu"):
+        # Microseconds in each period of so many; no number: no limit.
+        version1 = (_read(f"{group}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota, _, period = (_read(f"{group}/cpu.max") or " ".join(version1)).partition(" ")
+        if quota.isdigit():
+            limit = min(limit, max(1.0, int(quota) / int(period)))
+    return limit
+
+
+def _own_groups(controller: str) -> Iterator[str]:
+    """Name the folders of this process's control groups, and of those around them."""
     for line in _read(OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers in CGROUP_LIMITS:
-            folder, name = CGROUP_LIMITS[controllers]
-            group = PurePosixPath(path)
+        # Version 2 names no controllers.
+        if controller in controllers.split(",") or not controllers:
+            hierarchy = f"{CGROUPS}/{controller}" if controllers else CGROUPS
             # In a container a path may be that of the machine: the last, ``/``, is always there.
-            yield from (f"{folder}{each}/{name}" for each in (group, *group.parents))
+            group = PurePosixPath(path)
+            yield from (f"{hierarchy}{each}" for each in (group, *group.parents))
 
 
 def _read(path: str) -> str:

@@ -1,5 +1,6 @@
 """How many threads an operation uses, and loops in parallel, in threads that release the GIL."""
 
+import math
 import os
 import threading
 import time
@@ -12,7 +13,20 @@ from typing import TypeVar, cast
 import torch
 from threadpoolctl import ThreadpoolController
 
+from app.compute.device import core_limit
+
 Result = TypeVar("Result")
+
+
+def limit_threads(threads: int) -> None:
+    """Let torch use so many threads; 0: as many as it chooses, but no more than there is time for.
+
+    It counts cores. Where their time is limited, more threads use up that of a period at its start,
+    and then all of them stand still until the next.
+    """
+    allowed = core_limit()
+    if threads or allowed < torch.get_num_threads():
+        torch.set_num_threads(threads or math.ceil(allowed))
 
 
 def adopt_thread_limit() -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from app.compute import HOST, HeapTrimmer, choose_devices, total_memory
+from app.compute import HOST, HeapTrimmer, choose_devices, limit_threads, total_memory
 from app.engine.admission import CLIENT_SHARE, Admission, AdmittedRequest
 from app.engine.devices import Devices
 from app.engine.fair_budget import FairBudget, Reservation
@@ -86,8 +86,7 @@ class Engine:
         Raises:
             StartupError: A device of the settings does not exist.
         """
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        limit_threads(settings.threads)
         self.devices = Devices(
             choose_devices(settings.device),
             settings.batch_size,

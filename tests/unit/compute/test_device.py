@@ -1,5 +1,6 @@
 """The device that was asked for, or an error."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from app.compute.device import (
     HOST,
     choose_device,
     choose_devices,
+    core_limit,
     fast_precisions,
     is_out_of_memory,
     total_memory,
@@ -118,12 +120,47 @@ def test_other_errors_are_not_taken_for_memory_that_ran_out() -> None:
 def test_limit_of_a_control_group_counts_in_those_within_it(
     groups: str, limited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hierarchies = {name: (tmp_path / path, file) for name, path, file in (
-        ("", "", "memory.max"), ("memory", "memory", "memory.limit_in_bytes"))}  # fmt: skip
-    monkeypatch.setattr(device, "CGROUP_LIMITS", hierarchies)
+    monkeypatch.setattr(device, "CGROUPS", str(tmp_path))
     monkeypatch.setattr(device, "OWN_GROUPS", str(tmp_path / "groups"))
     (tmp_path / "groups").write_text(groups)
     whole = total_memory(HOST.device)
     (tmp_path / limited).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / limited).write_text(f"{whole // 3}\n")
     assert total_memory(HOST.device) == whole // 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a.slice/b\n", {"a.slice/cpu.max": "200000 50000", "a.slice/b/cpu.max": "max 1"}, 4),
+        (
+            "3:cpu,cpuacct:/docker/3f\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            3,
+        ),
+        (
+            "3:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            math.inf,
+        ),
+        ("3:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "1"}, math.inf),
+    ],
+    ids=["container", "half", "unlimited", "slice", "version 1", "unlimited 1", "other"],
+)
+def test_time_of_cores_is_limited_by_any_control_group_around(
+    groups: str,
+    files: dict[str, str],
+    cores: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "CGROUPS", str(tmp_path))
+    monkeypatch.setattr(device, "OWN_GROUPS", str(tmp_path / "groups"))
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert core_limit() == cores

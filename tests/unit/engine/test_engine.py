@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.compute import device
 from app.engine import engine as engine_module
 from app.engine.engine import Engine
 from app.engine.metrics import Metrics
@@ -52,6 +53,25 @@ def test_engine_that_is_stopped_while_models_load_stays_stopped(
         await stopping
 
     asyncio.run(scenario())
+
+
+def test_passes_use_no_more_threads_than_a_limit_has_the_time_of_cores_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = torch.get_num_threads()
+    monkeypatch.setattr(device, "CGROUPS", str(tmp_path))
+    (tmp_path / "cpu.max").write_text("130000 100000\n")
+    (tmp_path / "groups").write_text("0::/\n")
+    monkeypatch.setattr(device, "OWN_GROUPS", str(tmp_path / "groups"))
+    models = toy_models(tmp_path)
+    try:
+        torch.set_num_threads(8)
+        Engine(toy_settings(models, threads=0), Metrics())
+        assert torch.get_num_threads() == 2
+        Engine(toy_settings(models, threads=3), Metrics())
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(chosen)
 
 
 class Gate:
