@@ -172,6 +172,7 @@ class Engine:
         Raises:
             UnknownModel: There is no such folder.
             ModelRefused: The folder breaks the contract; the model that was there stays.
+            NotReady: No thread can start to load it; likewise.
         """
         task = self._reloads.get(name)
         if task is None:

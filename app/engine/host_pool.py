@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from app.compute import adopt_thread_limit
-from app.errors import DeadlineExceeded, Draining, StartupError
+from app.errors import DeadlineExceeded, Draining, NotReady, StartupError
 
 Result = TypeVar("Result")
 
@@ -144,6 +144,9 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 
     Returns:
         Receives what it returns or raises.
+
+    Raises:
+        NotReady: The system lets no thread start.
     """
     future: Future[Result] = Future()
 
@@ -154,7 +157,13 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
         except BaseException as error:  # noqa: BLE001 - handed to who waits for the future
             future.set_exception(error)
 
-    threading.Thread(target=call, name="load", daemon=True).start()
+    try:
+        threading.Thread(target=call, name="load", daemon=True).start()
+    except RuntimeError as error:
+        raise NotReady(
+            f"expected a system that lets a thread start to load a model, got: {error}; "
+            "allow more processes and threads, or restart the service"
+        ) from error
     return future
 
 

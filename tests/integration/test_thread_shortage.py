@@ -1,5 +1,6 @@
 """A service that has started, where the system lets no other thread start."""
 
+import hashlib
 import os
 import signal
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.services import RAW, ServiceProcess, ended, toy_models, toy_scan
+from tests.support.services import (
+    MODEL,
+    RAW,
+    ServiceProcess,
+    ended,
+    problem_of,
+    toy_models,
+    toy_scan,
+)
 
 NO_MORE_THREADS = """
 import signal
@@ -33,12 +42,17 @@ CALLS = ("/", "/docs", "/page/page.js", "/openapi.json", "/metrics", "/readyz", 
 def test_service_answers_and_stops_where_no_thread_can_start(
     with_jobs: bool, tmp_path: Path
 ) -> None:
-    jobs = {"JOBS": str(tmp_path / "jobs")} if with_jobs else {}
-    with ended(ServiceProcess(toy_models(tmp_path), NO_MORE_THREADS, **jobs)) as service:
+    settings = {"ADMIN_KEY_HASH": hashlib.sha256(b"admin").hexdigest()}
+    settings |= {"JOBS": str(tmp_path / "jobs")} if with_jobs else {}
+    with ended(ServiceProcess(toy_models(tmp_path), NO_MORE_THREADS, **settings)) as service:
         os.kill(service.pid, signal.SIGUSR1)
         with httpx.Client(base_url=service.url, timeout=60) as client:
             for path in CALLS if with_jobs else CALLS[:-1]:
                 assert client.get(path).status_code == 200, path
+            admin = {"Authorization": "Bearer admin"}
+            reload = client.post(f"/v1/models/{MODEL}/reload", headers=admin)
+            assert (reload.status_code, problem_of(reload).code) == (503, "not-ready")
+            assert "allow more processes and threads" in problem_of(reload).detail
             scan = client.post("/v1/landmarks", content=toy_scan(), headers=RAW)
             assert scan.status_code == 200
         service.terminate()
