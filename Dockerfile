@@ -49,9 +49,11 @@ RUN pip install --constraint constraints.txt setuptools \
 FROM python:3.11-slim
 COPY --from=dependencies /opt/venv /opt/venv
 # Triton, which CUDA builds of torch bring, compiles what launches its kernels by a C compiler.
+# A new volume that is mounted at /data belongs to whom that folder belongs.
 # KubeRay probes containers of Ray by wget; older versions start Ray by a login shell, whose PATH is
 # its own.
 RUN useradd --uid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin landmarkd \
+ && install --directory --owner landmarkd --group landmarkd --mode 700 /data \
  && if [ -d /opt/venv/lib/python3*/site-packages/triton ]; then \
       apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
       && rm -rf /var/lib/apt/lists/*; \

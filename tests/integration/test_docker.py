@@ -177,6 +177,17 @@ def test_memory_limit_holds_under_large_bodies_and_giant_grids(service: ServiceC
     assert re.search(r"^oom_kill 0$", service.read(*MEMORY_EVENTS), flags=re.MULTILINE)
 
 
+def test_jobs_and_cases_outlive_the_container_in_its_volume() -> None:
+    kept = {"LANDMARKD_JOBS": "/data/jobs", "LANDMARKD_STORE": "/data/cases"}
+    with ServiceContainer(**kept) as service:
+        url = f"{service.url}/v1/jobs"
+        sent = httpx.post(url, params={"model": "phantom"}, content=scan_of(30, 2.0), headers=RAW)
+        assert sent.status_code == 202
+        service.replace()
+        assert [job["id"] for job in httpx.get(url).json()["jobs"]] == [sent.json()["id"]]
+        assert service.execute("test", "-w", "/data/cases").returncode == 0
+
+
 def test_sigterm_answers_what_is_in_flight_and_exits_0() -> None:
     with ServiceContainer() as service, Client(service.url):
         stopping = threading.Thread(target=service.stop)

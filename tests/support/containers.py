@@ -70,16 +70,19 @@ class ServiceContainer:
         self.url = f"http://127.0.0.1:{port}"
         self._environment = {"PORT": str(port), "COMPOSE_PROJECT_NAME": f"landmarkd-{port}"}
         self._environment |= environment
-        start = str(int(time.time()))
         try:
-            self._compose("up", "--detach", "--no-build", SERVICE)
-            self.id = self._compose("ps", "--quiet", SERVICE)
-            events = ["events", "--since", start, "--filter", f"container={self.id}"]
-            self._wait_for_line("health_status: healthy", *events, "--format", "{{.Action}}")
-            self._wait_for_line('"message": "started"', "logs", "--follow", self.id)
+            self._start()
         except BaseException:
             self._remove()
             raise
+
+    def _start(self, *options: str) -> None:
+        start = str(int(time.time()))
+        self._compose("up", "--detach", "--no-build", *options, SERVICE)
+        self.id = self._compose("ps", "--quiet", SERVICE)
+        events = ["events", "--since", start, "--filter", f"container={self.id}"]
+        self._wait_for_line("health_status: healthy", *events, "--format", "{{.Action}}")
+        self._wait_for_line('"message": "started"', "logs", "--follow", self.id)
 
     def __enter__(self) -> "ServiceContainer":
         """Return it."""
@@ -90,7 +93,7 @@ class ServiceContainer:
         self._remove()
 
     def _remove(self) -> None:
-        self._compose("down", "--timeout", "0")
+        self._compose("down", "--volumes", "--timeout", "0")
 
     def _compose(self, *arguments: str) -> str:
         return compose(*arguments, **self._environment)
@@ -123,6 +126,10 @@ class ServiceContainer:
         """Ask Docker for a field of the container, such as ``State.ExitCode``."""
         value: object = json.loads(docker("inspect", "--format", f"{{{{json .{field}}}}}", self.id))
         return value
+
+    def replace(self) -> None:
+        """Have Compose put another container in its place, as for a new image; its volume stays."""
+        self._start("--force-recreate")
 
     def stop(self) -> None:
         """Stop it by SIGTERM, as ``docker compose stop`` does, and wait for its end."""
