@@ -75,6 +75,12 @@ def _check_devices(value: str) -> str:
     return value
 
 
+def _check_host(value: str) -> str:
+    if "/" in value:
+        raise ValueError(f"expected names of hosts, without https:// or a path, got {value!r}")
+    return value
+
+
 def _expand_home(value: Path) -> Path:
     """Replace ``~`` as a shell does: files of environments and quotes leave it as it is."""
     try:
@@ -84,7 +90,8 @@ def _expand_home(value: Path) -> Path:
 
 
 Folder = Annotated[Path, AfterValidator(_expand_home)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+HostName = Annotated[str, AfterValidator(_check_host)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
 KeyHashes = Annotated[tuple[NamedKeyHash, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -227,7 +234,7 @@ class Settings(BaseSettings):
         description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`, each "
         "with a name in front if it shall have one: `anna:HASH`. Unset: no key is needed.",
     )
-    allowed_hosts: Names = Field(
+    allowed_hosts: HostNames = Field(
         (),
         description="Names in `Host`, comma-separated, on any port, under which pages of browsers "
         "may use a service that needs no key, besides its address and `localhost`; `*`: any, and "
@@ -313,9 +320,9 @@ def read_settings(**given: object) -> Settings:
 
 def _describe(error: ErrorDetails, options: Container[str]) -> str:
     """Say which option or variable cannot be used, what was expected, and, unless secret, got."""
-    what = error["msg"].removeprefix("Value error, ")
-    for pydantics in ("Input should be", "String should match pattern"):
-        what = what.replace(pydantics, "expected")
+    what = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    if error["type"] == "string_pattern_mismatch":  # Only hashes have a pattern.
+        what = "expected a SHA-256 hash, 64 hexadecimal digits"
     if not error["loc"]:
         return what
     name, *item = map(str, error["loc"])

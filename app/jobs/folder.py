@@ -79,7 +79,9 @@ class JobFolder:
                 self._recover()
                 opened.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise StartupError(f"expected a folder for jobs, but {path}: {error}") from error
+            raise StartupError(
+                f"LANDMARKD_JOBS: expected a folder for jobs, but {path}: {error}"
+            ) from error
 
     def close(self) -> None:
         """Let another process use the folder."""

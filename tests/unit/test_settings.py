@@ -80,12 +80,13 @@ def test_devices_are_listed_in_words() -> None:
         ("JOBS_MAX_BYTES", "10", "LANDMARKD_JOBS_MAX_BYTES: expected greater than or equal to 1"),
         ("STORE_MAX_BYTES", "20", "LANDMARKD_STORE_MAX_BYTES: expected greater than or equal to"),
         ("JOBS", "~nobody-here/jobs", "LANDMARKD_JOBS: expected a home folder that exists"),
+        ("ALLOWED_HOSTS", "a,https://b/", "LANDMARKD_ALLOWED_HOSTS: expected names of hosts, with"),
         ("DEVICE", "gpu", "LANDMARKD_DEVICE: expected auto, all, cpu, cuda"),
         ("LOG_LEVEL", "INFO", "LANDMARKD_LOG_LEVEL: expected 'debug', 'info', 'warning' or"),
         ("MAX_BODY_BYTES", "12foo", "LANDMARKD_MAX_BODY_BYTES: could not interpret byte unit: foo"),
         ("TIMEOUT_S", "601", "expected LANDMARKD_TIMEOUT_S <= LANDMARKD_MAX_TIMEOUT_S, got 601"),
-        ("API_KEYS", f"{HASH},my-secret", "LANDMARKD_API_KEYS.1: expected '^("),
-        ("ADMIN_KEY_HASH", "my-secret", "LANDMARKD_ADMIN_KEY_HASH: expected '^["),
+        ("API_KEYS", f"{HASH},my-secret", "LANDMARKD_API_KEYS.1: expected a SHA-256 hash, 64"),
+        ("ADMIN_KEY_HASH", "my-secret", "LANDMARKD_ADMIN_KEY_HASH: expected a SHA-256 hash"),
     ],
 )
 def test_variable_that_cannot_be_used_is_named_with_what_it_got(
