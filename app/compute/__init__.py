@@ -28,7 +28,13 @@ from app.compute.device import (
 from app.compute.floats import BFLOAT16, as_numbers, value
 from app.compute.heap_trim import HeapTrimmer, limit_heaps
 from app.compute.jit import has_compiled_loops, has_triton, numba_jit
-from app.compute.threads import SharedCores, adopt_thread_limit, limit_threads, run_split
+from app.compute.threads import (
+    SharedCores,
+    adopt_thread_limit,
+    limit_threads,
+    run_split,
+    start_executor,
+)
 from app.compute.transfer import (
     READY,
     CopyStreams,
@@ -47,6 +53,6 @@ __all__ = [
     "adopt_thread_limit", "as_numbers", "call_here", "choose_device", "choose_devices",
     "describe_out_of_memory", "fast_precisions", "has_compiled_loops", "has_triton",
     "is_device_failure", "is_out_of_memory", "limit_heaps", "limit_threads", "memory_headroom",
-    "numba_jit", "record_event", "release_memory", "run_split", "set_device", "total_memory",
-    "upload", "upload_numbers", "value",
+    "numba_jit", "record_event", "release_memory", "run_split", "set_device", "start_executor",
+    "total_memory", "upload", "upload_numbers", "value",
 ]  # fmt: skip

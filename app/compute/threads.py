@@ -14,6 +14,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from app.compute.device import core_limit
+from app.errors import StartupError
 
 Result = TypeVar("Result")
 
@@ -36,6 +37,30 @@ def adopt_thread_limit() -> None:
     products then sum in another order: its first scan would differ a little from all others.
     """
     torch.get_num_threads()
+
+
+def start_executor(name: str, threads: int) -> ThreadPoolExecutor:
+    """Start all threads of an executor: where a limit lets no more start later, nothing is lost.
+
+    An executor that starts a thread when it is needed keeps what it has no thread for in its queue.
+
+    Raises:
+        StartupError: The system lets none start.
+    """
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=adopt_thread_limit)
+    started = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):  # Each waits on a thread of its own until all have started.
+            executor.submit(started.wait)
+    except RuntimeError as error:
+        started.abort()
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise StartupError(
+            f"expected a system that lets {threads} threads start for {name}, got: {error}; "
+            "allow more processes and threads"
+        ) from error
+    started.wait()
+    return executor
 
 
 class SharedCores:
@@ -120,7 +145,7 @@ def run_split(function: Callable[[int, int], Result], size: int, min_part: int) 
         for part in left:
             results[part] = function(size * part // parts, size * (part + 1) // parts)
 
-    others = [_pool(parts - 1, os.getpid()).submit(work) for _ in range(parts - 1)]
+    others = [_pool(os.getpid()).submit(work) for _ in range(parts - 1)]
     try:
         work()
     finally:
@@ -131,9 +156,13 @@ def run_split(function: Callable[[int, int], Result], size: int, min_part: int) 
 
 
 @cache
-def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
+def _pool(_process: int) -> ThreadPoolExecutor:
     """Keep the threads of a process: to start one takes longer than many a part.
 
-    A fork has none of its parent's, and what were left to these would stay in memory for good.
+    They are as many as all parts at once can use, not as the parts of the loop that comes first: on
+    many cores, pools for each number of parts would have thousands. A fork has none of its
+    parent's, and what were left to these would stay in memory for good.
     """
-    return ThreadPoolExecutor(threads, thread_name_prefix="parts")
+    with ThreadPoolExecutor(1) as new:  # In this thread, it may be a share of the cores.
+        threads = new.submit(torch.get_num_threads).result()
+    return start_executor("parts", max(1, threads - 1))

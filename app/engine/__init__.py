@@ -48,12 +48,11 @@ from app.engine.admission import CLIENT_SHARE, AdmittedRequest
 from app.engine.device_loop import DeviceLoop
 from app.engine.engine import DECODE_SLOTS, Engine
 from app.engine.fair_budget import FairBudget
-from app.engine.host_pool import start_executor
 from app.engine.jobs import Progress, ignore
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 from app.engine.scheduler import BACKGROUND
 
 __all__ = [
     "BACKGROUND", "CLIENT_SHARE", "DECODE_SLOTS", "METRICS_MEDIA_TYPE", "AdmittedRequest",
-    "DeviceLoop", "Engine", "FairBudget", "Metrics", "Progress", "ignore", "start_executor",
+    "DeviceLoop", "Engine", "FairBudget", "Metrics", "Progress", "ignore",
 ]  # fmt: skip

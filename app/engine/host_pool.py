@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-from app.compute import adopt_thread_limit
-from app.errors import DeadlineExceeded, Draining, NotReady, StartupError
+from app.compute import adopt_thread_limit, start_executor
+from app.errors import DeadlineExceeded, Draining, NotReady
 
 Result = TypeVar("Result")
 
@@ -80,30 +80,6 @@ class HostPool:
         """Let the threads end; work that has not begun is dropped."""
         self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def start_executor(name: str, threads: int) -> ThreadPoolExecutor:
-    """Start all threads of an executor: where a limit lets no more start later, nothing is lost.
-
-    An executor that starts a thread when it is needed keeps what it has no thread for in its queue.
-
-    Raises:
-        StartupError: The system lets none start.
-    """
-    executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=adopt_thread_limit)
-    started = threading.Barrier(threads + 1)
-    try:
-        for _ in range(threads):  # Each waits on a thread of its own until all have started.
-            executor.submit(started.wait)
-    except RuntimeError as error:
-        started.abort()
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise StartupError(
-            f"expected a system that lets {threads} threads start for {name}, got: {error}; "
-            "allow more processes and threads"
-        ) from error
-    started.wait()
-    return executor
 
 
 class DaemonThread:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress, start_executor
+from app.compute import start_executor
+from app.engine import BACKGROUND, Engine, FairBudget, Metrics, Progress
 from app.errors import GivenUp, NotReady, NotStored, UnknownModel
 from app.inference import answer_scan
 from app.io import HEAD_BYTES, LandmarksAnswer, Problem

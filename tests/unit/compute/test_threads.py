@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -46,13 +47,55 @@ def test_part_that_no_other_thread_has_begun_is_done_here(monkeypatch: pytest.Mo
     """Nobody waits for a thread that is late."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     late = threading.Event()
-    blocked = _pool(1, os.getpid()).submit(late.wait, 30)
+    pool = _pool(os.getpid())
+    blocked = [pool.submit(late.wait, 30) for _ in range(64)]  # More than it has threads.
     try:
         here = run_split(lambda _first, _last: threading.get_ident(), 2, 1)
         assert here == [threading.get_ident()] * 2
     finally:
         late.set()
-        assert blocked.result()
+        assert all(one.result() for one in blocked)
+
+
+def test_loops_of_any_number_of_parts_share_the_threads_of_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pools for each number of parts would have thousands of threads on many cores."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    _pool.cache_clear()
+    before = {*threading.enumerate()}
+    try:
+        for parts in (2, 3, 5, 12):
+            meet = threading.Barrier(parts)  # So that each part has a thread of its own.
+            run_split(partial(_meet, meet), parts, 1)
+        assert len({*threading.enumerate()} - before) == 11
+        lent = _pool(os.getpid())
+    finally:
+        _pool.cache_clear()
+    lent.shutdown()
+
+
+def test_loop_that_has_a_share_of_the_cores_leaves_others_the_threads_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first loop of a process may be that of a pass beside others."""
+    here = threading.get_ident()
+    monkeypatch.setattr(
+        torch, "get_num_threads", lambda: 2 if threading.get_ident() == here else 12
+    )
+    _pool.cache_clear()
+    before = {*threading.enumerate()}
+    try:
+        run_split(lambda first, last: (first, last), 2, 1)
+        assert len({*threading.enumerate()} - before) == 11
+        lent = _pool(os.getpid())
+    finally:
+        _pool.cache_clear()
+    lent.shutdown()
+
+
+def _meet(barrier: threading.Barrier, _first: int, _last: int) -> int:
+    return barrier.wait(30)
 
 
 FORKS = """
