@@ -151,13 +151,14 @@ class DeviceLoop:
         request.on_progress(self._progress_of(job))
         why: Literal["cancelled", "late"] = "cancelled"
         try:
-            async with asyncio.timeout_at(request.deadline):
-                return await waiter.future
-        except TimeoutError:
+            with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
+                async with asyncio.timeout_at(request.deadline):
+                    return await waiter.future
             why = "late"
-            raise DeadlineExceeded("expected an answer in time, got none") from None
+            raise DeadlineExceeded("expected an answer in time, got none")
         finally:
             self._leave(job, waiter, why)
+            del waiter  # Its future holds the error whose traceback holds this frame.
 
     def _progress_of(self, job: Job) -> Progress:
         if job.tiles_run:

@@ -328,7 +328,8 @@ class DeviceWorker:
             job.tiles_run += 1
         for job in batch.requests():
             if job.state is not None:
-                self._continue(job, report.errors.get(job.state))
+                # Not kept: the tracebacks of the errors hold frames that hold the report.
+                self._continue(job, report.errors.pop(job.state, None))
 
     def _continue(self, job: Job, error: Exception | None) -> None:
         """Finish a job whose tiles have all run; fail it if one of them did."""

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,16 +89,16 @@ class FairBudget:
         self._waiting.append(reservation)
         self._grant()
         try:
-            async with asyncio.timeout_at(deadline):
-                while not (await asyncio.wait([reservation.granted], timeout=PATIENCE_S))[0]:
-                    self._grant()  # Those before it may be passed again.
-        except BaseException as error:
+            with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
+                async with asyncio.timeout_at(deadline):
+                    while not (await asyncio.wait([reservation.granted], timeout=PATIENCE_S))[0]:
+                        self._grant()  # Those before it may be passed again.
+                return reservation
+        except BaseException:
             self.release(reservation)
-            if isinstance(error, TimeoutError):
-                detail = "expected a turn in time, but other requests had it"
-                raise DeadlineExceeded(detail) from None
             raise
-        return reservation
+        self.release(reservation)
+        raise DeadlineExceeded("expected a turn in time, but other requests had it")
 
     @asynccontextmanager
     async def hold(self, amount: int, client: str, deadline: float) -> AsyncIterator[Reservation]:

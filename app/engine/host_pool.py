@@ -53,7 +53,6 @@ class HostPool:
             Draining: The pool was closed before the function was called.
             LandmarkdError: Raised by the function.
         """
-        task = asyncio.current_task()
         cancelled = threading.Event()
 
         def check_cancelled() -> None:
@@ -63,13 +62,13 @@ class HostPool:
         try:
             if self._closed:
                 raise _stopped()
-            async with asyncio.timeout_at(deadline):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._executor, function, check_cancelled)
-        except TimeoutError:
-            raise DeadlineExceeded("expected an answer in time, got none") from None
+            with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
+                async with asyncio.timeout_at(deadline):
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._executor, function, check_cancelled)
+            raise DeadlineExceeded("expected an answer in time, got none")
         except asyncio.CancelledError:
-            if task is None or task.cancelling():
+            if _is_cancelled():
                 raise
             # Nobody has cancelled who waits: the pool was closed, and the work dropped.
             raise _stopped() from None
@@ -146,6 +145,15 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
     """Wait for what a function returns on a thread that ``start_daemon_thread`` starts."""
     return await asyncio.shield(asyncio.wrap_future(start_daemon_thread(function)))
+
+
+def _is_cancelled() -> bool:
+    """Say whether the task that runs was cancelled, without a name for it in the caller's frame.
+
+    That would hold the task, which holds what it has raised, whose traceback holds the frame.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _stopped() -> Draining:

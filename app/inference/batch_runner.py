@@ -80,8 +80,14 @@ def launch_batch(
     """
     start_s = time.perf_counter()
     active = [slot for slot in tiles if is_active(slot[0])]
-    outcome = _attempt(lambda: launch(active, give_way), _device_of(active)) if active else None
-    return InFlightBatch(active, is_active, outcome, start_s)
+    # An error that had a name here would be held by this frame, which its traceback holds: with all
+    # that the frames of the pass hold of the scans, it would wait for the garbage collector.
+    return InFlightBatch(
+        active,
+        is_active,
+        _attempt(lambda: launch(active, give_way), _device_of(active)) if active else None,
+        start_s,
+    )
 
 
 def collect_batch(batch: InFlightBatch) -> BatchReport:

@@ -1,6 +1,7 @@
 """The device loop: many requests, one device, and faults that hurt only the scan at fault."""
 
 import asyncio
+import gc
 import threading
 import time
 import weakref
@@ -324,3 +325,39 @@ def test_answered_scan_is_freed_before_another_comes(
             assert await asyncio.to_thread(gone.wait, 10)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["abandoned", "late", "failed"])
+def test_scan_without_an_answer_is_freed_without_garbage_collection(
+    where: NamedDevice, model: LoadedModel, faulty: Faulty, ends: str
+) -> None:
+    """Its memory is given to others as soon as it has ended; the collector may come much later."""
+    gated, gone = with_network(model, faulty), threading.Event()
+
+    def watched() -> Volume:
+        volume = scan(1, peak=2 * POISON if ends == "failed" else 0.0)
+        weakref.finalize(volume.voxels, gone.set)
+        return volume
+
+    async def scenario() -> None:
+        async with running(batch_size=1, device=where) as loop:
+            faulty.gate.clear()
+            deadline = asyncio.get_running_loop().time() + 1.0 if ends == "late" else FAR
+            asked = asyncio.create_task(ask(loop, gated, watched(), deadline))
+            await wait_for(faulty.entered)
+            if ends == "abandoned":
+                asked.cancel()
+            elif ends == "failed":
+                faulty.gate.set()
+            await asyncio.wait([asked])
+            assert asked.cancelled() or asked.exception() is not None
+            del asked
+            faulty.gate.set()
+            assert await asyncio.to_thread(gone.wait, 10)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

@@ -1,15 +1,19 @@
 """Threads for work on the host."""
 
 import asyncio
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 import torch
 from torch import Tensor
 
+from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.errors import BadVoxels, DeadlineExceeded, Draining, StartupError
 
@@ -135,3 +139,42 @@ def test_daemon_thread_hands_on_what_it_returns_or_raises() -> None:
             await run_in_daemon_thread(fail)
 
     asyncio.run(scenario())
+
+
+class Scan:
+    """Something large."""
+
+
+@pytest.mark.parametrize("ends", ["failed", "late", "waiting"])
+def test_who_gets_no_result_is_freed_without_garbage_collection(ends: str) -> None:
+    """Its memory is given to others as soon as it has ended; the collector may come much later."""
+    pool, budget, held = HostPool("host", 1), FairBudget(1), Event()
+    freed = Event()
+
+    def work(_: object) -> int:
+        return fail() if ends == "failed" else int(held.wait(WAIT_S))
+
+    async def ask() -> object:
+        scan = Scan()
+        weakref.finalize(scan, freed.set)
+        now = asyncio.get_running_loop().time()
+        if ends == "waiting":
+            return await budget.reserve(1, "b", now + 0.1), scan
+        return await pool.run(work, now + (0.1 if ends == "late" else WAIT_S)), scan
+
+    async def scenario() -> None:
+        budget.add(1, "a")
+        asked = asyncio.create_task(ask())
+        await asyncio.wait([asked])
+        assert isinstance(asked.exception(), BadVoxels | DeadlineExceeded)
+        del asked
+        held.set()
+        assert freed.is_set()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+        pool.close()
