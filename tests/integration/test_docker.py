@@ -28,7 +28,7 @@ NEAR_MM = 2.0
 """One voxel of the model."""
 
 LIMIT = 2 << 30
-PROCESSES = 512
+PROCESSES = 4096
 USER = "10001"
 
 CGROUP = "/sys/fs/cgroup"
