@@ -105,6 +105,30 @@ def test_scan_is_shown_where_the_service_read_it(
         assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
 
 
+def test_scan_is_sent_to_the_graphics_card_once(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    count = """() => {
+        window.sent = 0;
+        const { nv } = landmarkd.viewer;
+        const send = nv.refreshLayers.bind(nv);
+        nv.refreshLayers = (...given) => {
+            sent += 1;
+            return send(...given);
+        };
+    }"""
+    with opened(browser, page_service.url) as page:
+        page.evaluate(count)
+        for number, name in enumerate(("a.nii.gz", "b.nii.gz"), start=1):
+            drop(page, (name, SCAN))
+            page.wait_for_selector(f'#facts:text("{name}")')
+            page.wait_for_selector("#rows tr")
+            assert page.evaluate("landmarkd.viewer.nv.meshes.length") == 1
+            assert page.evaluate("sent") == number
+        page.click('[data-window="full"]')
+        assert page.evaluate("sent") == number + 1
+
+
 def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_not_shown(
     browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:

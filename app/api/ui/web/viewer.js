@@ -28,6 +28,7 @@ const OPTIONS = {
   loadingText: "",
   logLevel: "silent",
 };
+const SAME_MM = 1e-5; // headers have positions in float32
 const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
@@ -89,9 +90,11 @@ class Viewer {
     this.clear();
     // NiiVue recognises formats by name, which may be missing or wrong.
     await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
+    if (!frame) return;
     const [volume] = this.nv.volumes;
     this.nv.setFrame4D(volume.id, frame);
     volume.calMinMax(); // of this frame
+    this.nv.updateGLVolume();
   }
 
   clear() {
@@ -107,8 +110,11 @@ class Viewer {
   setGeometry({ shape, affine, spacing_mm }) {
     const [volume] = this.nv.volumes;
     if (shape.some((size, axis) => size !== volume.hdr.dims[axis + 1])) return false;
-    const at = transform(invert(volume.hdr.affine), this.crosshair);
-    volume.hdr.pixDims.splice(1, 3, ...spacing_mm);
+    const { affine: before, pixDims } = volume.hdr;
+    const [given, read] = [[...affine, spacing_mm].flat(), [...before, [...pixDims].slice(1, 4)].flat()];
+    if (given.every((value, index) => Math.abs(value - read[index]) < SAME_MM)) return true;
+    const at = transform(invert(before), this.crosshair);
+    pixDims.splice(1, 3, ...spacing_mm);
     volume.setAffine(affine);
     this.nv.updateGLVolume();
     this.nv.scene.crosshairPos = this.nv.mm2frac(transform(affine, at));
@@ -182,6 +188,7 @@ class Viewer {
     const { robust_min: low, robust_max: high, global_min: least, global_max: most } = volume;
     const bright = low + BONE_PART * (high - low);
     const [from, to] = { auto: [low, high], full: [least, most], bone: [bright, high] }[name];
+    if (volume.cal_min === from && volume.cal_max === to) return;
     Object.assign(volume, { cal_min: from, cal_max: to });
     this.nv.updateGLVolume();
   }
@@ -217,20 +224,21 @@ class Viewer {
     this.nv.drawScene();
   }
 
+  // Not by addMesh and removeMesh, with which NiiVue sends the whole scan to the graphics card again.
   #drawBalls(nodes) {
     if (this.#mesh && nodes.length) {
-      // In its place, because a new mesh has NiiVue send the whole scan to the graphics card again.
       this.#mesh.nodes = nodes;
       this.#mesh.updateMesh(this.nv.gl);
     } else if (this.#mesh) {
-      this.nv.removeMesh(this.#mesh);
+      this.#mesh.unloadMesh(this.nv.gl);
+      this.nv.meshes = [];
       this.#mesh = null;
     } else if (nodes.length) {
       this.#mesh = this.nv.loadConnectomeAsMesh({
         name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
         nodeScale: 1, showLegend: false, nodes, edges: [],
       });
-      this.nv.addMesh(this.#mesh);
+      this.nv.meshes = [this.#mesh];
     }
   }
 
