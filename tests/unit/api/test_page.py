@@ -1,4 +1,4 @@
-"""What is served for the page; tests/integration/test_page_browser.py looks at it in a browser."""
+"""What is served for the page; tests/integration/page looks at it in a browser."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -13,7 +13,7 @@ from app.api.dependencies import hash_key
 from app.geometry import Points, transform
 from app.io import read_case, read_landmarks, read_truth
 from app.training.data.specimens import pair_files
-from tests.integration.conftest import PHANTOM
+from tests.integration.page.conftest import PHANTOM
 from tests.support.browser import (
     ABSENT,
     KEY,
