@@ -75,6 +75,12 @@ def hold(page: Page, pattern: str) -> list[Route]:
     return held
 
 
+def stop_clock(page: Page) -> None:
+    """Let time stand still for the page: on a busy machine, waits would end by themselves."""
+    page.clock.install(time=0)
+    page.clock.pause_at(3_600_000)
+
+
 def drop(page: Page, *files: tuple[str, bytes]) -> None:
     """Drop files, given by name and content, on the page."""
     carried = page.evaluate_handle(

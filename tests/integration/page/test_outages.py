@@ -24,6 +24,7 @@ from tests.support.browser import (
     drop,
     enter,
     opened,
+    stop_clock,
     text_of,
 )
 from tests.support.faulty_network import command_scan, faulty_models
@@ -31,8 +32,7 @@ from tests.support.faulty_service import Faulty
 from tests.support.services import MODEL, ServiceProcess, ended, toy_models
 
 STATES = "#scans li span:last-child"
-WAITS = 7
-"""Between attempts."""
+WAITS = 7  # between attempts
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_in_vain(page: Page, times: int) -> int:
-    """Let the page, whose clock is installed, try again so often; return when it does next."""
+    """Let the page, whose clock is stopped, try again so often; return when it does next."""
     until, at = "landmarkd.queue.current?.progress?.until", 0
     for ms in (0, *times * [60_000]):
         page.clock.fast_forward(ms)
@@ -205,7 +205,7 @@ def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
     browser: Browser, models: Path
 ) -> None:
     with serving(models) as service, opened(browser, service.url) as page:
-        page.clock.install()
+        stop_clock(page)
         service.kill()
         drop(page, ("a.nii", command_scan()), ("b.nii", command_scan()))
         wait_in_vain(page, WAITS - 1)
@@ -221,12 +221,13 @@ def test_page_gives_up_after_some_minutes_and_goes_on_by_hand(
 
 def test_page_asks_at_once_when_the_service_is_back(browser: Browser, models: Path) -> None:
     with serving(models) as service, opened(browser, service.url) as page:
-        page.clock.install()
+        stop_clock(page)
         service.kill()
         drop(page, ("a.nii", command_scan()))
         next_attempt = wait_in_vain(page, WAITS - 1)
         page.clock.fast_forward(2_000)  # Looks, and finds it away.
         with serving(models, service.port):
+            page.clock.resume()
             page.wait_for_selector("#rows tr")
         assert page.evaluate("Date.now()") < next_attempt
 
@@ -341,8 +342,7 @@ def test_file_that_was_removed_is_no_outage(browser: Browser, models: Path, tmp_
         page.set_input_files("#folder", folder)
         page.wait_for_selector("#scans li:nth-child(2)")
         (tmp_path / text_of(page, "#scans li:nth-child(2) span")).unlink()
-        with service.gate.open("wb"):
-            pass
+        service.gate.open("wb").close()
         page.wait_for_selector('#scans li:nth-child(2)[data-state="problem"]', timeout=20_000)
         assert states(page) == ["3 of 3 found", "File not readable"]
 
