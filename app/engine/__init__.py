@@ -24,19 +24,19 @@ function that runs there, each arrow a hand-over by the function at its beginnin
 
 Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
 ``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
-on the event loop; they remove the job from the ``WorkQueue``, where all threads meet. On a CPU, the
-worker hands each batch to one of up to four threads for passes, and a call comes back. Outside of
-requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
+on the event loop; they remove the scan from the ``WorkQueue``, where all threads meet. On a CPU,
+the worker hands each batch to one of up to four threads for passes, and a call comes back. Outside
+of requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
 pool of 2 threads; and a daemon thread per device loads models, one folder at a time: of that, the
 device worker moves the weights and runs the self-check, in calls that batches come between.
 
 engine         admission, decoding, models; ``Engine.detect``
 admission      bounds on requests in progress, and on their bodies as they arrive
 devices        all devices of the process, and which of them runs a request
-device_loop    the event loop's side of one device: jobs, deadlines, health
+device_loop    the event loop's side of one device: scans, deadlines, health
 device_worker  the thread of one device, which has its networks run
 work_queue     what waits for one device: calls, then batches of tiles
-jobs           single flight: one job per distinct (model, scan, frame), many waiters
+active_scans   single flight: one computation per distinct (model, scan, frame), many waiters
 scheduler      which tiles form the next batch: the policy, without threads or clocks
 batch_sizes    how many tiles a batch may hold, as measured
 host_pool      threads for work on the host
@@ -44,11 +44,11 @@ metrics        Prometheus metrics
 fair_budget    memory and other things that clients share evenly
 """
 
+from app.engine.active_scans import Progress, ignore
 from app.engine.admission import CLIENT_SHARE, AdmittedRequest
 from app.engine.device_loop import DeviceLoop
 from app.engine.engine import DECODE_SLOTS, Engine
 from app.engine.fair_budget import FairBudget
-from app.engine.jobs import Progress, ignore
 from app.engine.metrics import METRICS_MEDIA_TYPE, Metrics
 from app.engine.scheduler import BACKGROUND
 

@@ -1,7 +1,7 @@
-"""The event loop's side of one device: its jobs, their waiters and deadlines, and its health.
+"""The event loop's side of one device: its scans, their waiters and deadlines, and its health.
 
-Equal requests in flight share a job. When there is nothing to do, both sides sleep: an idle service
-never wakes.
+Equal requests in flight share a scan. When there is nothing to do, both sides sleep: an idle
+service never wakes.
 """
 
 import asyncio
@@ -12,13 +12,11 @@ from contextlib import suppress
 from typing import Final, Literal, TypeVar
 
 from app.compute import HOST, NamedDevice
-from app.engine.batch_sizes import BatchSizes
-from app.engine.device_worker import DeviceWorker
-from app.engine.jobs import (
+from app.engine.active_scans import (
+    ActiveScan,
     DetectRequest,
     DeviceEvent,
     HealthChanged,
-    Job,
     Progress,
     Progressed,
     Settled,
@@ -26,6 +24,8 @@ from app.engine.jobs import (
     WorkerDied,
     ignore,
 )
+from app.engine.batch_sizes import BatchSizes
+from app.engine.device_worker import DeviceWorker
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, NotReady, StartupError
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class DeviceLoop:
-    """The jobs of one device; lives on the event loop.
+    """The scans of one device; lives on the event loop.
 
     Attributes:
         device: The device.
@@ -83,29 +83,29 @@ class DeviceLoop:
         self._self_check = self_check
         self._on_lost = on_lost
         self.queue = WorkQueue(sizes.size, sizes.cost, device.passes)
-        self._jobs: dict[Hashable, Job] = {}
+        self._scans: dict[Hashable, ActiveScan] = {}
         self._worker = self._make_worker()
         self._restarting = self._stopping = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def load(self) -> tuple[float, int]:
-        """Estimated time until the device is free, then the number of its jobs.
+        """Estimated time until the device is free, then the number of its scans.
 
         A scan that is not prepared yet counts as one tile.
         """
         unprepared_s = self.queue.unprepared * self.sizes.mean_cost
-        return self.queue.backlog_s + unprepared_s, len(self._jobs)
+        return self.queue.backlog_s + unprepared_s, len(self._scans)
 
     @property
     def oldest_s(self) -> float:
-        """Age of the oldest job; 0 without any."""
+        """Age of the oldest scan; 0 without any."""
         now = time.perf_counter()
-        return max((now - job.created_s for job in self._jobs.values()), default=0.0)
+        return max((now - scan.created_s for scan in self._scans.values()), default=0.0)
 
-    def has_job(self, key: Hashable) -> bool:
+    def has_scan(self, key: Hashable) -> bool:
         """Return whether requests of a key are in work here."""
-        return key in self._jobs
+        return key in self._scans
 
     def start(self) -> None:
         """Start the device's thread."""
@@ -147,8 +147,8 @@ class DeviceLoop:
             reason = self.unhealthy_reason or "it is stopping"
             raise NotReady(f"expected a working device, but {reason}")
         waiter = Waiter(request, asyncio.get_running_loop().create_future())
-        job = self._join_or_create(waiter)
-        request.on_progress(self._progress_of(job))
+        scan = self._join_or_create(waiter)
+        request.on_progress(self._progress_of(scan))
         why: Literal["cancelled", "late"] = "cancelled"
         try:
             with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
@@ -157,49 +157,49 @@ class DeviceLoop:
             why = "late"
             raise DeadlineExceeded("expected an answer in time, got none")
         finally:
-            self._leave(job, waiter, why)
+            self._leave(scan, waiter, why)
             del waiter  # Its future holds the error whose traceback holds this frame.
 
-    def _progress_of(self, job: Job) -> Progress:
-        if job.tiles_run:
-            return Progress("tile", tile=job.tiles_run, tiles=job.tiles)
-        return Progress("queued", len(self._jobs) - 1, tiles=job.tiles)
+    def _progress_of(self, scan: ActiveScan) -> Progress:
+        if scan.tiles_run:
+            return Progress("tile", tile=scan.tiles_run, tiles=scan.tiles)
+        return Progress("queued", len(self._scans) - 1, tiles=scan.tiles)
 
-    def _join_or_create(self, waiter: Waiter) -> Job:
-        """Find the job that computes what is asked, or create one."""
+    def _join_or_create(self, waiter: Waiter) -> ActiveScan:
+        """Find the scan that computes what is asked, or create one."""
         request = waiter.request
-        job = self._jobs.get(request.key)
-        if job is not None:
+        scan = self._scans.get(request.key)
+        if scan is not None:
             self._metrics.count_shared()
-            job.waiters.append(waiter)
-            self.queue.update_deadline(job)
-            return job
+            scan.waiters.append(waiter)
+            self.queue.update_deadline(scan)
+            return scan
         detector = Detector(request.model.on(self.index))
-        job = Job(request, detector.passes(request.volume), [waiter])
-        self._jobs[request.key] = job
-        self._worker.submit(job)
-        return job
+        scan = ActiveScan(request, detector.passes(request.volume), [waiter])
+        self._scans[request.key] = scan
+        self._worker.submit(scan)
+        return scan
 
-    def _leave(self, job: Job, waiter: Waiter, why: Literal["cancelled", "late"]) -> None:
-        """Remove a waiter that has got no answer, and its job if it was the last."""
-        if waiter not in job.waiters:
+    def _leave(self, scan: ActiveScan, waiter: Waiter, why: Literal["cancelled", "late"]) -> None:
+        """Remove a waiter that has got no answer, and its scan if it was the last."""
+        if waiter not in scan.waiters:
             return
-        job.waiters.remove(waiter)
-        if job.has_waiters:
-            self.queue.update_deadline(job)
+        scan.waiters.remove(waiter)
+        if scan.has_waiters:
+            self.queue.update_deadline(scan)
         else:
-            self._drop(job, why)
+            self._drop(scan, why)
 
-    def _drop(self, job: Job, why: Literal["cancelled", "late"]) -> None:
-        """Take an abandoned job out of the queue."""
-        self._forget(job)
-        saved = self.queue.remove(job)
-        lane = job.state.lane if job.state is not None else None
+    def _drop(self, scan: ActiveScan, why: Literal["cancelled", "late"]) -> None:
+        """Take an abandoned scan out of the queue."""
+        self._forget(scan)
+        saved = self.queue.remove(scan)
+        lane = scan.state.lane if scan.state is not None else None
         self._metrics.count_dropped(why, saved * self.sizes.cost(lane))
 
-    def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.request.key) is job:
-            del self._jobs[job.request.key]
+    def _forget(self, scan: ActiveScan) -> None:
+        if self._scans.get(scan.request.key) is scan:
+            del self._scans[scan.request.key]
 
     def _make_worker(self) -> DeviceWorker:
         return DeviceWorker(
@@ -214,24 +214,24 @@ class DeviceLoop:
 
     def _handle(self, event: DeviceEvent) -> None:
         match event:
-            case Progressed(job):
-                job.notify_progress(self._progress_of(job))
-            case Settled(job, outcome):
-                self._settle(job, outcome)
-            case HealthChanged(reason, fail_jobs):
-                self._set_health(reason, fail_jobs=fail_jobs)
+            case Progressed(scan):
+                scan.notify_progress(self._progress_of(scan))
+            case Settled(scan, outcome):
+                self._settle(scan, outcome)
+            case HealthChanged(reason, fail_scans):
+                self._set_health(reason, fail_scans=fail_scans)
             case WorkerDied():
                 self._restart_once()
 
-    def _settle(self, job: Job, outcome: Detection | Exception) -> None:
-        self._forget(job)
-        self.queue.remove(job)
+    def _settle(self, scan: ActiveScan, outcome: Detection | Exception) -> None:
+        self._forget(scan)
+        self.queue.remove(scan)
         if isinstance(outcome, Exception):
-            job.fail(outcome)
+            scan.fail(outcome)
         else:
-            job.resolve(outcome)
+            scan.resolve(outcome)
 
-    def _set_health(self, reason: str | None, *, fail_jobs: bool) -> None:
+    def _set_health(self, reason: str | None, *, fail_scans: bool) -> None:
         self.unhealthy_reason = reason
         self._restarting = False
         if reason is not None:
@@ -239,11 +239,11 @@ class DeviceLoop:
             logger.error("device unhealthy", extra=extra)
         else:
             logger.warning("device recovered", extra={"device": self.device.name})
-        if fail_jobs:
+        if fail_scans:
             self._fail_all(f"expected a working device, but {reason}; try another")
 
     def _restart_once(self) -> None:
-        """Fail all jobs; replace the worker by one that must pass the self-check, but only once."""
+        """Fail all scans, and replace the worker, once, by one that must pass the self-check."""
         self.unhealthy_reason = "the device's thread has ended"
         self._metrics.count_faults("thread", 1)
         self._fail_all("expected an answer, but the device's thread ended; try again")
@@ -266,8 +266,8 @@ class DeviceLoop:
         self._on_lost()
 
     def _fail_all(self, detail: str) -> None:
-        jobs, self._jobs = list(self._jobs.values()), {}
-        for job in jobs:
-            # Before it is removed: tiles of a job without waiters cannot be queued any more.
-            job.fail(NotReady(detail))
-            self.queue.remove(job)
+        scans, self._scans = list(self._scans.values()), {}
+        for scan in scans:
+            # Before it is removed: tiles of a scan without waiters cannot be queued any more.
+            scan.fail(NotReady(detail))
+            self.queue.remove(scan)

@@ -39,9 +39,16 @@ from app.compute import (
     release_memory,
     set_device,
 )
+from app.engine.active_scans import (
+    ActiveScan,
+    DeviceEvent,
+    HealthChanged,
+    Progressed,
+    Settled,
+    WorkerDied,
+)
 from app.engine.batch_sizes import BatchSizes
 from app.engine.host_pool import DaemonThread, HostPool
-from app.engine.jobs import DeviceEvent, HealthChanged, Job, Progressed, Settled, WorkerDied
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, TimedOut, WorkQueue
@@ -104,7 +111,7 @@ class DeviceWorker:
         self._emit = emit
         self._consecutive_oom = 0
         self._retry_s: float | None = None
-        self._pending: tuple[Batch[Job], InFlightBatch] | None = None
+        self._pending: tuple[Batch[ActiveScan], InFlightBatch] | None = None
         self._host_pool = HostPool(f"{device.name} host", HOST_THREADS)
         self._copies = CopyStreams(device.device)
         self._cores = SharedCores()
@@ -126,10 +133,10 @@ class DeviceWorker:
         """Return whether one of its threads runs."""
         return self._thread.is_alive() or any(thread.is_alive() for thread in self._pass_threads)
 
-    def submit(self, job: Job) -> None:
-        """Take a job from the event loop: prepare its scan, run its tiles, finish it."""
-        self._queue.add(job)
-        self._on_host(job)
+    def submit(self, scan: ActiveScan) -> None:
+        """Take a scan from the event loop: prepare it, run its tiles, finish it."""
+        self._queue.add(scan)
+        self._on_host(scan)
 
     def _main(self) -> None:
         try:
@@ -186,69 +193,69 @@ class DeviceWorker:
                 self._try_to_recover()
         return work is not None
 
-    def _on_host(self, job: Job) -> None:
+    def _on_host(self, scan: ActiveScan) -> None:
         """Have the next step of a scan taken on the host pool."""
 
         def call() -> None:
             try:
-                self._take_step(job)
+                self._take_step(scan)
             except BaseException as error:  # noqa: BLE001 - it ends the device's thread
                 self._crash(error)
 
         self._host_pool.submit(call)
 
-    def _take_step(self, job: Job) -> None:
-        """Prepare a scan's next pass on this thread and queue its tiles, or answer its job."""
+    def _take_step(self, scan: ActiveScan) -> None:
+        """Prepare a scan's next pass on this thread and queue its tiles, or answer it."""
         try:
             with self._copies.use(), self._cores.share(passes=0):
-                outcome = self._advance(job)
+                outcome = self._advance(scan)
                 if isinstance(outcome, ScanState):
                     outcome.grid_ready = record_event(self._device.device)
         except Exception as error:  # noqa: BLE001 - handed to all who wait for the scan
-            self._fail(job, translate_out_of_memory(error, self._device.device))
+            self._fail(scan, translate_out_of_memory(error, self._device.device))
         else:
             if isinstance(outcome, ScanState):
-                self._queue_tiles(job, outcome)
+                self._queue_tiles(scan, outcome)
             elif outcome is not None:
-                self._emit(Settled(job, outcome))
+                self._emit(Settled(scan, outcome))
 
-    def _advance(self, job: Job) -> ScanState | Detection | None:
-        """Prepare a scan's next pass, or put its answer together; None if its job is abandoned."""
-        if not job.has_waiters:
+    def _advance(self, scan: ActiveScan) -> ScanState | Detection | None:
+        """Prepare a scan's next pass, or put its answer together; None if it is abandoned."""
+        if not scan.has_waiters:
             return None
-        if job.state is None:
-            job.queue_s = time.perf_counter() - job.created_s
-        outcome = next(job.passes)
+        if scan.state is None:
+            scan.queue_s = time.perf_counter() - scan.created_s
+        outcome = next(scan.passes)
         if isinstance(outcome, ScanState):
             return outcome
-        detection = conclude(job.request.volume, outcome, job.tiles, queue_s=job.queue_s)
-        if not job.request.keeps_votes:
+        detection = conclude(scan.request.volume, outcome, scan.tiles, queue_s=scan.queue_s)
+        if not scan.request.keeps_votes:
             return detection
         return replace(detection, votes=keep_votes(outcome.last))
 
-    def _queue_tiles(self, job: Job, state: ScanState) -> None:
-        job.state = state
-        job.tiles += state.tiles
-        job.queued_s = time.perf_counter()
-        self._queue.add_tiles(job, state.lane, state.tiles)
-        self._emit(Progressed(job))
+    def _queue_tiles(self, scan: ActiveScan, state: ScanState) -> None:
+        scan.state = state
+        scan.tiles += state.tiles
+        scan.queued_s = time.perf_counter()
+        self._queue.add_tiles(scan, state.lane, state.tiles)
+        self._emit(Progressed(scan))
 
     def _launch(
-        self, batch: Batch[Job], give_way: Callable[[], None] | None = None
+        self, batch: Batch[ActiveScan], give_way: Callable[[], None] | None = None
     ) -> InFlightBatch:
         now = time.perf_counter()
-        jobs = {job.state: job for job in batch.requests() if job.state is not None}
-        for state, job in jobs.items():
-            if job.queued_s is not None:
-                job.queue_s += now - job.queued_s
-                job.queued_s = None
-                if not job.tiles_run:  # Of another pass it is neither the size nor the first wait.
-                    self._metrics.observe_wait(state.tiles, job.queue_s)
-        tiles = [(job.state, index) for job, index in batch.tiles if job.state is not None]
+        scans = {scan.state: scan for scan in batch.requests() if scan.state is not None}
+        for state, scan in scans.items():
+            if scan.queued_s is not None:
+                scan.queue_s += now - scan.queued_s
+                scan.queued_s = None
+                if not scan.tiles_run:  # Of another pass it is neither the size nor the first wait.
+                    self._metrics.observe_wait(state.tiles, scan.queue_s)
+        tiles = [(scan.state, index) for scan, index in batch.tiles if scan.state is not None]
         self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
-        return launch_batch(tiles, lambda state: jobs[state].has_waiters, give_way)
+        return launch_batch(tiles, lambda state: scans[state].has_waiters, give_way)
 
-    def _launch_next(self, batch: Batch[Job]) -> None:
+    def _launch_next(self, batch: Batch[ActiveScan]) -> None:
         """Launch a batch on CUDA, then collect the one before."""
         in_flight = self._launch(batch)
         if self._pending is not None:
@@ -257,7 +264,7 @@ class DeviceWorker:
                 in_flight = launch_batch(in_flight.tiles, in_flight.is_active)
         self._pending = batch, in_flight
 
-    def _run_beside(self, batch: Batch[Job], thread: DaemonThread) -> None:
+    def _run_beside(self, batch: Batch[ActiveScan], thread: DaemonThread) -> None:
         """Run a batch on a thread for passes on a CPU."""
         try:
             with self._cores.share():
@@ -266,7 +273,7 @@ class DeviceWorker:
             self._crash(error)
         self._queue.add_call(Call(partial(self._idle.append, thread)))
 
-    def _run(self, batch: Batch[Job]) -> None:
+    def _run(self, batch: Batch[ActiveScan]) -> None:
         """Run a batch on this thread, and tell the device's thread."""
         start_s, start_used_s = time.perf_counter(), self._cores.used_s
         try:
@@ -280,7 +287,7 @@ class DeviceWorker:
             report.seconds *= share
         self._queue.add_call(Call(partial(self._on_run, batch, report)))
 
-    def _interruption(self, batch: Batch[Job]) -> Callable[[], None]:
+    def _interruption(self, batch: Batch[ActiveScan]) -> Callable[[], None]:
         """Return what a batch on a CPU gives way to between its layers: smaller scans.
 
         Those that run beside it have all cores, and others run here. They take turns with it, so
@@ -292,7 +299,7 @@ class DeviceWorker:
 
         def give_way() -> None:
             nonlocal others_s
-            if not any(job.has_waiters for job in batch.requests()):
+            if not any(scan.has_waiters for scan in batch.requests()):
                 raise ClientLeft("expected someone to wait for the scan, got nobody")
             own_s = time.perf_counter() - start_s - others_s
             spare_s = min(most_s, FIRST_TURN_S + own_s)
@@ -312,8 +319,8 @@ class DeviceWorker:
         if pending is not None:
             self._on_run(pending[0], collect_batch(pending[1]))
 
-    def _on_run(self, batch: Batch[Job], report: BatchReport) -> None:
-        """Count a batch that has run, and go on with its jobs."""
+    def _on_run(self, batch: Batch[ActiveScan], report: BatchReport) -> None:
+        """Count a batch that has run, and go on with its scans."""
         self._queue.end(batch)
         self._metrics.observe_busy(self._device.name, report.busy_s)
         if report.seconds is not None:
@@ -324,35 +331,35 @@ class DeviceWorker:
             logger.warning("out of memory", extra=extra)
         self._metrics.count_faults("out-of-memory", report.out_of_memory_count)
         self._metrics.count_faults("tile", len(report.errors))
-        for job, _ in batch.tiles:
-            job.tiles_run += 1
-        for job in batch.requests():
-            if job.state is not None:
+        for scan, _ in batch.tiles:
+            scan.tiles_run += 1
+        for scan in batch.requests():
+            if scan.state is not None:
                 # Not kept: the tracebacks of the errors hold frames that hold the report.
-                self._continue(job, report.errors.pop(job.state, None))
+                self._continue(scan, report.errors.pop(scan.state, None))
 
-    def _continue(self, job: Job, error: Exception | None) -> None:
-        """Finish a job whose tiles have all run; fail it if one of them did."""
-        if job.failed:
+    def _continue(self, scan: ActiveScan, error: Exception | None) -> None:
+        """Finish a scan whose tiles have all run; fail it if one of them did."""
+        if scan.failed:
             return
         if isinstance(error, InsufficientMemory):
             self._queue.add_call(Call(self._count_out_of_memory))
         else:
             self._consecutive_oom = 0
         if error is not None:
-            self._fail(job, error)
-        elif job.tiles_run < job.tiles:
-            self._emit(Progressed(job))
+            self._fail(scan, error)
+        elif scan.tiles_run < scan.tiles:
+            self._emit(Progressed(scan))
         else:
-            self._on_host(job)
+            self._on_host(scan)
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, scan: ActiveScan, error: Exception) -> None:
         # Removed here and not only by the event loop, so that the next batch has none of its tiles.
-        job.failed = True
-        self._queue.remove(job)
+        scan.failed = True
+        self._queue.remove(scan)
         if is_device_failure(error):
             self._queue.add_call(Call(self._self_check))  # Ends the thread if that fails, too.
-        self._emit(Settled(job, error))
+        self._emit(Settled(scan, error))
 
     def _count_out_of_memory(self) -> None:
         release_memory()
@@ -374,7 +381,7 @@ class DeviceWorker:
             logger.exception("device failed its self-check", extra={"device": self._device.name})
             self._metrics.count_faults("self-check", 1)
             reason = "the device failed its self-check after running out of memory"
-            self._emit(HealthChanged(reason, fail_jobs=True))
+            self._emit(HealthChanged(reason, fail_scans=True))
             self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), MAX_RETRY_S)
         else:
             self._set_healthy()

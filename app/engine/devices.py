@@ -121,7 +121,7 @@ class Devices:
         healthy = self._healthy
         if not healthy:
             raise NotReady(f"expected a working device, but {self.unhealthy_reason}")
-        same = [loop for loop in healthy if loop.has_job(key)]
+        same = [loop for loop in healthy if loop.has_scan(key)]
         return min(same or healthy, key=lambda loop: loop.load)
 
     def estimate_latency_s(self, lane: Hashable, tiles: int, client: str = "") -> float:
@@ -149,7 +149,7 @@ class Devices:
 
     @property
     def oldest_s(self) -> float:
-        """Age of the oldest job; 0 without any."""
+        """Age of the oldest scan; 0 without any."""
         return max(loop.oldest_s for loop in self.loops)
 
     @property

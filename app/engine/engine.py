@@ -16,11 +16,11 @@ from typing import Final, TypeVar
 import torch
 
 from app.compute import HOST, HeapTrimmer, choose_devices, limit_threads, total_memory
+from app.engine.active_scans import DetectRequest, Progress, ignore
 from app.engine.admission import CLIENT_SHARE, Admission, AdmittedRequest
 from app.engine.devices import Devices
 from app.engine.fair_budget import FairBudget, Reservation
 from app.engine.host_pool import HostPool, run_in_daemon_thread
-from app.engine.jobs import DetectRequest, Progress, ignore
 from app.engine.metrics import Metrics
 from app.errors import DeadlineExceeded, NotReady, TooLarge
 from app.inference import Detection, Forecast, forecast, load_checked, self_check

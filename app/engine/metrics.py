@@ -104,7 +104,7 @@ class Metrics:
         self._waits.labels("more" if limit is None else f"{limit}").observe(seconds)
 
     def count_shared(self) -> None:
-        """Count a request that joins the job of another."""
+        """Count a request whose scan another has asked for, too."""
         self._shared.inc()
 
     def count_dropped(self, why: Literal["cancelled", "late"], saved_s: float) -> None:

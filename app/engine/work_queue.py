@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from app.engine.jobs import Job, ignore
+from app.engine.active_scans import ActiveScan, ignore
 from app.engine.scheduler import Batch, Scheduler
 from app.errors import NotReady
 
@@ -41,7 +41,7 @@ class TimedOut:
 
 
 Result = TypeVar("Result")
-Work: TypeAlias = Call | Batch[Job] | TimedOut | None
+Work: TypeAlias = Call | Batch[ActiveScan] | TimedOut | None
 
 
 class WorkQueue:
@@ -56,9 +56,9 @@ class WorkQueue:
         """Start empty; the arguments are those of ``Scheduler``."""
         lock = threading.RLock()
         self._changed, self._ended = threading.Condition(lock), threading.Condition(lock)
-        self._scheduler = Scheduler[Job](batch_size, cost, batches=batches)
+        self._scheduler = Scheduler[ActiveScan](batch_size, cost, batches=batches)
         self._calls: deque[Call] = deque()
-        self._unprepared: set[Job] = set()
+        self._unprepared: set[ActiveScan] = set()
         self._closed = False
 
     def add_call(self, call: Call) -> None:
@@ -89,32 +89,32 @@ class WorkQueue:
         self.add_call(Call(call, future.set_exception))
         return future
 
-    def add(self, job: Job) -> None:
-        """Add a job whose scan is being prepared."""
+    def add(self, scan: ActiveScan) -> None:
+        """Add a scan that is being prepared."""
         with self._changed:
-            self._scheduler.add(job, job.deadline, job.request.client)
-            self._unprepared.add(job)
+            self._scheduler.add(scan, scan.deadline, scan.request.client)
+            self._unprepared.add(scan)
 
-    def add_tiles(self, job: Job, lane: Hashable, tiles: int) -> None:
+    def add_tiles(self, scan: ActiveScan, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a prepared scan, or those of its next pass; not if it is abandoned."""
         with self._changed:
-            self._unprepared.discard(job)
-            if job.has_waiters:
-                self._scheduler.add_tiles(job, lane, tiles)
+            self._unprepared.discard(scan)
+            if scan.has_waiters:
+                self._scheduler.add_tiles(scan, lane, tiles)
                 self._changed.notify()
 
-    def remove(self, job: Job) -> int:
-        """Remove a job, and return how many of its tiles will not be run."""
+    def remove(self, scan: ActiveScan) -> int:
+        """Remove a scan, and return how many of its tiles will not be run."""
         with self._changed:
-            self._unprepared.discard(job)
-            saved = self._scheduler.remove(job)
+            self._unprepared.discard(scan)
+            saved = self._scheduler.remove(scan)
             self._changed.notify()
             return saved
 
-    def update_deadline(self, job: Job) -> None:
-        """Take over a job's deadline after its waiters have changed."""
+    def update_deadline(self, scan: ActiveScan) -> None:
+        """Take over a scan's deadline after its waiters have changed."""
         with self._changed:
-            self._scheduler.set_deadline(job, job.deadline)
+            self._scheduler.set_deadline(scan, scan.deadline)
             self._changed.notify()
 
     @property
@@ -158,14 +158,16 @@ class WorkQueue:
                 batch = None if calls_only else self._scheduler.next_batch(time.monotonic())
                 if batch is not None:
                     return batch
-                # Not anew at every notification, or jobs that come and go would put off the end.
+                # Not anew at every notification, or scans that come and go would put off the end.
                 left_s = None if end_s is None else end_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return TimedOut()
                 self._changed.wait(left_s)
             return None
 
-    def take_interrupting(self, running: Batch[Job], spare_s: float) -> Batch[Job] | None:
+    def take_interrupting(
+        self, running: Batch[ActiveScan], spare_s: float
+    ) -> Batch[ActiveScan] | None:
         """Take tiles to run before the end of a batch that runs, as the scheduler's policy has it.
 
         Args:
@@ -180,14 +182,14 @@ class WorkQueue:
                 return None
             return self._scheduler.interrupting_batch(running, spare_s, time.monotonic())
 
-    def end(self, batch: Batch[Job]) -> None:
+    def end(self, batch: Batch[ActiveScan]) -> None:
         """Note that a batch has run."""
         with self._changed:
             self._scheduler.end(batch)
             self._ended.notify_all()
 
     def wait_for_smaller(
-        self, running: Batch[Job], spare_s: float, pause: AbstractContextManager[None]
+        self, running: Batch[ActiveScan], spare_s: float, pause: AbstractContextManager[None]
     ) -> float:
         """Wait while a batch runs beside one of requests that cost much less.
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST, NamedDevice
+from app.engine.active_scans import DetectRequest
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
-from app.engine.jobs import DetectRequest
 from app.engine.metrics import Metrics
 from app.inference.detector import Detection
 from app.inference.load import load_checked

@@ -13,9 +13,9 @@ import torch
 
 from app.compute.device import NamedDevice
 from app.engine import device_worker
+from app.engine.active_scans import DetectRequest, Progress
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
-from app.engine.jobs import DetectRequest, Progress
 from app.engine.metrics import Metrics
 from app.engine.work_queue import WorkQueue
 from app.errors import DeadlineExceeded, InsufficientMemory, LandmarkdError, NetworkFailed, NotReady

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST, NamedDevice
+from app.engine.active_scans import DetectRequest, Progress
 from app.engine.device_loop import DeviceLoop
 from app.engine.device_worker import MAX_CONSECUTIVE_OOM
-from app.engine.jobs import DetectRequest, Progress
 from app.errors import InsufficientMemory
 from app.inference.detector import Detection, Detector
 from app.model.loader import load_module

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST, NamedDevice, OnDevice
+from app.engine.active_scans import DetectRequest
 from app.engine.devices import Devices
 from app.engine.host_pool import run_in_daemon_thread
-from app.engine.jobs import DetectRequest
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NetworkFailed, NotReady
 from app.inference.detector import Detection, Detector

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from app.engine.jobs import DetectRequest, Job
+from app.engine.active_scans import ActiveScan, DetectRequest
 from app.engine.work_queue import TimedOut, WorkQueue
 from app.errors import NotReady
 from app.inference.detector import Detector
@@ -15,14 +15,14 @@ from tests.support.device_loops import FAR, Faulty, ask, running, scan, wait_for
 
 
 def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -> None:
-    """Jobs that come and go must not put off the self-check of an unhealthy device."""
+    """Scans that come and go must not put off the self-check of an unhealthy device."""
     queue = WorkQueue(lambda _: 1, lambda _: 1.0)
-    job = Job(DetectRequest(model, scan(1), FAR), Detector(model).passes(scan(1)), [])
+    active = ActiveScan(DetectRequest(model, scan(1), FAR), Detector(model).passes(scan(1)), [])
     stop = threading.Event()
 
     def notify() -> None:
         for _ in range(100):
-            queue.remove(job)
+            queue.remove(active)
             if stop.wait(0.03):
                 return
 
@@ -37,15 +37,15 @@ def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -
         thread.join()
 
 
-def test_job_prepared_while_all_jobs_are_failed_is_not_queued(
+def test_scan_prepared_while_all_scans_are_failed_is_not_queued(
     model: LoadedModel, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host thread may finish preparing a scan at any moment, this one included."""
     remove = WorkQueue.remove
 
-    def remove_then_add_tiles(queue: WorkQueue, job: Job) -> int:
-        saved = remove(queue, job)
-        queue.add_tiles(job, "lane", 1)
+    def remove_then_add_tiles(queue: WorkQueue, active: ActiveScan) -> int:
+        saved = remove(queue, active)
+        queue.add_tiles(active, "lane", 1)
         return saved
 
     async def scenario() -> None:

@@ -1,6 +1,6 @@
-"""Single flight: one Job per distinct (model, scan, frame), many waiters.
+"""Single flight: one ActiveScan per distinct (model, scan, frame), many waiters.
 
-The waiters of a job belong to the event loop. Everything else of it is changed by one thread at a
+The waiters of a scan belong to the event loop. Everything else of it is changed by one thread at a
 time: one that prepares, runs or finishes it, else the device's thread.
 """
 
@@ -69,7 +69,7 @@ class DetectRequest:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Waiter:
-    """A client that waits for a job.
+    """A client that waits for a scan.
 
     Attributes:
         request: What it asked for.
@@ -81,13 +81,13 @@ class Waiter:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class ActiveScan:
     """One scan between its decoding and its answer.
 
     Attributes:
         request: The first that it answers; the others have the same key.
         passes: Those over its scan, each prepared when it is asked for, and what they have found.
-        waiters: The clients that wait; none: the job is abandoned.
+        waiters: The clients that wait; none: the scan is abandoned.
         created_s: When it was created, by ``time.perf_counter()``.
         queued_s: Since when its tiles wait for the device, by the same clock; None: they do not.
         queue_s: How long it has waited for the device in all.
@@ -141,16 +141,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The scan of a job is on the device, and some of its tiles may have run."""
+    """A scan is on the device, and some of its tiles may have run."""
 
-    job: Job
+    scan: ActiveScan
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A job is done, or has failed."""
+    """A scan is done, or has failed."""
 
-    job: Job
+    scan: ActiveScan
     outcome: Detection | Exception
 
 
@@ -160,11 +160,11 @@ class HealthChanged:
 
     Attributes:
         unhealthy_reason: Why no tiles run; None if they do.
-        fail_jobs: Whether the jobs that wait must fail, as no recovery is in sight.
+        fail_scans: Whether the scans that wait must fail, as no recovery is in sight.
     """
 
     unhealthy_reason: str | None
-    fail_jobs: bool = False
+    fail_scans: bool = False
 
 
 @dataclass(frozen=True, slots=True)

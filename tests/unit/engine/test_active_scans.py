@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from app.engine.active_scans import DetectRequest
 from app.engine.device_loop import DeviceLoop
-from app.engine.jobs import DetectRequest
 from app.engine.scheduler import BACKGROUND
 from app.errors import DeadlineExceeded, NetworkFailed
 from app.inference.detector import Detection, Detector
