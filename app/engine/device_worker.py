@@ -231,7 +231,7 @@ class DeviceWorker:
         detection = conclude(scan.request.volume, outcome, scan.tiles, queue_s=scan.queue_s)
         if not scan.request.keeps_votes:
             return detection
-        return replace(detection, votes=keep_votes(outcome.last))
+        return replace(detection, votes=outcome.votes or keep_votes(outcome.last))
 
     def _queue_tiles(self, scan: ActiveScan, state: ScanState) -> None:
         scan.state = state

@@ -7,7 +7,8 @@
 3. The second-stage network sees the scan in that pose (see ``app.inference.refinement``), and once
    more as long as its own landmarks show a better one.
 4. Until a landmark is detected, all this is tried in other orientations; if it is in none, what was
-   found in the scan's own is answered.
+   found in the scan's own is answered. Its votes are then those of the first-stage network, if that
+   detects none either: what it finds and the second one does not keeps its position.
 
 Whoever runs the passes, for one scan or for many, runs all tiles of each before the next. Tiles of
 several scans may share a forward pass (see ``app.inference.forward``); each ``ScanState`` gets the
@@ -36,7 +37,7 @@ from app.inference.refinement import (
     merge_stages,
 )
 from app.inference.regions import settle_regions
-from app.inference.scan_heatmaps import VoteMap
+from app.inference.scan_heatmaps import VoteMap, keep_votes
 from app.inference.scan_state import ScanState
 from app.io import Volume
 from app.model import WHOLE, LoadedModel
@@ -93,7 +94,7 @@ class Detection:
         warnings: Remarks on the scan.
         tiles: How many tiles were run.
         timing: Time spent in each stage.
-        votes: Of the last pass, if they were asked for.
+        votes: Of the pass that the answer is of, if they were asked for.
     """
 
     volume: VolumeInfo
@@ -114,12 +115,14 @@ class Located:
         last: The last pass, with its votes, and with the times of all.
         stages: Landmarks of the first network alone, in its last pass that showed a pose, and of
             the second alone, in its last pass; None if the first has shown no pose.
+        votes: Of the pass that the answer is of, if no landmark is detected; None: of the last one.
     """
 
     landmarks: tuple[Landmark, ...]
     remarks: tuple[str, ...]
     last: ScanState
     stages: tuple[tuple[Landmark, ...], tuple[Landmark, ...]] | None
+    votes: VoteMap | None = None
 
 
 class Detector:
@@ -170,8 +173,8 @@ class Detector:
         state = self.prepare(volume)
         own_grid = state.grid if self._may_turn(state.grid) else None
         doubts: tuple[str, ...] = ()
-        fallback: tuple[tuple[Landmark, ...], tuple[Landmark, ...]] | None = None
-        stages = None
+        own: tuple[tuple[Landmark, ...], tuple[Landmark, ...], VoteMap] | None = None
+        stages = votes = None
         for view in range(1 + MAX_EXTRA_VIEWS):
             yield state
             with state.locating():
@@ -179,6 +182,7 @@ class Detector:
                 pose = None if refiner is None else refiner.find_pose(first)
             if refiner is None:
                 break
+            seen = None if own or any_detected(first) else keep_votes(state)
             if pose is not None and self._may_be_upside_down(first):
                 state = self._turn_upside_down(state)
                 yield state
@@ -196,15 +200,15 @@ class Detector:
                     landmarks = merge_stages(first, refined, refiner.tolerance_mm)
                     pose = refiner.improve_pose(refined, pose)
             if any_detected(landmarks):
+                votes = None
                 break
-            landmarks, first = fallback = fallback or (landmarks, first)
+            landmarks, first, votes = own = own or (landmarks, first, seen or keep_votes(state))
             if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(landmarks):
                 break
-            state.votes_ready.wait(own_grid.voxels)
-            state = _next_pass(state, self.model, partial(reorient_grid, own_grid, view))
+            state = self._reorient(state, own_grid, view)
         landmarks, remarks = check_plausibility(landmarks, first, volume, doubts, self.model)
         landmarks, scatter = settle_regions(landmarks, volume, state.model.manifest)
-        yield Located(landmarks, (*remarks, *scatter), state, stages)
+        yield Located(landmarks, (*remarks, *scatter), state, stages, votes)
 
     def _may_turn(self, grid: Grid) -> bool:
         """Say whether the first-stage network may see a scan in other orientations."""
@@ -223,6 +227,10 @@ class Detector:
         if shape is None or not (shape.surroundings and spec.upright):
             return False
         return any(landmark.status != "detected" for landmark in first)
+
+    def _reorient(self, state: ScanState, own_grid: Grid, view: int) -> ScanState:
+        state.votes_ready.wait(own_grid.voxels)
+        return _next_pass(state, self.model, partial(reorient_grid, own_grid, view))
 
     def _turn_upside_down(self, state: ScanState) -> ScanState:
         orientation = self.model.manifest.input.orientation

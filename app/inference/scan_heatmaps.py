@@ -29,7 +29,7 @@ COORDINATE_SMOOTHING: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class VoteMap:
-    """The votes of a scan's last pass, on the host.
+    """The votes of a pass over a scan, on the host.
 
     Attributes:
         votes: All of them.

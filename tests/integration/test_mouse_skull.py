@@ -4,22 +4,28 @@ It has learned from them, so that errors here only show that it works as it did;
 on skulls that models of its cross-validation never saw.
 """
 
+import asyncio
+import gzip
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
 
+from app.engine.jobs import DetectRequest
 from app.geometry import Points, scaling, transform, translation
-from app.inference.detector import Detector
+from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
+from app.inference.scan_heatmaps import write_scan_heatmaps
 from app.io.slicer import read_landmarks
 from app.model import Shape, read_manifest
 from app.shapes import fit_similarity
 from app.training.calibrate.synthetic_crops import blanks, halves
 from app.training.calibrate.thresholds import with_thresholds
+from tests.support.device_loops import FAR, running
 from tests.support.skulls import (
     BRAINS,
     MODEL,
@@ -181,6 +187,31 @@ def test_a_brain_of_a_mouses_size_is_not_taken_for_a_skull(
 ) -> None:
     _, detected = find(detector, read_brain(data_dir, name))
     assert detected.sum() <= INVENTED * len(detected)
+
+
+def test_heatmaps_of_a_slab_are_highest_where_its_doubtful_landmarks_are(
+    detector: Detector, skulls: Path
+) -> None:
+    """They were of the last orientation that was tried, and the answer of the scan's own."""
+    skull = read_skull(skulls, "129X1_SVJ")
+    affine = skull.affine @ translation([55.0, 0.0, 0.0])
+    slab = replace(skull, voxels=np.ascontiguousarray(skull.voxels[55:82]), affine=affine)
+
+    async def detect() -> Detection:
+        async with running(batch_size=1) as loop:
+            return await loop.run(DetectRequest(detector.model, slab, FAR, keeps_votes=True))
+
+    detection = asyncio.run(detect())
+    found = {n: one.ijk for n, one in enumerate(detection.landmarks) if one.ijk is not None}
+    assert {one.status for one in detection.landmarks} == {"low_confidence", "not_found"}
+    assert detection.votes is not None
+    file = write_scan_heatmaps(
+        detection.votes, list(found), slab.voxels.shape, slab.affine, lambda: None
+    )
+    heatmaps = nib.Nifti1Image.from_bytes(gzip.decompress(file)).get_fdata()
+    peaks = [np.unravel_index(one.argmax(), one.shape) for one in np.moveaxis(heatmaps, 3, 0)]
+    away = np.linalg.norm(np.array(peaks) - list(found.values()), axis=1)
+    assert away.max() < 3.0  # Voxels, of which one of the first network has as many.
 
 
 def test_a_landmark_far_from_where_the_others_say_is_flagged_and_stays(
