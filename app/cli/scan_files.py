@@ -51,7 +51,8 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
     """Name the answers to scans: as the file or folder, without suffixes.
 
     Where several scans share a name, those of as many folders above as tell them apart stand
-    before it. Scans that no folder tells apart keep the name they share.
+    before it: without regard to case, too, as file systems may have none, so that the answer to
+    ``mouse`` would replace that to ``Mouse``. Scans that no folder tells apart keep their names.
 
     Of ``.`` it is the folder's own; a link goes by its own name, as data sets that are kept by
     git-annex consist of links to files that are named by their content.
@@ -60,11 +61,16 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
     for path in paths:
         _, *folders, name = Path(os.path.abspath(path)).parts  # noqa: PTH100 - resolve() follows links
         stem = scan_stem(name)
-        alike.setdefault(stem, {})[path] = (*folders, stem)
+        alike.setdefault(stem.casefold(), {})[path] = (*folders, stem)
     names: dict[Path, str] = {}
     for places in alike.values():
         depths = range(1, max(map(len, places.values())) + 1)
-        apart = (n for n in depths if len({at[-n:] for at in places.values()}) == len(places))
+        apart = (
+            depth
+            for fold in (str.casefold, str)
+            for depth in depths
+            if len({tuple(map(fold, at[-depth:])) for at in places.values()}) == len(places)
+        )
         depth = next(apart, 1)
         names |= {path: "_".join(at[-depth:]) for path, at in places.items()}
     return names

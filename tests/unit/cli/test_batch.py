@@ -158,6 +158,14 @@ def test_a_table_escapes_what_is_not_utf8_in_the_name_of_a_scan(tmp_path: Path) 
     assert [resumed.has(path) for path in names] == [True, False]
 
 
+def test_answers_are_told_apart_where_case_does_not_count() -> None:
+    """As on macOS and Windows, where of two answers the second took the place of the first."""
+    names = name_answers([Path("ct/Mouse.nii"), Path("mr/mouse.nii"), Path("mr/rat.nii")])
+    assert list(names.values()) == ["ct_Mouse", "mr_mouse", "rat"]
+    names = name_answers([Path("ct/A.nii"), Path("CT/a.nii"), Path("CT/b.nii")])
+    assert list(names.values()) == ["A", "a", "b"]  # No folder tells them apart there.
+
+
 def test_a_table_is_started_again_unless_it_is_resumed(
     models: Path, scans: Path, tmp_path: Path
 ) -> None:
