@@ -35,6 +35,9 @@ Model: TypeAlias = tuple[str, str]
 MODEL_COLUMNS: Final = ["model", "version"]
 """The last ones of a table of all scans."""
 
+ADDED_COLUMNS: Final = {"warnings", *MODEL_COLUMNS}
+"""Those that tables of older releases lack."""
+
 OF_ONE_SCAN: Final[Mapping[str, tuple[Sequence[str], Callable[[LandmarksAnswer], bytes]]]] = {
     "long": (LONG_COLUMNS, write_long),
     "measurements": (MEASUREMENT_COLUMNS, write_measurements),
@@ -127,8 +130,6 @@ class LongTable(Sink):
         whole = True
         if resume and target.exists():
             rows, whole = _read_table(target, self._columns)
-        if rows and rows[0] != self._columns:
-            rows = [rows[0] + MODEL_COLUMNS, *([*row, "", ""] for row in rows[1:])]
         # The last line may be cut off within the name of its model.
         named = rows[1:] if whole else rows[1:-1]
         self._models = {(row[-2], row[-1]) for row in named} - {("", "")}
@@ -167,7 +168,7 @@ class LongTable(Sink):
 def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
     """Read the rows of a table of all scans, and whether the last one is whole.
 
-    Tables of older releases lack the last columns, which name the model.
+    What older releases did not write is empty.
 
     Raises:
         BadParameter: It is something else, or was not saved as it was written.
@@ -183,17 +184,22 @@ def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
         ) from error
     rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
     # A column that was added, moved or left out would shift what is appended.
-    if rows and rows[0] not in (columns, columns[: -len(MODEL_COLUMNS)]):
+    header = rows[0] if rows else columns
+    known = [name for name in columns if name in header or name not in ADDED_COLUMNS]
+    if header != known:
         raise BadParameter(
             f"--resume: expected a table of all scans, with the columns {','.join(columns)}; "
-            f"got {','.join(rows[0])[:200]} in {path}"
+            f"got {','.join(header)[:200]} in {path}"
         )
     whole = text.endswith("\n")
     for row in rows if whole else rows[:-1]:
-        if len(row) != len(rows[0]):
+        if len(row) != len(header):
             raise BadParameter(
-                f"--resume: expected {len(rows[0])} columns in each row of {path}, got {len(row)}"
+                f"--resume: expected {len(header)} columns in each row of {path}, got {len(row)}"
             )
+    if header != columns:
+        cells = (dict(zip(header, row, strict=False)) for row in rows[1:])
+        rows = [columns, *([row.get(name, "") for name in columns] for row in cells)]
     return rows, whole
 
 

@@ -43,16 +43,14 @@ FCSV_HEADER: Final = (
     "# CoordinateSystem = LPS\n"
     "# columns = id,x,y,z,ow,ox,oy,oz,vis,sel,lock,label,desc,associatedNodeID\n"
 )
-TABLE_COLUMNS: Final = (
-    "label", "l", "p", "s", "defined", "selected", "visible", "locked", "description",
-)  # fmt: skip
+TABLE_COLUMNS: Final = ("label", *"lps", "defined", "selected", "visible", "locked", "description")
 LONG_COLUMNS: Final = (
     "label", "status", "confidence",
     "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
-    "spread_mm", "region95_mm", "decided_by", "description",
+    "spread_mm", "region95_mm", "decided_by", "description", "warnings",
 )  # fmt: skip
 MEASUREMENT_COLUMNS: Final = (
-    "name", "value", "unit", "low95", "high95", "reason", "description",
+    "name", "value", "unit", "low95", "high95", "reason", "description", "warnings",
 )  # fmt: skip
 OWN_KEY: Final = "landmarkd"
 """What Slicer's schema has no key for stands under one of our own, which Slicer passes over."""
@@ -140,7 +138,7 @@ def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
 
 def write_long(answer: LandmarksAnswer) -> bytes:
     """Write a CSV with one row for each landmark and all its fields; empty cell: unknown."""
-    missing = ("", "", "")
+    missing, warnings = ("", "", ""), " | ".join(answer.warnings)
     rows: list[Iterable[object]] = [LONG_COLUMNS]
     rows.extend(
         (
@@ -154,6 +152,7 @@ def write_long(answer: LandmarksAnswer) -> bytes:
             landmark.region95_mm,
             landmark.decided_by,
             landmark.description,
+            warnings,
         )
         for landmark in answer.landmarks
     )
@@ -163,9 +162,10 @@ def write_long(answer: LandmarksAnswer) -> bytes:
 def write_measurements(answer: LandmarksAnswer) -> bytes:
     """Write a CSV with one row for each measurement; empty cell: unknown."""
     rows: list[Iterable[object]] = [MEASUREMENT_COLUMNS]
+    warnings = " | ".join(answer.warnings)
     for one in answer.measurements:
-        interval = one.interval95 or ("", "")
-        rows.append((one.name, one.value, one.unit, *interval, one.reason, one.description))
+        told = (*(one.interval95 or ("", "")), one.reason, one.description, warnings)
+        rows.append((one.name, one.value, one.unit, *told))
     return _table(rows, ",")
 
 

@@ -182,6 +182,7 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
         for ours, theirs in zip(table, csv.DictReader(io.StringIO(single)), strict=False):
             assert ours["ras_x_mm"] == theirs["ras_x_mm"]
             assert ours["decided_by"] == theirs["decided_by"]
+            assert ours["warnings"] == theirs["warnings"]
 
 
 def test_scans_of_one_name_are_told_apart_in_the_table(

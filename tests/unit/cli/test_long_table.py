@@ -1,5 +1,6 @@
 """One table of all scans, as it was left by a run that ended, or by a spreadsheet."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,26 @@ def test_a_table_of_other_columns_is_refused_and_kept(table: Path, change: str) 
     assert table.read_bytes() == content
 
 
+@pytest.mark.parametrize("lacking", [("warnings",), ("warnings", "model", "version")])
+def test_a_table_of_an_older_release_is_resumed(table: Path, lacking: tuple[str, ...]) -> None:
+    rows = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()]
+    kept = [at for at, name in enumerate(rows[0]) if name not in lacking]
+    table.write_text(
+        "".join(",".join(row[at] for at in kept) + "\n" for row in rows), encoding="utf-8"
+    )
+    sink = LongTable(table, {Path("b.nii"): "b"}, resume=True)
+    assert sink.models() == (set() if "model" in lacking else {("m", "1")})
+    answer = make_answer(["a"], np.eye(3)[:1]).model_copy(update={"warnings": ["noisy", "tilted"]})
+    sink.write(Path("b.nii"), answer)
+    with table.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(one["scan"], one["warnings"]) for one in found] == [
+        ("one", ""), ("one", ""), ("ä", ""), ("ä", ""), ("b", "noisy | tilted"),
+    ]  # fmt: skip
+    assert list(found[0]) == rows[0]
+    assert read_cohort(table).specimens == ("one", "ä", "b")
+
+
 def test_measurements_of_all_scans_make_one_table_that_is_resumed(tmp_path: Path) -> None:
     """Each scan had a file of its own, in which no column said whose it was."""
     table, form = tmp_path / "all.csv", output_format("all.csv", "measurements", to_folder=True)
@@ -99,7 +120,8 @@ def test_measurements_of_all_scans_make_one_table_that_is_resumed(tmp_path: Path
         name="lordosis", description="", points=["a"], unit="deg", value=50.5,
         interval95=(44.0, 57.0), reason="",
     )  # fmt: skip
-    answer = make_answer(["a"], np.zeros((1, 3))).model_copy(update={"measurements": [lordosis]})
+    told = {"measurements": [lordosis], "warnings": ["unlike others", "noisy"]}
+    answer = make_answer(["a"], np.zeros((1, 3))).model_copy(update=told)
     for there in (False, True):
         sink = choose_sink(list(NAMES), table, form, lambda *_: b"", to_folder=True, resume=there)
         assert sink.has(Path("one.nii")) == there
@@ -107,9 +129,9 @@ def test_measurements_of_all_scans_make_one_table_that_is_resumed(tmp_path: Path
             if not sink.has(path):
                 sink.write(path, answer)
         assert table.read_text(encoding="utf-8").splitlines() == [
-            "scan,name,value,unit,low95,high95,reason,description,model,version",
-            "one,lordosis,50.5,deg,44.0,57.0,,,m,1",
-            "ä,lordosis,50.5,deg,44.0,57.0,,,m,1",
+            "scan,name,value,unit,low95,high95,reason,description,warnings,model,version",
+            "one,lordosis,50.5,deg,44.0,57.0,,,unlike others | noisy,m,1",
+            "ä,lordosis,50.5,deg,44.0,57.0,,,unlike others | noisy,m,1",
         ]
     with pytest.raises(BadParameter, match=r"with the columns scan,label,.*; got scan,name,"):
         resume(table)

@@ -18,7 +18,7 @@ const TABLES = ["long", "measurements"];
 // As those of the format "long", between the scan and the model, as in the table of `landmarkd detect`.
 const COLUMNS = [
   "scan", "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
-  "spread_mm", "region95_mm", "decided_by", "description", "model", "version",
+  "spread_mm", "region95_mm", "decided_by", "description", "warnings", "model", "version",
 ];
 const NOWHERE = [null, null, null];
 
@@ -56,7 +56,7 @@ export function saveAll(entries) {
     (edits?.landmarks ?? []).map((one) => [
       names[at], one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),
       ...(one.ijk ?? NOWHERE), one.spread_mm, one.region95_mm, one.decided_by, one.description,
-      edits.original.model.name, edits.original.model.version,
+      edits.original.warnings.join(" | "), edits.original.model.name, edits.original.model.version,
     ]));
   const text = [COLUMNS, ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
   save(new Blob([text], { type: "text/csv" }), "landmarks.csv");
