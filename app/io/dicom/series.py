@@ -173,9 +173,9 @@ def _list_other_files(
     empty = sum(not file.size for file in files)
     others = len(files) - empty - len({plane.file for plane in planes})
     if others and not chosen:
-        warnings.append(f"{others:,} other files of the archive were ignored")
+        warnings.append(f"{others:,} other files beside those of the scan were ignored")
     if empty:
-        warnings.append(f"empty files in the archive: {empty:,}; was all of the scan copied?")
+        warnings.append(f"empty files beside those of the scan: {empty:,}; was all of it copied?")
     return warnings
 
 

@@ -127,7 +127,7 @@ def test_an_empty_file_among_dicom_files_may_be_a_slice_that_was_not_copied(
         (folder / f"I{number:02}").write_bytes(content if number < 20 else b"")
     result = run("detect", folder, "-o", tmp_path / "found.json", "--models-dir", models)
     assert result.exit_code == 0, result.output
-    assert "empty files in the archive: 4; was all of the scan copied?" in result.stderr
+    assert "empty files beside those of the scan: 4; was all of it copied?" in result.stderr
     for file in folder.iterdir():
         file.write_bytes(b"")
     assert list(list_scans([folder])) == []

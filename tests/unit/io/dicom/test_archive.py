@@ -230,7 +230,7 @@ def test_files_without_anything_in_them_may_be_slices_that_lack() -> None:
     first, second, third, _ = as_dicom()
     volume = read_volume(zipped([first, second, third, b""]))
     assert volume.voxels.shape == (7, 5, 3)
-    assert volume.warnings == ("empty files in the archive: 1; was all of the scan copied?",)
+    assert volume.warnings == ("empty files beside those of the scan: 1; was all of it copied?",)
 
 
 def test_series_alike_are_told_apart_by_their_numbers_and_by_no_date() -> None:
