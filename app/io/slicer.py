@@ -122,7 +122,8 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         # Readers of such a list take each line for a row, or for a remark.
         description = " ".join(_described(landmark).splitlines())
         rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
-    remarks = "".join(f"# {_measured(one)}\n" for one in answer.measurements)
+    told = (*answer.warnings, *map(_measured, answer.measurements))
+    remarks = "".join(f"# {' '.join(one.splitlines())}\n" for one in told)
     return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
 
 
@@ -142,19 +143,13 @@ def write_long(answer: LandmarksAnswer) -> bytes:
     rows: list[Iterable[object]] = [LONG_COLUMNS]
     rows.extend(
         (
-            landmark.name,
-            landmark.status,
-            landmark.confidence,
-            *(landmark.lps_mm or missing),
-            *(landmark.ras_mm or missing),
-            *(landmark.ijk or missing),
-            landmark.spread_mm,
-            landmark.region95_mm,
-            landmark.decided_by,
-            landmark.description,
-            warnings,
+            *(one.name, one.status, one.confidence),
+            *(one.lps_mm or missing),
+            *(one.ras_mm or missing),
+            *(one.ijk or missing),
+            *(one.spread_mm, one.region95_mm, one.decided_by, one.description, warnings),
         )
-        for landmark in answer.landmarks
+        for one in answer.landmarks
     )
     return _table(rows, ",")
 
@@ -232,9 +227,12 @@ def _measured(measurement: MeasurementAnswer) -> str:
 
 
 def _described(landmark: LandmarkAnswer) -> str:
-    """Describe a landmark, with its status, for which Slicer has no place, or who decided."""
-    if landmark.decided_by == "network":
-        remark = "" if landmark.status == "detected" else landmark.status.replace("_", " ")
+    """Describe a landmark, with what Slicer has no place for: status or region, or who decided."""
+    region_mm = landmark.region95_mm
+    if landmark.decided_by == "network" and landmark.status != "detected":
+        remark = landmark.status.replace("_", " ")
+    elif landmark.decided_by == "network":
+        remark = "" if region_mm is None else f"95 % within {region_mm:.2f} mm"
     elif landmark.lps_mm is None:
         remark = "marked absent by a person"
     else:

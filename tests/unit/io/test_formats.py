@@ -17,7 +17,7 @@ from app.errors import UnknownFormat
 from app.inference.answers import build_answer, timing_of
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import schemas
-from app.io.formats import FORMATS, AnswerFormat, negotiate_format, write_json
+from app.io.formats import FORMATS, AnswerFormat, negotiate_format, write_answer, write_json
 from app.io.schemas import LandmarksAnswer, ModelRef
 from app.io.slicer import (
     declared_frame,
@@ -171,11 +171,12 @@ def test_slicer_list_has_one_line_for_each_point(tmp_path: Path) -> None:
     answer = answer_of({"a": (1.0, 2.0, 3.0), "b": (4.0, 5.0, 6.0)})
     lines = {"description": "left\n# upper\r\nlower"}
     described = [landmark.model_copy(update=lines) for landmark in answer.landmarks]
-    content = write_fcsv(answer.model_copy(update={"landmarks": described}))
+    changes = {"landmarks": described, "warnings": ["one\ntwo"]}
+    content = write_fcsv(answer.model_copy(update=changes))
     path = tmp_path / "scan.fcsv"
     path.write_bytes(content)
     assert list(read_landmarks(path)) == ["a", "b"]
-    assert content.count(b"\n") == 3 + 2
+    assert content.count(b"\n") == 3 + 1 + 2
     assert content.count(b"left # upper lower") == 2
 
 
@@ -259,6 +260,24 @@ def test_every_format_tells_a_doubtful_position_from_one_that_is_detected(
     for status in statuses[1:]:
         assert written.replace("_", " ").count(status.replace("_", " ")) == 1
     assert "; detected" not in written
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form.name != "measurements"], ids=lambda form: form.name
+)
+def test_every_format_tells_how_far_a_landmark_may_be_off(form: AnswerFormat) -> None:
+    """Who read Slicer's own files alone was not told that regions are wide, as in noise."""
+    found = answer_of({"a": (1.0, 2.0, 3.0)})
+    (landmark,) = found.landmarks
+    wide = landmark.model_copy(update={"region95_mm": 8.25})
+    assert "8.25" in form.write(found.model_copy(update={"landmarks": [wide]})).decode()
+    placed = wide.model_copy(update={"region95_mm": None, "decided_by": "person"})
+    assert "95 %" not in form.write(found.model_copy(update={"landmarks": [placed]})).decode()
+
+
+@pytest.mark.parametrize("form", ["json", "fcsv", "long"])
+def test_formats_with_room_for_warnings_have_them(form: str) -> None:
+    assert "a warning" in write_answer(answer_of({"a": (1.0, 2.0, 3.0)}), form).decode()
 
 
 def test_wire_format_has_the_statuses_of_landmarks() -> None:
