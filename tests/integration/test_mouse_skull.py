@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.jobs import DetectRequest
+from app.engine.active_scans import DetectRequest
 from app.geometry import Points, scaling, transform, translation
 from app.inference.detector import Detection, Detector
 from app.inference.load import load_checked
