@@ -26,9 +26,10 @@ from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import LEARNED, write_section
 from app.training.files import CHECKPOINT, REFINE
+from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
-from app.training.pipeline import Plan, check_and_report, make_plan, run_first, run_refine
+from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
 from app.training.record import find_changes, read_record, refuse_taken_back, seen_by
 from app.training.versions import (
     exclusive,

@@ -37,8 +37,8 @@ from app.training.fit.canonical_pose import (
     upright,
 )
 from app.training.fit.export import check_exportable
-from app.training.fit.loop import TrainingData, TrainingRun, train
-from app.training.fit.network import build_network
+from app.training.fit.loop import Plan, train
+from app.training.fit.network import bring_to, build_network
 from app.training.fit.suggest import (
     Choice,
     check_window,
@@ -50,29 +50,6 @@ from app.training.fit.warm_start import hash_weights, load_weights
 from app.training.options import Options, read_tile
 from app.training.recipe import Recipe
 from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A training with all choices made.
-
-    Attributes:
-        folder: The model folder of the network that is trained.
-        names: Of the landmarks.
-        split: Training and held-out specimens.
-        recipe: Every number.
-        choices: The reasons for those that the options left open.
-        mean: Mean shape of the training specimens; None if the network has none.
-        record: What the training is started with.
-    """
-
-    folder: Path
-    names: tuple[str, ...]
-    split: Split
-    recipe: Recipe
-    choices: tuple[Choice, ...]
-    mean: Points | None
-    record: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +105,7 @@ def plan_first(options: Options, checked: CheckedData) -> Plan:
 
 def run_first(options: Options, plan: Plan, console: Console) -> bool:
     """Read the specimens of a plan, and train the first network."""
-    names, recipe = plan.names, plan.recipe
+    names, recipe = plan.record.landmarks, plan.record.recipe
     files = with_progress([one.files for one in plan.split.train], "Preparing", console)
     with memory_of(options):
         specimens: Sequence[Specimen] = [
@@ -137,7 +114,7 @@ def run_first(options: Options, plan: Plan, console: Console) -> bool:
         ]
         if options.mirror:
             specimens = mirrored(specimens, mean_of(plan.split.train, names))
-        return run_training(options, plan, specimens, console)
+        return train(new_network(options, plan.record, console), plan, specimens, console)
 
 
 def plan_refine(options: Options, checked: CheckedData) -> Plan:
@@ -185,24 +162,24 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
 
 def run_refine(options: Options, plan: Plan, console: Console) -> bool:
     """Read the specimens of a plan, bring them into its frame, and train the second network."""
-    first, recipe, mean = read_manifest(options.folder), plan.recipe, plan.mean
+    names, recipe, mean = plan.record.landmarks, plan.record.recipe, plan.mean
     if mean is None:
         raise ValueError("expected a plan with a mean shape, got none")
-    coarse_mm = min(first.input.spacing_mm)
+    coarse_mm = min(read_manifest(options.folder).input.spacing_mm)
     # Kept cases and mirror images may have fewer landmarks than the plan's scans.
-    known = [one for one in plan.split.train if has_pose(one.rows(plan.names), mean)]
+    known = [one for one in plan.split.train if has_pose(one.rows(names), mean)]
     # In mm of the subject, as in service: a grid is coarser in one that is larger than the mean.
-    spacings = [fit_pose(one.rows(plan.names), mean).scale * recipe.spacing_mm for one in known]
+    spacings = [fit_pose(one.rows(names), mean).scale * recipe.spacing_mm for one in known]
     files = with_progress([one.files for one in known], "Preparing", console)
     with memory_of(options):
         specimens: Sequence[Specimen] = [
-            load_specimen(one, plan.names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
+            load_specimen(one, names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
             for one, mm in zip(files, spacings, strict=True)
         ]
         if options.mirror:
             specimens = mirrored(specimens, mean)
         posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
-        return run_training(options, plan, posed, console)
+        return train(new_network(options, plan.record, console), plan, posed, console)
 
 
 FIRST: Final = Stage(plan_first, run_first, is_refine=False)
@@ -226,17 +203,6 @@ def memory_of(options: Options) -> Iterator[None]:
             f"expected a training that fits the memory: {shortage}; one of a smaller batch, a "
             "coarser spacing or narrower filters needs less"
         ) from error
-
-
-def run_training(
-    options: Options, plan: Plan, specimens: Sequence[Specimen], console: Console
-) -> bool:
-    """Train the network of a plan on specimens that were read."""
-    held_out = tuple(specimen.files for specimen in plan.split.held_out)
-    data = TrainingData(plan.names, plan.mean, tuple(specimens), held_out)
-    network = new_network(options, plan.recipe, plan.names, console)
-    run = TrainingRun(plan.folder, choose_device(options.device), console)
-    return train(network, data, plan.record, run)
 
 
 def check_and_report(options: Options, console: Console) -> CheckedData:
@@ -358,7 +324,7 @@ def make_plan(
         voxels=tuple(sorted(voxels.union((before or {}).get("voxels", ())))),
         start=hash_weights(options.start) if options.start else None,
     )
-    return Plan(folder, names, chosen, recipe, tuple(choices), mean, record)
+    return Plan(folder, chosen, tuple(choices), mean, record)
 
 
 def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Points | None:
@@ -383,18 +349,16 @@ def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Spe
         raise BadParameter(f"--mirror: {error}") from None
 
 
-def new_network(
-    options: Options, recipe: Recipe, names: Sequence[str], console: Console
-) -> nn.Module:
-    """Build the network to train, with fresh weights or those of another model.
+def new_network(options: Options, record: Record, console: Console) -> nn.Module:
+    """Build the network to train, with fresh weights or those of another model, on its device.
 
     Raises:
         BadParameter: The other model's weights do not fit.
     """
-    torch.manual_seed(recipe.seed)
-    network = build_network(recipe, len(names))
+    torch.manual_seed(record.recipe.seed)
+    network = build_network(record.recipe, len(record.landmarks))
     if options.start is not None:
-        message = load_weights(network, names, options.start)
+        message = load_weights(network, record.landmarks, options.start)
         if message:
             console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return network
+    return bring_to(choose_device(options.device), network)

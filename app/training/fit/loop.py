@@ -19,19 +19,19 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
-from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.errors import NetworkFailed
 from app.geometry import Points
-from app.training.data.specimens import Specimen, SpecimenFiles
+from app.training.data.specimens import Specimen
+from app.training.data.split import Split
 from app.training.evaluate.outcomes import Outcome, validate
 from app.training.files import EXPORT_EVERY
 from app.training.fit.augment import Sample, draw_sample
 from app.training.fit.checkpoint import Stateful, resume, save, start
 from app.training.fit.export import attach_refine, write_model_folder
 from app.training.fit.losses import make_targets, vote_loss
-from app.training.fit.network import normalise_channels_first
 from app.training.fit.progress import TrainingProgress
+from app.training.fit.suggest import Choice
 from app.training.fit.truncation import draw_axis, draw_normal, trim, truncate
 from app.training.recipe import Recipe
 from app.training.record import Record
@@ -52,40 +52,33 @@ are lost in bfloat16, but none will be won back by weights that no longer change
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingData:
-    """Specimens to train on and to validate on.
+class Plan:
+    """A training with all choices made.
 
     Attributes:
-        names: Of the landmarks.
-        mean: Their mean shape; None for a network that sees parts of scans, in which landmarks may
-            be anywhere.
-        train: Specimens to train on.
-        held_out: Specimens to validate on.
-    """
-
-    names: tuple[str, ...]
-    mean: Points | None
-    train: tuple[Specimen, ...]
-    held_out: tuple[SpecimenFiles, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """Where a training runs and reports.
-
-    Attributes:
-        folder: The model folder.
-        device: Where it is computed.
-        console: Where to print.
+        folder: The model folder of the network that is trained.
+        split: Training and held-out specimens.
+        choices: The reasons for what the options left open.
+        mean: Mean shape of the training specimens; None for a network that sees parts of scans, in
+            which landmarks may be anywhere.
+        record: What the training is started with: landmarks, and every number.
     """
 
     folder: Path
-    device: torch.device
-    console: Console
+    split: Split
+    choices: tuple[Choice, ...]
+    mean: Points | None
+    record: Record
 
 
-def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingRun) -> bool:
+def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console: Console) -> bool:
     """Train a network, from a checkpoint if there is one; export and validate it regularly.
+
+    Args:
+        network: With the weights that it starts from, on the device where it is trained.
+        plan: Of its training.
+        specimens: To train on: those of the plan, and their mirror images if they count, too.
+        console: Where to print.
 
     Returns:
         Whether it is trained; False if it was interrupted.
@@ -94,23 +87,19 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
         StartupError: The checkpoint is that of another training.
         NetworkFailed: The training diverged; the folder is as it was last written.
     """
-    start(run.folder, record)
-    recipe = record.recipe
-    network = network.to(run.device)
-    convert_conv3d_weight_memory_format(network, torch.channels_last_3d)
-    if run.device.type == "cpu":
-        normalise_channels_first(network)
+    start(plan.folder, plan.record)
+    recipe, device = plan.record.recipe, next(network.parameters()).device
     optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    done = resume_training(network, parts, recipe, data, run)
-    progress = TrainingProgress(run.folder, run.console, recipe.steps, done)
+    done = resume_training(network, parts, plan, device, console)
+    progress = TrainingProgress(plan.folder, console, recipe.steps, done)
     lost = 0
     with graceful_interrupt() as stop, progress.bar:
-        for step, samples in draw_batches(recipe, data.train, done):
-            progress.record_step(step + 1, backward(network, samples, recipe, run.device))
+        for step, samples in draw_batches(recipe, specimens, done):
+            progress.record_step(step + 1, backward(network, samples, recipe, device))
             lost = 0 if optimiser_step(network, optimiser, schedule) else lost + 1
             if lost == MAX_LOST_STEPS:
                 raise NetworkFailed(
@@ -119,11 +108,11 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
                     f"folder, at a smaller --rate than {recipe.rate:g}"
                 )
             if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
-                save(run.folder, parts, step + 1, exported=False)
-                progress.record_validation(step + 1, export(network, recipe, data, run))
-                save(run.folder, parts, step + 1, exported=True)
+                save(plan.folder, parts, step + 1, exported=False)
+                progress.record_validation(step + 1, export(network, plan, device))
+                save(plan.folder, parts, step + 1, exported=True)
             elif stop.is_set():
-                save(run.folder, parts, step + 1, exported=False)
+                save(plan.folder, parts, step + 1, exported=False)
             if stop.is_set() and step + 1 < recipe.steps:
                 progress.record_interruption(step + 1)
                 return False
@@ -133,19 +122,19 @@ def train(network: nn.Module, data: TrainingData, record: Record, run: TrainingR
 def resume_training(
     network: nn.Module,
     parts: Mapping[str, Stateful],
-    recipe: Recipe,
-    data: TrainingData,
-    run: TrainingRun,
+    plan: Plan,
+    device: torch.device,
+    console: Console,
 ) -> int:
     """Load the checkpoint, if there is one, and say so; gives the number of steps that are done."""
-    done, exported = resume(run.folder, parts)
-    if done == recipe.steps:
+    done, exported = resume(plan.folder, parts)
+    if done == plan.record.recipe.steps:
         if not exported:
-            export(network, recipe, data, run)
-            save(run.folder, parts, done, exported=True)
-        run.console.print(f"all {done} steps are done; {run.folder} is trained")
+            export(network, plan, device)
+            save(plan.folder, parts, done, exported=True)
+        console.print(f"all {done} steps are done; {plan.folder} is trained")
     elif done:
-        run.console.print(f"resuming at step {done} of {recipe.steps}")
+        console.print(f"resuming at step {done} of {plan.record.recipe.steps}")
     return done
 
 
@@ -265,16 +254,13 @@ def optimiser_step(
     return finite
 
 
-def export(
-    network: nn.Module, recipe: Recipe, data: TrainingData, run: TrainingRun
-) -> tuple[Outcome, ...]:
+def export(network: nn.Module, plan: Plan, device: torch.device) -> tuple[Outcome, ...]:
     """Write the model folder, and validate it on the held-out scans, if there are any."""
     network.eval()
-    folder = run.folder
-    write_model_folder(folder, network, recipe, data.names, data.mean)
+    folder, recipe = plan.folder, plan.record.recipe
+    write_model_folder(folder, network, recipe, plan.record.landmarks, plan.mean)
     if recipe.sees == "posed":
         folder = attach_refine(folder)
     network.train()
-    if not data.held_out:
-        return ()
-    return validate(folder, data.held_out, run.device, recipe.missing)
+    held_out = [specimen.files for specimen in plan.split.held_out]
+    return validate(folder, held_out, device, recipe.missing) if held_out else ()

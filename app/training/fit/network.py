@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.model import find_architecture, find_last_convolution
 from app.training.recipe import Recipe
@@ -49,6 +50,14 @@ def build_network(recipe: Recipe, landmarks: int) -> nn.Module:
     if head is not None and head.bias is not None:
         with torch.no_grad():
             head.bias[:landmarks] = INITIAL_SCORE
+    return network
+
+
+def bring_to(device: torch.device, network: nn.Module) -> nn.Module:
+    """Bring a network to a device, in the layout in which it is trained fastest there."""
+    convert_conv3d_weight_memory_format(network.to(device), torch.channels_last_3d)
+    if device.type == "cpu":
+        normalise_channels_first(network)
     return network
 
 

@@ -111,7 +111,7 @@ def test_a_second_network_is_trained_on_the_values_of_service_for_subjects_of_an
         trained.extend(given[2])
         return True
 
-    monkeypatch.setattr(pipeline, "run_training", keep)
+    monkeypatch.setattr(pipeline, "train", keep)
     shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("refine"))
     words = (data / "scans", data / "landmarks", "--spacing", "1.5", *SMALL, "--validate", "none")
     landmarkd("refine", tmp_path / "mine", *words)

@@ -20,6 +20,7 @@ from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import Split
 from app.training.evaluate.model_card import FIRST_ALONE, write_section
 from app.training.files import RECORD
+from app.training.fit.loop import Plan
 from app.training.learn import (
     LearnOptions,
     choose_held_out,
@@ -28,7 +29,6 @@ from app.training.learn import (
     remember_held_out,
     whole_cases,
 )
-from app.training.pipeline import Plan
 from app.training.recipe import Recipe
 from app.training.record import Record, read_record
 from app.training.tools.make_phantoms import make_phantoms
@@ -295,7 +295,7 @@ def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> N
     """A version learned without --with names the old scans that no later one may be trained on."""
     (tmp_path / RECORD).write_text(json.dumps({"held_out": ["old", "kept", "trained"]}))
     record = Record(Recipe(1.0, 5.0), ("a",), ("trained", "new"), ("kept", "more"), mirror=False)
-    plan = Plan(tmp_path, ("a",), Split((), (), ""), record.recipe, (), None, record)
+    plan = Plan(tmp_path, Split((), (), ""), (), None, record)
     assert remember_held_out(plan, tmp_path).record.held_out == ("kept", "more", "old")
     assert remember_held_out(plan, tmp_path / "none") == plan
 
