@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options, Schedule
 from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
+from app.training.recipe import Augmentation
 from app.training.record import find_changes, read_record, refuse_taken_back, seen_by
 from app.training.versions import (
     exclusive,
@@ -294,22 +295,19 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
             f"expected a model that landmarkd train has made, {manifest.name} is of another kind"
         )
     recipe = record.get("recipe", {})
-    random = recipe.get("augmentation", {})
+    random = {"rotation_deg": rotation_deg} | recipe.get("augmentation", {})
+    bounds = {one.name for one in fields(Augmentation)}
     return {
         "spacing_mm": min(manifest.input.spacing_mm),
         "radius_mm": manifest.voting.radius_mm,
         "filters": tuple(filters),
         "stride": manifest.network.output_stride,
         "mirror": record.get("mirror", False),
-        "rotation_deg": random.get("rotation_deg", rotation_deg),
-        "scale": random.get("scale"),
-        "elastic_mm": random.get("elastic_mm"),
-        "contrast": random.get("contrast", 0.0),
-        "reflect": random.get("reflect", 0.0),
-        "field": random.get("field", 1.0),
         "missing": recipe.get("missing", "unknown"),
         "cuts": recipe.get("cuts", 0.0),
         "cut_margin": recipe.get("cut_margin", 0.0),
+    } | {
+        one.name: random.get(one.name, one.default) for one in fields(Options) if one.name in bounds
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from app.training.learn import (
     choose_held_out,
     hold_out,
     learn,
+    options_like,
     remember_held_out,
     whole_cases,
 )
@@ -35,7 +36,8 @@ from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive, put_in_place
 from tests.support.training_data import interrupt_after, landmarkd, write_data
 
-PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
+MODELS = Path(__file__).resolve().parents[3] / "models"
+PHANTOM, SPINES = MODELS / "phantom", MODELS / "lumbar-mri"
 HEAD = "output_block.conv.conv.bias"
 SHIFT = 1.5
 """Voxels of 2 mm by which the model of these tests is wrong."""
@@ -117,6 +119,19 @@ def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
     with pytest.raises(BadParameter, match="--from: expected a model's folder in a store"):
         learn(options(model, tmp_path, 1, 0), Console())
     assert not (model.parent / ".phantom" / "next").exists()
+
+
+def test_next_version_is_trained_with_all_random_changes_that_the_one_before_was(
+    tmp_path: Path,
+) -> None:
+    """Blur and noise were left out: the next lumbar-mri learned from sharp images alone."""
+    given = options_like(options(SPINES, tmp_path, 1, 0.0), tmp_path, tmp_path, tmp_path)
+    record = read_record(SPINES)
+    assert record is not None
+    random = record["recipe"]["augmentation"]
+    names = random.keys() & {one.name for one in fields(given)}
+    assert {"contrast", "degrade", "field", "reflect", "scale"} <= names
+    assert {name: getattr(given, name) for name in names} == {name: random[name] for name in names}
 
 
 def test_service_without_its_key_is_refused_before_anything_is_trained(
