@@ -101,8 +101,8 @@ def choose_folds(options: Options, checked: CheckedData, is_refine: bool) -> Fol
     if options.hold_out:
         raise BadParameter("--folds holds out every scan in turn: expected no --validate beside it")
     if not is_refine:
-        seed, subject, train_only = options.schedule.seed, options.subject, options.train_only
-        return make_folds(checked.specimens, count, seed, subject, train_only)
+        subject, train_only = options.subject, options.train_only
+        return make_folds(checked.specimens, count, options.seed, subject, train_only)
     return folds_of_first(options, checked, count)
 
 

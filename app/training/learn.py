@@ -28,7 +28,7 @@ from app.training.evaluate.model_card import LEARNED, write_section
 from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
-from app.training.options import Options, Schedule
+from app.training.options import Options
 from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
 from app.training.recipe import Augmentation
 from app.training.record import find_changes, read_record, refuse_taken_back, seen_by
@@ -278,7 +278,10 @@ def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Pa
         folder=folder,
         hold_out=None,
         tile=WHOLE if manifest.input.tile_shape == WHOLE else manifest.input.tile_shape[0],
-        schedule=Schedule(options.steps, None, options.rate, seed=1),
+        steps=options.steps,
+        batch=None,
+        rate=options.rate,
+        seed=1,
         start=options.folder,
         device=options.device,
         strict=False,

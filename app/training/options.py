@@ -21,25 +21,6 @@ BOUNDED: Final = ("percentile", "window")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """Length and speed of a training.
-
-    Attributes:
-        steps: Optimiser steps.
-        batch: Images per step; None: two, or as many as fit in memory.
-        rate: Peak learning rate.
-        seed: Random seed.
-        precision: Of the network's passes; None: bfloat16 on CUDA.
-    """
-
-    steps: int
-    batch: int | None
-    rate: float
-    seed: int
-    precision: Precision | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """The options of ``landmarkd train`` and ``landmarkd refine``.
 
@@ -53,11 +34,15 @@ class Options:
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
         filters: Channels per level.
         stride: Grid voxels per output voxel.
-        schedule: Length and speed of the training.
+        steps: Optimiser steps.
+        batch: Images per step; None: two, or as many as fit in memory.
+        rate: Peak learning rate.
+        seed: Random seed.
         mirror: Whether to train on mirror images as well.
         start: Model folder whose weights to start from.
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
+        precision: Of the network's passes; None: bfloat16 on CUDA.
         rotation_deg: Largest random rotation.
         scale: Largest relative change of size; None: what suits the network.
         elastic_mm: Size of random elastic deformations; None: what suits the network.
@@ -84,11 +69,15 @@ class Options:
     tile: int | Literal["whole"] | None
     filters: tuple[int, ...]
     stride: Literal[1, 2]
-    schedule: Schedule
+    steps: int
+    batch: int | None
+    rate: float
+    seed: int
     mirror: bool
     start: Path | None
     device: str
     strict: bool
+    precision: Precision | None = None
     rotation_deg: float = 180.0
     scale: float | None = None
     elastic_mm: float | None = None

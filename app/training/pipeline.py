@@ -47,7 +47,7 @@ from app.training.fit.suggest import (
     suggest_refine_recipe,
 )
 from app.training.fit.warm_start import hash_weights, load_weights
-from app.training.options import Options, read_tile
+from app.training.options import Options
 from app.training.recipe import Recipe
 from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
 
@@ -244,20 +244,15 @@ def options_as_before(options: Options, record: dict[str, Any] | None) -> Option
     """Fill in what the options leave open from the record of the training that is resumed."""
     if record is None:
         return options
-    recipe, schedule = record["recipe"], options.schedule
-    edge = str(recipe["tile_shape"][0])
-    tile = read_tile(WHOLE if recipe["sees"] == "whole" else edge)
+    recipe = record["recipe"]
     return replace(
         options,
         spacing_mm=options.spacing_mm or recipe["spacing_mm"],
         radius_mm=options.radius_mm or recipe["radius_mm"],
-        tile=options.tile or tile,
+        tile=options.tile or (WHOLE if recipe["sees"] == "whole" else recipe["tile_shape"][0]),
         intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
-        schedule=replace(
-            schedule,
-            batch=schedule.batch or recipe["batch"],
-            precision=schedule.precision or recipe.get("precision"),
-        ),
+        batch=options.batch or recipe["batch"],
+        precision=options.precision or recipe.get("precision"),
     )
 
 

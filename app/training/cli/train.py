@@ -277,9 +277,9 @@ def train(
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
         tile=options.read_tile(tile), filters=options.read_filters(filters), rotation_deg=rotation,
         stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
-        schedule=options.Schedule(steps, batch, rate, seed, precision), scale=scale, mirror=mirror,
-        elastic_mm=elastic, contrast=contrast, reflect=reflect, field=field, cut_margin=cut_margin,
-        degrade=degrade,
+        steps=steps, batch=batch, rate=rate, seed=seed, precision=precision, mirror=mirror,
+        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade, reflect=reflect,
+        field=field, cut_margin=cut_margin,
     ), check, second=False)  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def refine(
         hold_out=options.read_names(validate), folds=folds, fold=fold,
         spacing_mm=spacing, radius_mm=radius, tile=None,
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
-        schedule=options.Schedule(steps, batch, rate, seed, precision),
+        steps=steps, batch=batch, rate=rate, seed=seed, precision=precision,
         mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
         scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade,
     ), check, second=True)  # fmt: skip

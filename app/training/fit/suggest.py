@@ -231,11 +231,11 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
         radius_mm=options.radius_mm or RADIUS_VOXELS * spacing_mm,
         stride=options.stride,
         filters=filters,
-        steps=options.schedule.steps,
-        batch=options.schedule.batch or BATCH,
-        rate=options.schedule.rate,
-        seed=options.schedule.seed,
-        precision=options.schedule.precision or default,
+        steps=options.steps,
+        batch=options.batch or BATCH,
+        rate=options.rate,
+        seed=options.seed,
+        precision=options.precision or default,
         missing=options.missing,
         intensity=options.intensity or PERCENTILES,
         cuts=options.cuts,
@@ -276,7 +276,7 @@ def _radius_choice(options: Options, recipe: Recipe) -> Choice:
 
 
 def _precision_choice(options: Options, recipe: Recipe) -> Choice:
-    reason = "given" if options.schedule.precision else "the default"
+    reason = "given" if options.precision else "the default"
     device = choose_device(options.device)
     is_fast = "bfloat16" in fast_precisions(device)
     if recipe.precision == "bfloat16" and not is_fast:
@@ -297,7 +297,7 @@ def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple
         return training_bytes(replace(recipe, batch=batch), len(checked.names))
 
     reason = "given"
-    if options.schedule.batch is None:
+    if options.batch is None:
         recipe = replace(recipe, batch=BATCH if required(BATCH) <= available else 1)
         reason = "the default" if recipe.batch == BATCH else "more do not fit"
     need = required(recipe.batch)

@@ -22,7 +22,7 @@ from app.training.evaluate.comparison import case_losses
 from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import mean_interval
 from app.training.learn import LearnOptions, fine_tune, merged, options_like
-from app.training.options import Options, Precision, Schedule
+from app.training.options import Options
 from app.training.pipeline import FIRST, check_and_report, train_network
 from app.training.tools.find_poses import POSES, find_pose
 from app.training.versions import prepare_next
@@ -77,19 +77,19 @@ class Cohort:
         pool: Those that may be corrected, in random order.
         unseen: Those that nobody learns from.
         options: Of the training.
-        schedule: Its length and speed; the steps are those of the first model.
+        steps: Of the first model's training.
     """
 
     known: list[SpecimenFiles]
     pool: list[SpecimenFiles]
     unseen: list[SpecimenFiles]
     options: Mapping[str, Any]
-    schedule: Schedule
+    steps: int
 
     @property
     def tuning_steps(self) -> int:
         """Steps of each training on corrected cases."""
-        return max(self.schedule.steps // TUNED, 1)
+        return max(self.steps // TUNED, 1)
 
 
 def learning(run: Run) -> Iterator[Row]:
@@ -106,8 +106,8 @@ def learning(run: Run) -> Iterator[Row]:
     )
     last = KNOWN + COUNTS[-1]
     unseen = [spines.spine_files(data, name) for name in spines.SUBJECTS] + seen[last:]
-    schedule = Schedule(_steps(run), None, RATE, 1)
-    yield from _curve(run, Cohort(seen[:KNOWN], seen[KNOWN:last], unseen, SPINES, schedule))
+    cohort = Cohort(seen[:KNOWN], seen[KNOWN:last], unseen, SPINES, _steps(run))
+    yield from _curve(run, cohort)
 
 
 def learning_skulls(run: Run) -> Iterator[Row]:
@@ -124,9 +124,9 @@ def learning_skulls(run: Run) -> Iterator[Row]:
     known, rest = others[split_at:][:KNOWN], others[split_at:][KNOWN:]
     with _moved(run, folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
         is_fast = "bfloat16" in fast_precisions(choose_device("auto"))
-        precision: Precision = "bfloat16" if is_fast else "float32"
-        schedule = Schedule(_steps(run), None, RATE, 1, precision)
-        yield from _curve(run, Cohort(known, _shuffled([*rest, *moved]), unseen, SKULLS, schedule))
+        given = {**SKULLS, "precision": "bfloat16" if is_fast else "float32"}
+        pool = _shuffled([*rest, *moved])
+        yield from _curve(run, Cohort(known, pool, unseen, given, _steps(run)))
 
 
 def _missing() -> Row:
@@ -168,9 +168,9 @@ def _curve(run: Run, cohort: Cohort) -> Iterator[Row]:
         cohort = replace(cohort, known=cohort.known[:2], pool=cohort.pool[: counts[-1]])
     radius_mm = float(cohort.options["radius_mm"])
     everybody = [*cohort.known, *cohort.pool]
-    longer = replace(cohort.schedule, steps=cohort.schedule.steps + cohort.tuning_steps)
+    longer = cohort.steps + cohort.tuning_steps
     with TemporaryDirectory() as folder:
-        base = _train(Path(folder, "base", "first"), cohort, cohort.known, cohort.schedule)
+        base = _train(Path(folder, "base", "first"), cohort, cohort.known, cohort.steps)
         best = _train(Path(folder, "all", "first"), cohort, everybody, longer)
 
         @cache
@@ -191,14 +191,12 @@ def _curve(run: Run, cohort: Cohort) -> Iterator[Row]:
     yield Row("labels by expected gain for the error at random", share, "%", limit=LABELS_PERCENT)
 
 
-def _train(
-    folder: Path, cohort: Cohort, cases: Sequence[SpecimenFiles], schedule: Schedule
-) -> Path:
+def _train(folder: Path, cohort: Cohort, cases: Sequence[SpecimenFiles], steps: int) -> Path:
     with merged(cases) as (scans, landmarks):
         options = Options(
             scans=scans, landmarks=landmarks, folder=folder, hold_out=(), tile=WHOLE,
-            filters=(24, 48, 96, 128), stride=2, schedule=schedule, start=None, device="auto",
-            strict=False, **cohort.options,
+            filters=(24, 48, 96, 128), stride=2, steps=steps, batch=None, rate=RATE, seed=1,
+            start=None, device="auto", strict=False, **cohort.options,
         )  # fmt: skip
         train_network(options, FIRST, QUIET)
     return folder
