@@ -9,6 +9,7 @@ from typing import Final
 # Without pyplot, which would look for a display.
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 from app.durable import replacing
 from app.training.files import CURVES, HISTORY
@@ -46,7 +47,10 @@ def read_history(folder: Path, steps: int) -> list[HistoryRow]:
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as lines:
-        rows = [_parse(cells) for cells in csv.DictReader(lines)]
+        cells = [
+            {name: cell or None for name, cell in row.items()} for row in csv.DictReader(lines)
+        ]
+    rows = TypeAdapter(list[HistoryRow]).validate_python(cells)
     return [row for row in rows if row.step <= steps]
 
 
@@ -96,18 +100,3 @@ def _draw_errors(axes: Axes, rows: Sequence[HistoryRow]) -> None:
     axes.set_ylim(0, 1.1 * max(p95_mm) + 1e-9)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-
-
-def _parse(cells: dict[str, str]) -> HistoryRow:
-    def number(name: str) -> float | None:
-        return float(cells[name]) if cells[name] else None
-
-    return HistoryRow(
-        step=int(cells["step"]),
-        score_loss=float(cells["score_loss"]),
-        offset_loss=float(cells["offset_loss"]),
-        seconds=float(cells["seconds"]),
-        mean_mm=number("mean_mm"),
-        p95_mm=number("p95_mm"),
-        not_found=int(cells["not_found"]) if cells["not_found"] else None,
-    )
