@@ -28,7 +28,6 @@ from app.training.calibrate.regions import (
     detected_errors,
     in_units_of_growth,
     leave_one_out,
-    max_coverage,
     proven_coverage,
     region_margin,
     usual_uncertainty,
@@ -195,7 +194,7 @@ def describe_too_few(outcomes: Sequence[Outcome]) -> str:
     required = math.ceil(COVERAGE / (1 - COVERAGE))
     return (
         f"expected at least {required} errors of detected landmarks for a region of 95 %, got "
-        f"{count}, which allow {100 * max_coverage(count):.0f} % at most; nothing was written"
+        f"{count}, which allow {100 * count / (count + 1):.0f} % at most; nothing was written"
     )
 
 

@@ -212,11 +212,6 @@ def region_margin(outcomes: Sequence[Outcome], radius_mm: float) -> float:
     return min(margin, radius_mm) if math.isfinite(radius_mm) else 0.0
 
 
-def max_coverage(errors: int) -> float:
-    """Return the coverage of the largest of so many errors."""
-    return errors / (errors + 1)
-
-
 def proven_coverage(specimens: int, folds: int) -> float:
     """Return the proven coverage of regions around the answers of all folds' models; see above."""
     size = specimens / folds
@@ -232,31 +227,20 @@ def leave_one_out(
     """Measure which share of each scan's errors lies within the regions of other subjects' scans.
 
     Returns:
-        The share by scan; without scans whose others have too few errors.
+        The share by scan; without scans of which nothing is detected, or whose others have too few
+        errors.
     """
-    shares: dict[str, float] = {}
+    shares = {}
     for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
         subject = subject_as_known(scan, folds)
         others = [one for one in outcomes if subject_as_known(one.scan, folds) != subject]
         regions = calibrate_regions(others, specs)
-        if regions is not None:
-            shares |= shares_within(mine, regions)
+        if regions is not None and any(map(has_error, mine)):
+            shares[scan] = share_within(mine, regions)
     return shares
 
 
-def shares_within(outcomes: Sequence[Outcome], regions: Mapping[str, Region]) -> dict[str, float]:
-    """Measure which share of each scan's errors lies within given regions.
-
-    Returns:
-        The share by scan; without scans of which nothing is detected.
-    """
-    shares = {}
-    for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
-        inside = [
-            outcome.error_mm <= regions[outcome.landmark].radius_mm
-            for outcome in mine
-            if has_error(outcome)
-        ]
-        if inside:
-            shares[scan] = float(np.mean(inside))
-    return shares
+def share_within(outcomes: Sequence[Outcome], regions: Mapping[str, Region]) -> float:
+    """Measure which share of errors, of one at least, lies within given regions."""
+    errors = filter(has_error, outcomes)
+    return float(np.mean([one.error_mm <= regions[one.landmark].radius_mm for one in errors]))
