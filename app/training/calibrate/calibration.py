@@ -42,7 +42,7 @@ from app.training.data.folds import (
     subject_as_known,
 )
 from app.training.evaluate.metrics import measure_presence
-from app.training.evaluate.model_card import REGIONS, drop_section, write_section
+from app.training.evaluate.model_card import REGIONS, drop_sections, write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
 from app.training.files import FOLDS, OUTCOMES
 from app.training.record import check_alike
@@ -326,7 +326,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
         text = f"By `landmarkd calibrate`: {calibration.summary()}."
         write_section(folder, REGIONS, f"## 95 % regions\n\n{text}")
     else:
-        drop_section(folder, REGIONS)
+        drop_sections(folder, REGIONS)
 
 
 def write_landmarks(

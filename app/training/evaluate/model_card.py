@@ -5,7 +5,6 @@ the file belongs to people and is kept.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +38,14 @@ def write_section(folder: Path, key: str, text: str) -> None:
     path.write_text(card, encoding="utf-8")
 
 
-def drop_sections(folder: Path, keys: Sequence[str]) -> None:
+def drop_sections(folder: Path, *keys: str) -> None:
     """Take sections out of a model card, if they are there."""
-    for key in keys:
-        drop_section(folder, key)
-
-
-def drop_section(folder: Path, key: str) -> None:
-    """Take a section out of a model card, if it is there."""
     path = folder / CARD
-    card = path.read_text(encoding="utf-8") if path.exists() else ""
-    before, first, rest = card.partition(f"<!-- landmarkd: {key} -->")
-    _, last, after = rest.partition(f"<!-- landmarkd: end of {key} -->")
-    if first and last:
-        parts = [part.strip("\n") for part in (before, after)]
-        path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    for key in keys if path.exists() else ():
+        before, first, rest = path.read_text(encoding="utf-8").partition(
+            f"<!-- landmarkd: {key} -->"
+        )
+        _, last, after = rest.partition(f"<!-- landmarkd: end of {key} -->")
+        if first and last:
+            parts = [part.strip("\n") for part in (before, after)]
+            path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")

@@ -64,7 +64,7 @@ def write_model_folder(
         write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})
     with editing(folder, new=_new(folder.name)) as document:
         _update(document, _hashes_in(folder), recipe, names)
-    drop_sections(folder, OF_FIRST)
+    drop_sections(folder, *OF_FIRST)
     write_selfcheck(folder)
 
 
@@ -100,7 +100,7 @@ def attach_refine(folder: Path) -> Path:
     with editing(folder.parent) as document:
         document.setdefault("refine", tomlkit.table()).update(section)
         _drop_measured(document)
-    drop_sections(folder.parent, OF_BOTH)
+    drop_sections(folder.parent, *OF_BOTH)
     return folder.parent
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.training.evaluate.model_card import drop_section, write_section
+from app.training.evaluate.model_card import drop_sections, write_section
 
 
 def test_a_section_of_a_card_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
@@ -20,12 +20,12 @@ def test_a_section_of_a_card_is_replaced_and_the_rest_stays(tmp_path: Path) -> N
 
 
 def test_a_section_of_a_card_is_dropped_and_the_rest_stays(tmp_path: Path) -> None:
-    drop_section(tmp_path, "a")
+    drop_sections(tmp_path, "a")
     assert not list(tmp_path.iterdir())
     card = tmp_path / "README.md"
     card.write_text("# mine\n\nby hand\n")
     for key in ("a", "b"):
         write_section(tmp_path, key, "text")
-    drop_section(tmp_path, "a")
+    drop_sections(tmp_path, "a")
     text = "# mine\n\nby hand\n\n<!-- landmarkd: b -->\ntext\n<!-- landmarkd: end of b -->\n"
     assert card.read_text() == text
