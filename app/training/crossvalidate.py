@@ -24,7 +24,7 @@ from app.training.data.folds import (
     save_folds,
     untrained_landmarks,
 )
-from app.training.data.issues import LINE_NAMES, shorten
+from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled, write_card_section
 from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
 from app.training.files import CHECKPOINT, FOLDS, OUTCOMES, REFINE
@@ -144,7 +144,7 @@ def warn_of_untrained(folds: Folds, checked: CheckedData, console: Console) -> N
     landmarks = untrained_landmarks(folds, checked.specimens)
     if landmarks:
         message = f"only scans of one fold have {shorten(landmarks)}: its model cannot learn them"
-        console.print(message, style="yellow", highlight=False)
+        print_warning(message, console)
 
 
 def fold_choice(folds: Folds) -> Choice:
@@ -188,7 +188,7 @@ def check_warm_start(options: Options, folds: Folds, console: Console, is_refine
         message = (
             f"nothing says what {start} was trained on: if on these scans, the errors mean nothing"
         )
-        console.print(message, style="yellow", highlight=False)
+        print_warning(message, console)
 
 
 def fold_start(options: Options, folds: Folds, number: int, is_refine: bool) -> Path | None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from app.errors import BadParameter
 from app.model import WHOLE, Manifest, load_shape, read_manifest
 from app.training.data.check_data import CheckedData
-from app.training.data.issues import shorten
+from app.training.data.issues import print_warning, shorten
 from app.training.data.specimens import SpecimenFiles, list_files
 from app.training.data.split import Split, split, subject_of
 from app.training.data.summary import summarise
@@ -122,14 +122,11 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
 
 def _warn_of_forgetting(folder: Path, cases: int, console: Console) -> None:
     record = "recipe.json names them" if read_record(folder) else "no recipe.json names them"
-    console.print(
+    print_warning(
         f"{folder.name} learns from {cases} kept cases only, and forgets what it knows from the "
         f"scans that it was trained on ({record}). Where you have these, give them: "
         "--with SCANS LANDMARKS, and as --validate NAME,NAME those that it was not trained on",
-        style="yellow",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        console,
     )
 
 
@@ -335,13 +332,10 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
     refuse_taken_back(options.start or options.folder, plans[0][1].record)
     begun = [plan for _, plan in plans if (plan.folder / CHECKPOINT).exists()]
     if changes := [change for plan in begun for change in find_changes(plan.folder, plan.record)]:
-        console.print(
+        print_warning(
             "the training that was interrupted is not resumed but made anew, as it was started "
             f"with other options or cases: {'; '.join(changes)}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            console,
         )
         prepare_next(options.start or options.folder)
     runs = zip((run_first, run_refine), plans, strict=False)

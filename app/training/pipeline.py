@@ -23,7 +23,7 @@ from app.model import WHOLE, IntensitySpec, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, mean_shape
 from app.training.data.check_data import CheckedData, check_data
 from app.training.data.folds import content_digests
-from app.training.data.issues import LINE_NAMES, issue_table, shorten
+from app.training.data.issues import LINE_NAMES, issue_table, print_warning, shorten
 from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
@@ -353,7 +353,5 @@ def new_network(options: Options, record: Record, console: Console) -> nn.Module
     torch.manual_seed(record.recipe.seed)
     network = build_network(record.recipe, len(record.landmarks))
     if options.start is not None:
-        message = load_weights(network, record.landmarks, options.start)
-        if message:
-            console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        print_warning(load_weights(network, record.landmarks, options.start), console)
     return bring_to(choose_device(options.device), network)

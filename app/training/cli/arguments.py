@@ -89,9 +89,3 @@ def pair_scans(scans: Path, landmarks: Path, only: Sequence[str]) -> "list[Speci
 def make_console(*, stderr: bool = False) -> Console:
     """Make a console that prints names as they are: no ``[left]`` is taken for markup."""
     return Console(stderr=stderr, markup=False, emoji=False)
-
-
-def print_warning(message: str, console: Console) -> None:
-    """Print a warning in a line of its own; nothing if it is empty."""
-    if message:
-        console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,6 @@ from app.training.cli.arguments import (
     load_model,
     make_console,
     pair_scans,
-    print_warning,
     require_extra,
 )
 
@@ -53,6 +52,7 @@ def calibrate(
         load_fold_models,
     )
     from app.training.calibrate.calibration_runs import run_all
+    from app.training.data.issues import print_warning
     from app.training.evaluate.leakage import describe_unrecorded, refuse_leaked
 
     if folds == bool(only):

@@ -16,7 +16,6 @@ from app.training.cli.arguments import (
     load_model,
     make_console,
     pair_scans,
-    print_warning,
     require_extra,
 )
 
@@ -41,6 +40,7 @@ def evaluate(
     """
     require_extra()
     from app.inference import Detector
+    from app.training.data.issues import print_warning
     from app.training.evaluate import measured as measurements
     from app.training.evaluate.leakage import describe_leaked, describe_unrecorded, find_leaked
     from app.training.evaluate.outcomes import measure

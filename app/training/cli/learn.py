@@ -96,6 +96,8 @@ def learn(
 
 def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
     """Learn again and again; what cannot be learned from now may be later."""
+    from app.training.data.issues import print_warning
+
     seen = None
     while True:
         if (state := _state(options.cases)) == seen:
@@ -105,7 +107,7 @@ def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
         try:
             _learn(options, url, console)
         except LandmarkdError as error:
-            console.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
+            print_warning(str(error), console)
 
 
 def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -53,6 +54,12 @@ def issue_table(issues: Sequence[Issue]) -> Table:
             # As Text, of which no bracket is taken for markup.
             table.add_row(Text(severity, colour), Text(shorten(where)), Text(message))
     return table
+
+
+def print_warning(message: str, console: Console) -> None:
+    """Print a warning in a line of its own; nothing if it is empty."""
+    if message:
+        console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:

@@ -21,6 +21,7 @@ from app.geometry import distance_beyond, distance_inside
 from app.inference import Detector, load_checked
 from app.io import Volume
 from app.training.data.check_frames import read_in_frame
+from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
 from app.training.files import OUTCOMES
 from app.training.options import Missing
@@ -155,7 +156,7 @@ def measure(
             failures.append(f"{files.name}: {error}")
     if unknown:
         message = f"the model does not know these landmarks of the files: {', '.join(unknown)}"
-        console.print(message, style="yellow", highlight=False, soft_wrap=True)
+        print_warning(message, console)
     taken = statistics.median(seconds) if seconds else None
     return Measurement(tuple(outcomes), tuple(failures), taken)
 
