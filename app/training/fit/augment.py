@@ -87,15 +87,12 @@ def draw_sample(
         augmentation: Bounds of the randomness.
         rng: Source of the randomness.
     """
-    extent_mm = np.asarray(shape) * np.asarray(spacing_mm)
+    extent_mm = np.asarray(shape) * spacing_mm
     centre = draw_centre(specimen, extent_mm, augmentation, rng)
     world_from_image = draw_affine(centre, shape, spacing_mm, augmentation, rng)
     voxel_from_image = np.linalg.inv(specimen.to_world) @ world_from_image
-    knots = (
-        augmentation.elastic_mm
-        / np.asarray(spacing_mm)
-        * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
-    )
+    elastic_voxels = augmentation.elastic_mm / spacing_mm
+    knots = elastic_voxels * rng.standard_normal((*[augmentation.elastic_knots] * 3, 3))
     # The knots are rotated instead of the displacements of the many voxels.
     rotated = knots @ voxel_from_image[:3, :3].T
     index = index_grid(shape, voxel_from_image) + interpolate_grid(rotated, shape)
@@ -107,10 +104,8 @@ def draw_sample(
     # Nothing is drawn for recipes without it, so that these draw what they always drew.
     if augmentation.degrade and rng.random() < augmentation.degrade:
         image = degrade(image, rng)
-    points = (
-        np.linalg.inv(world_from_image) @ np.c_[specimen.points, np.ones(len(specimen.points))].T
-    )
-    deformed = invert_deformation(points[:3].T, knots, shape)
+    points = transform(np.linalg.inv(world_from_image), specimen.points)
+    deformed = invert_deformation(points, knots, shape)
     visible = draw_visible(shape, augmentation, rng)
     shown = visible & in_reach(index, specimen.voxels.shape)
     image = (jitter(image, rng) * shown)[None]
