@@ -42,8 +42,8 @@ Correction = Callable[[Points, Points, Affine], Points]
 """Points as they were read, in RAS; as they are written; affine of the scan -> points in RAS."""
 
 
-def _signs(x: float, y: float, z: float) -> Correction:
-    return lambda points, _written, _affine: points * (x, y, z)
+def _times(*factors: float) -> Correction:
+    return lambda points, _written, _affine: points * factors
 
 
 def _from_index(_: Points, written: Points, affine: Affine) -> Points:
@@ -58,21 +58,17 @@ def _from_corner(_: Points, written: Points, affine: Affine) -> Points:
     return transform(affine, written / spacing_of(affine))
 
 
-def _times(factor: float) -> Correction:
-    return lambda points, _written, _affine: points * factor
-
-
 CORRECTIONS: Final[Mapping[str, Correction]] = {
-    "they look like {other} written as {declared}": _signs(-1, -1, 1),
+    "they look like {other} written as {declared}": _times(-1, -1, 1),
     "they look like voxel indices (i, j, k) instead of mm": _from_index,
     "they look like voxel indices counted from 1 instead of mm": _from_one_based_index,
     "they look like mm from the first voxel, without the scan's origin and axes": _from_corner,
     "they look like metres instead of mm": _times(1e3),
     "they look like centimetres instead of mm": _times(10.0),
     "they look like microns instead of mm": _times(1e-3),
-    "the sign of x looks wrong": _signs(-1, 1, 1),
-    "the sign of y looks wrong": _signs(1, -1, 1),
-    "the sign of z looks wrong": _signs(1, 1, -1),
+    "the sign of x looks wrong": _times(-1, 1, 1),
+    "the sign of y looks wrong": _times(1, -1, 1),
+    "the sign of z looks wrong": _times(1, 1, -1),
 }
 """Known mistakes, likeliest first, and what corrects each."""
 

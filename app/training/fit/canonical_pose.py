@@ -15,7 +15,7 @@ from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
 from app.model import load_shape, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, Similarity, fit_similarity
-from app.training.data.specimens import Specimen
+from app.training.data.specimens import Specimen, rows_of
 
 
 def upright(mean: Points) -> Points:
@@ -46,25 +46,26 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
         raise BadParameter(f"--start: expected a model, got: {error}") from None
     if shape is None or manifest.input.tile_shape == "whole":
         return mean
-    row = {landmark.name: index for index, landmark in enumerate(manifest.landmarks)}
-    target = np.array([shape.mean[row[name]] if name in row else [np.nan] * 3 for name in names])
-    known = np.isfinite(mean).all(axis=1) & np.isfinite(target).all(axis=1)
-    if known.sum() < MIN_LANDMARKS:
+    known = (landmark.name for landmark in manifest.landmarks)
+    target = rows_of(dict(zip(known, shape.mean, strict=True)), names)
+    if _in_both(mean, target).sum() < MIN_LANDMARKS:
         return mean
-    fit = fit_similarity(mean[known], target[known], np.ones(int(known.sum())))
-    return np.asarray(mean @ fit.rotation.T)
+    return np.asarray(mean @ fit_pose(target, mean).rotation.T)
 
 
 def has_pose(points: Points, mean: Points) -> bool:
     """Say whether enough landmarks of a specimen are known to bring it into the frame of a mean."""
-    known = np.isfinite(points).all(axis=1) & np.isfinite(mean).all(axis=1)
-    return int(known.sum()) >= MIN_COMMON
+    return int(_in_both(points, mean).sum()) >= MIN_COMMON
 
 
 def fit_pose(points: Points, mean: Points) -> Similarity:
     """Fit the mean shape to the landmarks that a specimen has of it."""
-    known = np.isfinite(points).all(axis=1) & np.isfinite(mean).all(axis=1)
+    known = _in_both(points, mean)
     return fit_similarity(mean[known], points[known], np.ones(int(known.sum())))
+
+
+def _in_both(points: Points, mean: Points) -> np.ndarray:
+    return np.asarray(np.isfinite(points).all(axis=1) & np.isfinite(mean).all(axis=1))
 
 
 def pose_specimen(specimen: Specimen, mean: Points) -> Specimen:

@@ -78,9 +78,9 @@ def find_pose(detector: Detector, volume: Volume, points: Points, poses: int) ->
         ValueError: The model finds fewer than four landmarks.
     """
     rng = np.random.default_rng(0)
-    extent = voxel_extent(volume)
+    extent = float(np.max(volume.voxels.shape * spacing_of(volume.affine)))
     centre = transform(volume.affine, (np.asarray(volume.voxels.shape) - 1) / 2)
-    first = _fit(points, _detect_posed(detector, volume, (centre, extent.max()), FIRST_POSES, rng))
+    first = _fit(points, _detect_posed(detector, volume, (centre, extent), FIRST_POSES, rng))
     # Close up, the subject fills the image as in those that the model was trained on.
     known = points[np.isfinite(points).all(axis=1)]
     edge = VIEW * float(np.linalg.norm(np.ptp(known, axis=0)))
@@ -91,11 +91,6 @@ def find_pose(detector: Detector, volume: Volume, points: Points, poses: int) ->
     return FoundPose(
         motion.apply(points), float(np.nanmedian(residual)), float(np.isfinite(residual).mean())
     )
-
-
-def voxel_extent(volume: Volume) -> Float64[np.ndarray, " 3"]:
-    """Return the edges of a volume, in mm."""
-    return np.asarray(volume.voxels.shape * spacing_of(volume.affine))
 
 
 def _fit(points: Points, found: PosedPoints) -> Similarity:
