@@ -150,4 +150,4 @@ def blob_specimen(seed: int) -> Specimen:
     world = transform(affine, index.astype(np.float64))
     points = transform(affine, np.array([[20.0, 25, 20], [30, 40, 35], [33, 20, 30]]))
     voxels = sum(np.exp(-0.5 * ((world - point) ** 2).sum(-1) / 1.2**2) for point in points)
-    return Specimen("blobs", torch.from_numpy(voxels).float(), affine, points)
+    return Specimen(torch.from_numpy(voxels).float(), affine, points)

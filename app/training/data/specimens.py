@@ -55,7 +55,6 @@ class Specimen:
     """One scan with its landmarks.
 
     Attributes:
-        name: File name without suffixes.
         voxels: Values scaled as the model expects them and smoothed for its spacing, but still at
             the scan's own resolution, float32; ``values_at`` limits them to the window.
         to_world: Voxel index -> mm, RAS.
@@ -64,7 +63,6 @@ class Specimen:
         middle: What images of it are centred on, in mm; None: the middle of the points that it has.
     """
 
-    name: str
     voxels: Voxels
     to_world: Affine
     points: Points
@@ -209,4 +207,4 @@ def load_specimen(
         values = values.sub_(window[0]).div_(width_of(window))
     judged = names if missing == "absent" else truth
     absent = (row for row, name in enumerate(names) if name in judged and truth.get(name) is None)
-    return Specimen(files.name, values, volume.affine, points, frozenset(absent))
+    return Specimen(values, volume.affine, points, frozenset(absent))

@@ -25,14 +25,12 @@ class Deviation:
 
     Attributes:
         spec: What was measured.
-        scan: Of the landmarks.
         true: Between the true points.
         found: Between those of the answer.
         half_width: Of the 95 % interval; None where there is none.
     """
 
     spec: MeasurementSpec
-    scan: str
     true: float
     found: float
     half_width: float | None
@@ -56,12 +54,12 @@ def compare_measurements(
         One deviation for each scan and measurement whose points are all present and found.
     """
     deviations = []
-    for scan, members in group(outcomes, lambda outcome: outcome.scan).items():
+    for members in group(outcomes, lambda outcome: outcome.scan).values():
         radii = {one.landmark: one.region95_mm for one in members if one.status == "detected"}
         true = measure_landmarks(specs, {one.landmark: one.true_mm for one in members}, {})
         found = measure_landmarks(specs, {one.landmark: one.found_mm for one in members}, radii)
         deviations += [
-            Deviation(spec, scan, before.value, after.value, after.half_width)
+            Deviation(spec, before.value, after.value, after.half_width)
             for spec, before, after in zip(specs, true, found, strict=True)
             if before.value is not None and after.value is not None
         ]

@@ -20,7 +20,6 @@ class Accuracy:
     """Errors of landmarks that are present and have a position in the answer.
 
     Attributes:
-        count: Their number.
         mean_mm: Mean radial error.
         median_mm: Its median.
         p95_mm: Its 95th percentile.
@@ -31,7 +30,6 @@ class Accuracy:
             ``WITHIN_MM``, so that a missed one counts as a failure.
     """
 
-    count: int
     mean_mm: float
     median_mm: float
     p95_mm: float
@@ -70,7 +68,6 @@ def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
     present = sum(outcome.present for outcome in outcomes)
     voxels = np.array([outcome.error_voxels for outcome in outcomes])
     return Accuracy(
-        count=len(mm),
         mean_mm=float(mm.mean()),
         median_mm=float(np.median(mm)),
         p95_mm=float(np.percentile(mm, 95)),

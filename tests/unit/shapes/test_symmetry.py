@@ -52,7 +52,7 @@ def test_the_mirror_image_of_a_specimen_shows_its_partners_where_they_are() -> N
     affine[:3, 3] = (5, 60, -20)
     index = random.uniform(1, 8, (4, 3))
     points, absent = transform(affine, index), frozenset({1})
-    specimen = Specimen("a", torch.zeros(9, 10, 11), affine, points, absent)
+    specimen = Specimen(torch.zeros(9, 10, 11), affine, points, absent)
     image = mirror(specimen, np.array([1, 0, 2, -1]))
     assert image.voxels is specimen.voxels
     found = transform(np.linalg.inv(image.to_world), image.points)
@@ -65,7 +65,7 @@ def test_the_mirror_image_of_a_specimen_shows_its_partners_where_they_are() -> N
 def test_mirror_images_double_the_subjects_of_a_symmetric_shape_only() -> None:
     """Random landmarks have no second side to learn from."""
     shape = symmetric_shape(1)
-    specimen = Specimen("a", torch.zeros(2, 3, 4), np.eye(4), shape)
+    specimen = Specimen(torch.zeros(2, 3, 4), np.eye(4), shape)
     one, two = with_mirror_images([specimen], shape)
     assert one is specimen
     assert two.points[0].tolist() == [-shape[6, 0], *shape[6, 1:]]

@@ -49,7 +49,7 @@ def test_images_of_a_posed_specimen_are_centred_as_in_service(kept: int) -> None
     mean = TYPICAL - TYPICAL.mean(axis=0)
     points = np.stack(list(points_of(1).values()))
     points[kept:] = np.nan
-    specimen = Specimen("s1", torch.zeros(2, 2, 2), make_affine(1), points)
+    specimen = Specimen(torch.zeros(2, 2, 2), make_affine(1), points)
     posed, random = pose_specimen(specimen, mean), np.random.default_rng(0)
     centre = draw_centre(posed, np.full(3, 9.0), Augmentation(), random)
     np.testing.assert_allclose(centre, 0.0, atol=1e-9)
@@ -118,8 +118,8 @@ def test_a_second_network_is_trained_on_the_values_of_service_for_subjects_of_an
     spec = read_manifest(folder).input
     fine = read_manifest(folder / "refine").input.model_copy(update={"spacing_mm": (1.5,) * 3})
     scales = []
-    for one in trained:
-        volume = read_volume((data / "scans" / f"{one.name}.nii.gz").read_bytes())
+    for scan, one in zip(sorted((data / "scans").iterdir()), trained, strict=True):
+        volume = read_volume(scan.read_bytes())
         window = make_grid(volume, spec, CPU).window
         assert window is not None
         to_world = volume.affine @ np.linalg.inv(one.to_world)
