@@ -214,7 +214,8 @@ def locate(
 def positions_of(landmarks: Sequence[Landmark]) -> Points:
     """List where landmarks are, in mm, RAS; NaN where they have no position."""
     missing = np.full(3, np.nan)
-    return np.stack([missing if one.ras_mm is None else one.ras_mm for one in landmarks])
+    positions = [missing if one.ras_mm is None else one.ras_mm for one in landmarks]
+    return np.array(positions, dtype=np.float64).reshape(-1, 3)
 
 
 def confidence_of(mass: float, coherence: float, threshold: float) -> float:
