@@ -169,7 +169,7 @@ class LandmarkInfo(_WireModel):
     presence_threshold: float
     region95_mm: float | None = Field(
         description="Radius that held 95 % of held-out errors; null if uncalibrated. It is "
-        "wider for subjects that are unlike those that it was calibrated on."
+        "wider where votes scatter more than usual, or a subject is further from the mean shape."
     )
 
 
