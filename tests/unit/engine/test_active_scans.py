@@ -62,7 +62,7 @@ def test_identical_scans_in_flight_are_computed_once(model: LoadedModel, faulty:
         assert_same_landmarks(answer, Detector(model).detect(scan(1)))
 
 
-def test_other_frames_and_other_models_are_other_jobs(model: LoadedModel, faulty: Faulty) -> None:
+def test_other_frames_and_other_models_are_other_scans(model: LoadedModel, faulty: Faulty) -> None:
     async def scenario() -> None:
         async with running(batch_size=4) as loop:
             blocker = await held(loop, faulty, with_network(model, faulty))
@@ -124,7 +124,7 @@ def test_expired_waiter_does_not_cancel_the_others(model: LoadedModel, faulty: F
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_job_is_dropped_when_its_last_waiter_is_cancelled(
+def test_scan_is_dropped_when_its_last_waiter_is_cancelled(
     model: LoadedModel, faulty: Faulty
 ) -> None:
     async def scenario() -> None:

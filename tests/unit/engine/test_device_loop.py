@@ -1,7 +1,6 @@
 """The device loop: many requests, one device, and faults that hurt only the scan at fault."""
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
@@ -35,6 +34,7 @@ from tests.support.device_loops import (
     wait_for,
     with_network,
 )
+from tests.support.memory import without_garbage_collection
 
 
 def test_sharing_a_batch_changes_no_answer(where: NamedDevice, model: LoadedModel) -> None:
@@ -153,7 +153,7 @@ def test_scan_that_cannot_be_prepared_fails_alone(where: NamedDevice, model: Loa
         (WorkQueue, "add_tiles", KeyError),
     ],
 )
-def test_thread_for_work_on_the_host_that_ends_fails_the_jobs_and_the_device_goes_on(
+def test_thread_for_work_on_the_host_that_ends_fails_the_scans_and_the_device_goes_on(
     where: NamedDevice,
     model: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -355,9 +355,5 @@ def test_scan_without_an_answer_is_freed_without_garbage_collection(
             faulty.gate.set()
             assert await asyncio.to_thread(gone.wait, 10)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         asyncio.run(scenario())
-    finally:
-        gc.enable()

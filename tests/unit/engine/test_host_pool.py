@@ -1,11 +1,11 @@
 """Threads for work on the host."""
 
 import asyncio
-import gc
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from queue import SimpleQueue
 from threading import Event
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from app.engine.fair_budget import FairBudget
 from app.engine.host_pool import HostPool, run_in_daemon_thread
 from app.errors import BadVoxels, DeadlineExceeded, Draining, StartupError
+from tests.support.memory import without_garbage_collection
 
 WAIT_S = 30.0
 
@@ -171,10 +172,5 @@ def test_who_gets_no_result_is_freed_without_garbage_collection(ends: str) -> No
         held.set()
         assert freed.is_set()
 
-    gc.collect()
-    gc.disable()
-    try:
+    with closing(pool), without_garbage_collection():
         asyncio.run(scenario())
-    finally:
-        gc.enable()
-        pool.close()

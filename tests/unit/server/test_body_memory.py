@@ -15,6 +15,7 @@ from tests.support.body_services import (
     RunClient,
     post,
 )
+from tests.support.memory import without_garbage_collection
 
 
 def test_bodies_received_side_by_side_do_not_mix(run_client: RunClient) -> None:
@@ -37,7 +38,7 @@ def test_answered_body_is_freed(run_client: RunClient) -> None:
         assert await connection.status() == 200
         assert connection.service.buffers_alive() == 0
 
-    without_garbage_collection(run_client, client)
+    run_uncollected(run_client, client)
 
 
 def test_body_given_up_is_freed_while_its_rest_still_arrives(run_client: RunClient) -> None:
@@ -48,7 +49,7 @@ def test_body_given_up_is_freed_while_its_rest_still_arrives(run_client: RunClie
         await connection.send(BODY[400_000:] + LIVENESS)
         assert await connection.status() == 200
 
-    without_garbage_collection(run_client, client)
+    run_uncollected(run_client, client)
 
 
 @pytest.mark.parametrize("sent", [1, 1_300_000])
@@ -62,7 +63,7 @@ def test_body_of_a_client_that_left_is_freed(sent: int, run_client: RunClient) -
         assert await connection.status() == 200
         assert connection.service.buffers_alive() == 0
 
-    without_garbage_collection(run_client, client)
+    run_uncollected(run_client, client)
 
 
 def test_requests_leave_nothing_to_the_garbage_collector(run_client: RunClient) -> None:
@@ -81,15 +82,13 @@ def test_requests_leave_nothing_to_the_garbage_collector(run_client: RunClient) 
         kinds = (RequestResponseCycle, HttpProtocol, memoryview)
         assert [held for held in gc.garbage if isinstance(held, kinds)] == []
 
-    without_garbage_collection(run_client, client)
+    run_uncollected(run_client, client)
 
 
-def without_garbage_collection(run_client: RunClient, client: Client) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        run_client(client)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
+def run_uncollected(run_client: RunClient, client: Client) -> None:
+    with without_garbage_collection():
+        try:
+            run_client(client)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
