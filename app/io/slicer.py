@@ -232,7 +232,7 @@ def _described(landmark: LandmarkAnswer) -> str:
     if landmark.decided_by == "network" and landmark.status != "detected":
         remark = landmark.status.replace("_", " ")
     elif landmark.decided_by == "network":
-        remark = "" if region_mm is None else f"95 % within {region_mm:.2f} mm"
+        remark = "" if region_mm is None else f"95 % within {region_mm:.3g} mm"
     elif landmark.lps_mm is None:
         remark = "marked absent by a person"
     else:

@@ -269,8 +269,10 @@ def test_every_format_tells_how_far_a_landmark_may_be_off(form: AnswerFormat) ->
     """Who read Slicer's own files alone was not told that regions are wide, as in noise."""
     found = answer_of({"a": (1.0, 2.0, 3.0)})
     (landmark,) = found.landmarks
-    wide = landmark.model_copy(update={"region95_mm": 8.25})
-    assert "8.25" in form.write(found.model_copy(update={"landmarks": [wide]})).decode()
+    for radius_mm in (8.25, 0.000433):  # Of a spine, and of a cell.
+        wide = landmark.model_copy(update={"region95_mm": radius_mm})
+        written = form.write(found.model_copy(update={"landmarks": [wide]})).decode()
+        assert str(radius_mm) in written
     placed = wide.model_copy(update={"region95_mm": None, "decided_by": "person"})
     assert "95 %" not in form.write(found.model_copy(update={"landmarks": [placed]})).decode()
 

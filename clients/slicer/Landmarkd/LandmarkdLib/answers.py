@@ -163,7 +163,7 @@ def _shown(landmark: Mapping[str, Any]) -> ShownPoint:
     if position is None:
         radius = None
     if radius is not None:
-        words.append(f"95 % within {radius:.2f} mm")
+        words.append(f"95 % within {radius:.3g} mm")
     return ShownPoint(
         name=landmark["name"],
         ras_mm=None if position is None else tuple(position),
