@@ -18,7 +18,7 @@ from app.io import Volume
 from app.model import LoadedModel, Shape, ShapeSpec
 from app.preprocessing import crop
 from app.shapes import measure_stretch, measure_twist
-from app.voting import Landmark, Point
+from app.voting import Landmark, Point, positions_of
 
 SHOWN_MM: Final = 6.0
 """Voxels this near to a place must differ for a scan to show it: along each axis, two voxels of the
@@ -158,8 +158,11 @@ def doubt_proportions(
     agree = find_agreeing(landmarks, shape)
     if agree is None:
         return ()
+    # Of a stretched subject, those agree that show it least; all that are detected show it.
+    shown = agree | (shape.known & [landmark.status == "detected" for landmark in landmarks])
+    subject = shape.mean[shown], positions_of(landmarks)[shown]
     doubts = []
-    sizes = measure_stretch(*agree, shape.tolerance_mm)
+    sizes = measure_stretch(*subject, shape.tolerance_mm)
     furthest = max(sizes, key=lambda size: abs(math.log(max(size, 1e-9))), default=1.0)
     most = spec.max_stretch or math.inf
     if not 1 / most <= furthest <= most:
@@ -167,7 +170,7 @@ def doubt_proportions(
             f"along one axis the subject is {furthest:.2f} times as large as usual, expected "
             f"{1 / most:.2f} to {most:g}; are the voxels as large as the file says?"
         )
-    turned = measure_twist(*agree)
+    turned = measure_twist(*subject)
     # Landmarks that spread along one axis alone, as in a cut scan, do not tell of a twist about it.
     if spec.max_twist_deg is not None and len(sizes) > 1 and turned > spec.max_twist_deg:
         doubts.append(

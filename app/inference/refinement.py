@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from jaxtyping import Bool
 
-from app.geometry import Points, transform
+from app.geometry import transform
 from app.io import Volume
 from app.model import LoadedModel, Shape
 from app.preprocessing import Grid, Pose, make_posed_grid
@@ -113,16 +114,16 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
     agree = find_agreeing(landmarks, shape)
     if agree is None:
         return None
-    found = fit_similarity(*agree, np.ones(len(agree[0])))
+    found = fit_similarity(
+        shape.mean[agree], positions_of(landmarks)[agree], np.ones(int(agree.sum()))
+    )
     return Pose(found.affine, float(found.scale))
 
 
-def find_agreeing(landmarks: Sequence[Landmark], shape: Shape) -> tuple[Points, Points] | None:
-    """Choose the landmarks that agree on a pose.
-
-    Returns:
-        Their positions in the mean shape and in mm, RAS; None if fewer than four, or too few, do.
-    """
+def find_agreeing(
+    landmarks: Sequence[Landmark], shape: Shape
+) -> Bool[np.ndarray, " landmarks"] | None:
+    """Choose the landmarks that agree on a pose; None if fewer than four, or too few, do."""
     points = positions_of(landmarks)
     weights = np.array(
         [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]
@@ -130,8 +131,8 @@ def find_agreeing(landmarks: Sequence[Landmark], shape: Shape) -> tuple[Points, 
     fit = fit_constellation(points[:, None], weights[:, None], shape)
     if fit is None:
         return None
-    agree = fit.choice >= 0
-    return shape.mean[agree], points[agree]
+    agree: Bool[np.ndarray, " landmarks"] = fit.choice >= 0
+    return agree
 
 
 def any_detected(landmarks: Sequence[Landmark]) -> bool:

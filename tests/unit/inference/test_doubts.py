@@ -84,6 +84,19 @@ def test_subject_of_another_size_or_turned_is_doubted(
     assert doubt_proportions(lost, shape, ShapeSpec(**KEYS, **limits)) == ()
 
 
+def test_a_stretched_subject_is_doubted_where_only_what_hides_it_agrees() -> None:
+    """The landmarks of one plane agree with the mean shape; those beside it show the stretch."""
+    plane = [(x, y, 0.0) for x in (-40.0, 0.0, 40.0) for y in (-60.0, -20.0, 20.0, 60.0)]
+    mean = np.array([*plane, (-30.0, 0.0, 30.0), (30.0, 0.0, 30.0), (0.0, 30.0, -30.0)])
+    shape = Shape(mean, tolerance_mm=6.0)
+    limits = ShapeSpec(**KEYS, max_stretch=1.3)
+    stretched = mean * (1.0, 1.0, 1.6)
+    sure = [landmark(place) for place in stretched]
+    assert "1.60 times as large" in " ".join(doubt_proportions(sure, shape, limits))
+    unsure = [landmark(place, "low_confidence") for place in stretched]
+    assert doubt_proportions(unsure, shape, limits) == ()
+
+
 @pytest.mark.parametrize(
     ("spacing_mm", "padding", "told"),
     [
