@@ -193,9 +193,9 @@ def test_heatmaps_of_a_slab_are_highest_where_its_doubtful_landmarks_are(
     detector: Detector, skulls: Path
 ) -> None:
     """They were of the last orientation that was tried, and the answer of the scan's own."""
-    skull = read_skull(skulls, "129X1_SVJ")
-    affine = skull.affine @ translation([55.0, 0.0, 0.0])
-    slab = replace(skull, voxels=np.ascontiguousarray(skull.voxels[55:82]), affine=affine)
+    skull = read_skull(skulls, "NOD_SHILTJ")
+    affine = skull.affine @ translation([45.0, 0.0, 0.0])
+    slab = replace(skull, voxels=np.ascontiguousarray(skull.voxels[45:75]), affine=affine)
 
     async def detect() -> Detection:
         async with running(batch_size=1) as loop:
