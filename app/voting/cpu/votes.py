@@ -109,47 +109,29 @@ def _fill_votes(plan, row, last, landmarks, columns):
     Returns:
         The row to go on with, how many votes were written, and whether a score is not a number.
     """
-    workspace = _make_workspace(plan)
-    most_votes = len(workspace[-2])
-    index, any_invalid = 0, False
-    while row < last and index + most_votes <= len(landmarks):
-        row, index, invalid = _fill_batch(plan, row, last, workspace, (landmarks, columns), index)
-        any_invalid |= invalid
-    return row, index, any_invalid
-
-
-@numba_jit
-@no_type_check
-def _make_workspace(plan):
-    """Allocate the arrays for a batch of candidates, and for the votes among them."""
+    # For a batch of candidates, and for the votes among them.
     size = BATCH + len(plan.limits)
     voxels, starts = np.empty((4, size), np.int64), np.empty((2, size), np.int64)
     centres = np.empty((4, size), np.float32)
     probabilities, sums = np.empty((plan.channels, size)), np.empty((2, size))
     passing = np.empty((2, size * (plan.channels - plan.first_channel) + 1), np.int64)
     probability = np.empty(passing.shape[1], np.float32)
-    return voxels, starts, centres, probabilities, sums, probability, passing
-
-
-@numba_jit
-@no_type_check
-def _fill_batch(plan, row, last, workspace, votes, index):
-    """Write the votes of a batch; returns the next row, the next index, and whether any is NaN."""
-    voxels, starts, centres, probabilities, sums, probability, passing = workspace
-    activation = plan.activation
-    row, count = find_candidates(plan, row, last, voxels)
-    _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, centres)
-    if activation == NONE and len(plan.limits) == plan.channels * plan.rows.width:
-        found, invalid = _choose_flagged(
-            plan, starts[0, :count], voxels[3, :count], passing, probability
-        )
-    else:
-        read_voxels(plan.scores, starts[0, :count], activation, probabilities, sums)
-        found, invalid = _choose(
-            probabilities[plan.first_channel :, :count], plan.threshold, passing, probability
-        )
-    passed = (starts[1], centres, passing[0, :found], passing[1, :found], probability[:found])
-    return row, _write(plan, passed, votes, index), invalid
+    is_flagged = plan.activation == NONE and len(plan.limits) == plan.channels * plan.rows.width
+    index, any_invalid = 0, False
+    while row < last and index + len(probability) <= len(landmarks):
+        row, count = find_candidates(plan, row, last, voxels)
+        _describe(plan, (voxels[0, :count], voxels[1, :count], voxels[2, :count]), starts, centres)
+        if is_flagged:
+            flags = voxels[3, :count]
+            found, invalid = _choose_flagged(plan, starts[0, :count], flags, passing, probability)
+        else:
+            read_voxels(plan.scores, starts[0, :count], plan.activation, probabilities, sums)
+            chosen = probabilities[plan.first_channel :, :count]
+            found, invalid = _choose(chosen, plan.threshold, passing, probability)
+        passed = (starts[1], centres, passing[0, :found], passing[1, :found], probability[:found])
+        index = _write(plan, passed, (landmarks, columns), index)
+        any_invalid |= invalid
+    return row, index, any_invalid
 
 
 @numba_jit
