@@ -24,7 +24,7 @@ import numpy as np
 from app.geometry import distance_inside
 from app.io import Volume
 from app.model import Manifest
-from app.voting import Landmark, positions_of
+from app.voting import Landmark, Status, positions_of
 
 MAX_SCATTER: Final = 1.5
 """Votes that scatter more than this many times as far as usual are worth a warning. Those for
@@ -44,12 +44,16 @@ class Uncertainty(NamedTuple):
     spread_mm: float | None
 
 
-def combine(detected: Iterable[Uncertainty]) -> Uncertainty:
-    """Compute the uncertainty of a scan from those of its detected landmarks: root mean squares."""
-    landmarks = tuple(detected)
+def combine(landmarks: Iterable[tuple[Status, float | None, float | None]]) -> Uncertainty:
+    """Compute the uncertainty of a scan: root mean squares over its detected landmarks.
+
+    Args:
+        landmarks: Status of each, and both numbers of its own uncertainty.
+    """
+    detected = [Uncertainty(*mm) for status, *mm in landmarks if status == "detected"]
     return Uncertainty(
-        _root_mean_square(one.from_shape_mm for one in landmarks),
-        _root_mean_square(one.spread_mm for one in landmarks),
+        _root_mean_square(one.from_shape_mm for one in detected),
+        _root_mean_square(one.spread_mm for one in detected),
     )
 
 
@@ -74,11 +78,7 @@ def settle_regions(
     """
     shape, voting = manifest.shape, manifest.voting
     usual = Uncertainty(shape.region_scale_mm if shape else None, voting.region_spread_mm)
-    uncertainty = combine(
-        Uncertainty(one.from_shape_mm, one.spread_mm)
-        for one in landmarks
-        if one.status == "detected"
-    )
+    uncertainty = combine((one.status, one.from_shape_mm, one.spread_mm) for one in landmarks)
     factor = growth(uncertainty, usual)
     inside_mm = distance_inside(positions_of(landmarks), volume.affine, volume.voxels.shape)
     settled = []

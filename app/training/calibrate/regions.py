@@ -121,11 +121,7 @@ def in_units_of_growth(outcomes: Sequence[Outcome], usual: Uncertainty) -> list[
 
 def _uncertainties(outcomes: Sequence[Outcome]) -> dict[str, Uncertainty]:
     return {
-        scan: combine(
-            Uncertainty(one.from_shape_mm, one.spread_mm)
-            for one in some
-            if one.status == "detected"
-        )
+        scan: combine((one.status, one.from_shape_mm, one.spread_mm) for one in some)
         for scan, some in group(outcomes, lambda outcome: outcome.scan).items()
     }
 

@@ -14,6 +14,7 @@ from app.inference.regions import MAX_SCATTER, Uncertainty, combine, growth
 from app.io.volume import Volume
 from app.model import LoadedModel
 from app.phantom import make_phantom
+from app.voting import Status
 
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 
@@ -67,7 +68,8 @@ def test_growth_is_of_what_is_known_and_never_below_one() -> None:
     assert growth(Uncertainty(3.0, 2.0), Uncertainty(1.5, 0.5)) == 8.0
     assert growth(Uncertainty(3.0, 0.1), Uncertainty(1.5, 0.5)) == 2.0
     assert growth(Uncertainty(3.0, None), Uncertainty(None, 0.5)) == 1.0
-    both = combine([Uncertainty(3.0, None), Uncertainty(4.0, 2.0)])
+    doubtful: tuple[Status, float, float] = ("low_confidence", 90.0, 90.0)
+    both = combine([("detected", 3.0, None), doubtful, ("detected", 4.0, 2.0)])
     assert both.from_shape_mm == pytest.approx(np.sqrt(12.5))
     assert both.spread_mm == 2.0
-    assert combine([]) == Uncertainty(None, None)
+    assert combine([doubtful]) == combine([]) == Uncertainty(None, None)
