@@ -36,7 +36,7 @@ from app.training.versions import (
     exclusive,
     find_unfinished,
     finish,
-    keep_regions,
+    keep_measured,
     prepare_next,
     put_in_place,
 )
@@ -107,7 +107,7 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
         names = [files.name for files in held_out]
         if not fine_tune(like, checked, split(checked.specimens, names, "kept apart"), console):
             return None
-    keep_regions(options.folder, candidate)
+    keep_measured(options.folder, candidate)
     corrected = {files.name for files in kept}
     compared = compare_versions(options.folder, candidate, held_out, corrected, options.device)
     if compared.is_better:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 from app.durable import lock, write_file
 from app.errors import BadParameter, ModelRefused, StartupError
-from app.model import editing, hash_file, read_manifest, update_hashes
+from app.model import editing, hash_file, read_document, read_manifest, update_hashes
 from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY, TABLES
 
 NEXT: Final = "next"
@@ -24,6 +24,11 @@ BEFORE: Final = "before"
 LOCK: Final = "lock"
 ORIGIN: Final = "origin"
 """File beside the next version: the hash of the manifest of the version that it is made of."""
+
+MEASURED: Final = (
+    "region_margin_mm", "region_spread_mm", "region_scale_mm", "region95_mm", "interval_scale",
+)  # fmt: skip
+"""Keys of a ``model.toml`` that say what was measured with its weights."""
 
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
@@ -100,24 +105,29 @@ def finish(candidate: Path) -> None:
         path.unlink()
 
 
-def keep_regions(before: Path, after: Path) -> None:
+def keep_measured(before: Path, after: Path) -> None:
     """Give a version the regions and widths of intervals of the one before; training drops them."""
     refine = read_manifest(before).refine
     for name in [*([refine.folder] if refine else []), "."]:
-        old = read_manifest(before / name)
+        known = _tables(read_document(before / name).unwrap())
         with editing(after / name) as document:
-            for landmark, known in zip(document["landmarks"], old.landmarks, strict=True):
-                if known.region95_mm is not None:
-                    landmark["region95_mm"] = known.region95_mm
-            document["voting"]["region_margin_mm"] = old.voting.region_margin_mm
-            if old.voting.region_spread_mm is not None:
-                document["voting"]["region_spread_mm"] = old.voting.region_spread_mm
-            if old.shape is not None and old.shape.region_scale_mm is not None:
-                document["shape"]["region_scale_mm"] = old.shape.region_scale_mm
-            measurements = document.get("measurements", [])
-            for measurement, measured in zip(measurements, old.measurements, strict=True):
-                measurement["interval_scale"] = measured.interval_scale
+            for table, old in zip(_tables(document), known, strict=True):
+                table.update({key: old[key] for key in MEASURED if key in old})
             update_hashes(after / name, document)
+
+
+def drop_measured(document: dict[str, Any]) -> None:
+    """Drop what was measured with other weights: precisions, regions, widths of intervals."""
+    document.pop("precision", None)
+    for table in _tables(document):
+        for key in MEASURED:
+            table.pop(key, None)
+
+
+def _tables(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the tables of a manifest in which ``MEASURED`` may stand."""
+    one_by_one = (*document.get("landmarks", ()), *document.get("measurements", ()))
+    return [document.get("voting", {}), document.get("shape", {}), *one_by_one]
 
 
 def next_version(version: str) -> str:

@@ -22,6 +22,7 @@ from app.model import (
 from app.training.evaluate.model_card import OF_BOTH, OF_FIRST, drop_sections
 from app.training.fit.network import ARCHITECTURE, network_arguments
 from app.training.recipe import Recipe
+from app.training.versions import drop_measured
 
 TOLERANCE_RADII: Final = 0.6
 """Largest distance of a mode from where the constellation expects it, in voting radii."""
@@ -99,7 +100,7 @@ def attach_refine(folder: Path) -> Path:
     section = {"folder": folder.name, "sha256": hash_file(folder / "model.toml")}
     with editing(folder.parent) as document:
         document.setdefault("refine", tomlkit.table()).update(section)
-        _drop_measured(document)
+        drop_measured(document)
     drop_sections(folder.parent, *OF_BOTH)
     return folder.parent
 
@@ -118,18 +119,6 @@ def _new(name: str) -> tomlkit.TOMLDocument:
     return document
 
 
-def _drop_measured(document: tomlkit.TOMLDocument) -> None:
-    """Drop what was measured with other weights: precisions, regions, widths of intervals."""
-    document.pop("precision", None)
-    for key in ("region_margin_mm", "region_spread_mm"):
-        document.get("voting", {}).pop(key, None)
-    document.get("shape", {}).pop("region_scale_mm", None)
-    for landmark in document.get("landmarks", []):
-        landmark.pop("region95_mm", None)
-    for measurement in document.get("measurements", []):
-        measurement.pop("interval_scale", None)
-
-
 def _update(
     document: tomlkit.TOMLDocument,
     hashes: Mapping[str, str],
@@ -137,7 +126,7 @@ def _update(
     names: Sequence[str],
 ) -> None:
     """Set the keys that training decides, and drop what was measured with other weights."""
-    _drop_measured(document)
+    drop_measured(document)
     sections: dict[str, dict[str, object]] = {
         "input": {
             "orientation": "RAS",
