@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 REGION95_SIGMAS: Final = 2.7955
 ACROSS95_SIGMAS: Final = 2.4477
@@ -39,10 +39,8 @@ Point = Float64[np.ndarray, " 3"]
 Corners = Float64[np.ndarray, "n axes"]
 
 
-class MeasurementSpec(BaseModel):
+class MeasurementSpec(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """One measurement that a model names, in a section ``[[measurements]]``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
     description: str = ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, cast
 
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 
 from app.engine import AdmittedRequest, Engine, Metrics
@@ -39,10 +39,8 @@ KEY_DIGITS: Final = 8
 """Of a key's hash, that stand for a key without a name."""
 
 
-class SelectionQuery(BaseModel):
+class SelectionQuery(BaseModel, extra="forbid"):
     """Which scan of an uploaded file is meant; unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     frame: Number | None = Field(None, description="Frame of a 4D file, from 0.")
     series: Number | None = Field(None, description="Series of a DICOM archive, from 0.")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from app.api.dependencies import (
     AdmittedDep,
@@ -35,10 +35,8 @@ NO_MODEL: Final = ModelRef(name="votes", version="", digest="")
 MAX_NAME_CHARACTERS: Final = 128
 
 
-class VotesQuery(BaseModel):
+class VotesQuery(BaseModel, extra="forbid"):
     """Query of ``POST /v1/votes``; unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: str | None = Field(
         None,

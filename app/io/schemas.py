@@ -6,7 +6,7 @@ Numbers are finite or null, and every coordinate names its frame.
 from datetime import datetime
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 # A copy of that of app.voting.landmarks, so that clients do not import torch.
 Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]
@@ -19,8 +19,8 @@ Listed = Annotated[list[T], Field(fail_fast=True)]
 """Is refused for its first wrong item: a short document may have millions, with an error each."""
 
 
-class _WireModel(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+class _WireModel(BaseModel, frozen=True, allow_inf_nan=False):
+    pass
 
 
 class CandidateAnswer(_WireModel):

@@ -6,7 +6,6 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     TypeAdapter,
@@ -60,10 +59,8 @@ SIGMA_POINTS: Final = 6
 ARCHITECTURE: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
-class Section(BaseModel):
+class Section(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """What all sections have in common: unknown keys are refused, and values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class IntensitySpec(Section):

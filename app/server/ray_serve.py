@@ -26,7 +26,7 @@ import torch
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from ray import serve
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,13 +47,11 @@ CANCEL_S: Final = 5.0
 """Time for a request whose client has left to cancel its work."""
 
 
-class Scale(BaseModel):
+class Scale(BaseModel, extra="forbid"):
     """Bounds on the number of replicas; ``args`` in a config file.
 
     Serve adds a replica when the existing ones have more requests than keep their devices busy.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(2, ge=1)

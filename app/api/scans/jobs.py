@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.api.dependencies import (
     AdmittedDep,
@@ -55,10 +55,8 @@ class JobQuery(ScanQuery):
     candidates: bool = Field(False, description="List all modes of each landmark.")
 
 
-class ResultQuery(BaseModel):
+class ResultQuery(BaseModel, extra="forbid"):
     """Query of ``GET /v1/jobs/{id}/scans/{number}``; unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: str | None = Field(
         None,
@@ -67,10 +65,8 @@ class ResultQuery(BaseModel):
     )
 
 
-class JobsQuery(BaseModel):
+class JobsQuery(BaseModel, extra="forbid"):
     """Query of ``GET /v1/jobs``; unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     after: str = Field(
         "",
