@@ -66,7 +66,6 @@ class Output(Sink):
     """The standard output, for a single scan."""
 
     def __init__(self, form: AnswerFormat, write: Callable[[str], None]) -> None:
-        """Write answers of one format."""
         self._form, self._write = form, write
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:

@@ -62,7 +62,6 @@ class ProblemError(LandmarkdError):
         self.problem = problem
 
     def __str__(self) -> str:
-        """Say what the service refused, and why."""
         return f"{self.problem.title}: {self.problem.detail}"
 
 
@@ -99,11 +98,9 @@ class Client:
             ) from error
 
     def __enter__(self) -> "Client":
-        """Keep the connection open for the context."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the connection."""
         self._http.close()
 
     def detect(

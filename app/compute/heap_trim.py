@@ -40,7 +40,11 @@ def trim_heap() -> None:
 
 
 class HeapTrimmer:
-    """One timer: trims once after work, every ``delay_s`` while it goes on, and never when idle."""
+    """One timer: trims once after work, every ``delay_s`` while it goes on, and never when idle.
+
+    Args:
+        submit: Has a function called on another thread.
+    """
 
     def __init__(
         self,
@@ -48,13 +52,6 @@ class HeapTrimmer:
         delay_s: float = DELAY_S,
         trim: Callable[[], None] = trim_heap,
     ) -> None:
-        """Create an idle timer.
-
-        Args:
-            submit: Has a function called on another thread.
-            delay_s: Time from the first work after a trim to the next trim.
-            trim: What trims.
-        """
         self._submit = submit
         self._delay_s = delay_s
         self._trim = trim

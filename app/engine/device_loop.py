@@ -43,7 +43,12 @@ Result = TypeVar("Result")
 
 
 class DeviceLoop:
-    """The scans of one device; lives on the event loop.
+    """The scans of one device; lives on the event loop. Its thread has not started at first.
+
+    Args:
+        self_check: Raises if a model does not answer as it should on this device; called on the
+            device's thread.
+        on_lost: Called if the device cannot be used any more.
 
     Attributes:
         device: The device.
@@ -63,17 +68,6 @@ class DeviceLoop:
         device: NamedDevice = HOST,
         index: int = 0,
     ) -> None:
-        """Create a work queue and a worker, which has not started.
-
-        Args:
-            sizes: Maximum number of tiles in a batch.
-            metrics: To count in.
-            self_check: Raises if a model does not answer as it should on this device; called on the
-                device's thread.
-            on_lost: Called if the device cannot be used any more.
-            device: The device.
-            index: Of the device among those of the process.
-        """
         self.device = device
         self.index = index
         self.sizes = sizes

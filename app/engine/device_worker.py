@@ -82,7 +82,12 @@ MAX_RETRY_S: Final = 60.0
 
 
 class DeviceWorker:
-    """One thread that runs what is in a work queue, with a host pool beside it."""
+    """One thread that runs what is in a work queue, with a host pool beside it.
+
+    Args:
+        self_check: Raises if a model does not answer as it should on this device.
+        emit: Called with every event, on the thread where it happens.
+    """
 
     def __init__(
         self,
@@ -93,16 +98,6 @@ class DeviceWorker:
         self_check: Callable[[], None],
         emit: Callable[[DeviceEvent], None],
     ) -> None:
-        """Create a worker that has not started.
-
-        Args:
-            device: To run on; the thread has its name.
-            queue: Of the device.
-            sizes: Told how long batches took.
-            metrics: To count in.
-            self_check: Raises if a model does not answer as it should on this device.
-            emit: Called with every event, on the thread where it happens.
-        """
         self._device = device
         self._queue = queue
         self._sizes = sizes

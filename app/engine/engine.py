@@ -63,6 +63,9 @@ T = TypeVar("T")
 class Engine:
     """Everything between the bytes of a request and its detection.
 
+    Args:
+        on_lost: Called if no device can be used any more.
+
     Attributes:
         devices: The devices.
         registry: The models.
@@ -71,21 +74,14 @@ class Engine:
         max_body_bytes: Maximum size of a request's body.
         memory: What requests take besides their bodies.
         loaded: Set once it is known which models can be used at the start.
+
+    Raises:
+        StartupError: A device of the settings does not exist.
     """
 
     def __init__(
         self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] | None = None
     ) -> None:
-        """Create an engine that has not started.
-
-        Args:
-            settings: Of the process.
-            metrics: To count in.
-            on_lost: Called if no device can be used any more.
-
-        Raises:
-            StartupError: A device of the settings does not exist.
-        """
         limit_threads(settings.threads)
         self.devices = Devices(
             choose_devices(settings.device),

@@ -43,17 +43,12 @@ class FairBudget:
 
     Attributes:
         limit: The amount.
-        share: How much of it one client may hold if it holds anything already.
+        share: How much of it one client may hold if it holds anything already: the part
+            ``max_share`` of it, rounded up.
         held: How much each client holds; a client that holds nothing is not in it.
     """
 
     def __init__(self, limit: int, max_share: float = 1.0) -> None:
-        """Start with nothing held.
-
-        Args:
-            limit: The amount.
-            max_share: The part of it that is one client's ``share``, rounded up.
-        """
         self.limit = limit
         self.share = math.ceil(limit * max_share)
         self.held: Counter[str] = Counter()

@@ -15,18 +15,13 @@ Result = TypeVar("Result")
 
 
 class HostPool:
-    """A few threads of one purpose; more work than threads waits its turn."""
+    """A few threads of one purpose; more work than threads waits its turn.
+
+    Raises:
+        StartupError: As ``start_executor``.
+    """
 
     def __init__(self, name: str, threads: int) -> None:
-        """Create a pool.
-
-        Args:
-            name: Of its threads.
-            threads: How many there are.
-
-        Raises:
-            StartupError: As ``start_executor``.
-        """
         self._executor = start_executor(name, threads)
         self._closed = False
 

@@ -39,7 +39,6 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        """Create all of them, at zero."""
         self.registry = CollectorRegistry()
         self.shown: Collector = self.registry
         ProcessCollector(registry=self.registry)

@@ -129,7 +129,6 @@ class Detector:
     """One model on one device."""
 
     def __init__(self, model: LoadedModel) -> None:
-        """Use a loaded model."""
         self.model = model
         manifest = model.manifest
         self._refiner = None

@@ -43,18 +43,12 @@ class Refiner:
         model: The model.
         shape: Its mean shape.
         tolerance_mm: Largest error of a landmark that the first stage has found.
+
+    Raises:
+        ValueError: The model has no mean shape.
     """
 
     def __init__(self, model: LoadedModel, tolerance_mm: float) -> None:
-        """Use a second-stage model.
-
-        Args:
-            model: The loaded second-stage model; its folder has a mean shape.
-            tolerance_mm: Largest error of a landmark that the first stage has found.
-
-        Raises:
-            ValueError: The model has no mean shape.
-        """
         self.model = model
         self.tolerance_mm = tolerance_mm
         if model.shape is None:

@@ -126,7 +126,6 @@ class VotesOutput:
     """Scores and offsets; nothing is copied."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Read as a manifest says."""
         self._manifest, self._channels = manifest, manifest.channels
         self._softmax = manifest.network.activation == "softmax"
         self._offset_scale = (1.0, 1.0, 1.0)
@@ -220,7 +219,6 @@ class HeatmapsOutput:
     """One channel per landmark: offsets are zeros, all of them one number in memory."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Read as a manifest says."""
         self._manifest = manifest
 
     def shape(self, edges: Sequence[int]) -> list[int]:
@@ -262,7 +260,6 @@ class CoordinatesOutput:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        """Read as a manifest says."""
         self._manifest = manifest
         self._extras = manifest.network.coordinate_extras
 

@@ -61,7 +61,6 @@ class TilePlan:
     profile_rows: Indices
 
     def __len__(self) -> int:
-        """Count the tiles."""
         return len(self.origins)
 
 

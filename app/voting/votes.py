@@ -46,7 +46,6 @@ class Votes:
     columns: Float32[Tensor, "8 votes"]
 
     def __len__(self) -> int:
-        """Count the votes."""
         return len(self.landmark)
 
     @property
