@@ -76,14 +76,13 @@ class HostPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class DaemonThread:
+class DaemonThread(threading.Thread):
     """Calls one function after the other; does not keep the process alive if one hangs."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
+        super().__init__(name=name, daemon=True)
         self._functions = SimpleQueue[Callable[[], None] | None]()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
     def submit(self, function: Callable[[], None]) -> None:
         """Have a function called, which must not raise."""
@@ -93,11 +92,8 @@ class DaemonThread:
         """Let the thread end."""
         self._functions.put(None)
 
-    def is_alive(self) -> bool:
-        """Return whether it runs."""
-        return self._thread.is_alive()
-
-    def _main(self) -> None:
+    def run(self) -> None:
+        """Call what is submitted, until the thread is closed."""
         adopt_thread_limit()
         while (function := self._functions.get()) is not None:
             function()
