@@ -117,7 +117,7 @@ async def find_votes(
     No model takes part: the answer names `votes` in its place. Votes are treated as those of the
     service's own models, except that there is no mean shape to check their landmarks against.
     """
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     record = record_of(request.scope)
     settings, engine = shared.settings, shared.engine
     form = negotiate_format(ALL_FORMATS, query.format, accept_of(request.headers))
@@ -140,8 +140,7 @@ async def find_votes(
     record.shape = detection.volume.shape
     shared.metrics.observe_volume(math.prod(record.shape))
     shared.metrics.observe_stages(detection.timing)
-    total_ms = 1e3 * (time.perf_counter() - start)
-    timing = timing_of(detection, receive_ms=upload.receive_ms, total_ms=total_ms)
+    timing = timing_of(detection, receive_ms=upload.receive_ms, start_s=start_s)
     file = answer.file
     if isinstance(form, AnswerFormat):
         landmarks = build_answer(

@@ -37,12 +37,11 @@ def answer_scan(
     ``start_s`` is when the request began, by ``time.perf_counter()``; its scan took ``receive_ms``
     of that to arrive.
     """
-    total_ms = 1e3 * (time.perf_counter() - start_s)
     return build_answer(
         detection,
         model=model_ref(model),
         request_id=request_id,
-        timing=timing_of(detection, receive_ms=receive_ms, total_ms=total_ms),
+        timing=timing_of(detection, receive_ms=receive_ms, start_s=start_s),
         measurements=model.manifest.measurements,
         candidates=candidates,
     )
@@ -100,8 +99,9 @@ def measure_answer(
     return [_measurement(one) for one in measured]
 
 
-def timing_of(detection: Detection, *, receive_ms: float, total_ms: float) -> TimingAnswer:
-    """Add the times that only the HTTP side knows to those of the stages."""
+def timing_of(detection: Detection, *, receive_ms: float, start_s: float) -> TimingAnswer:
+    """Add the times that only the HTTP side knows to those of the stages; see ``answer_scan``."""
+    total_ms = 1e3 * (time.perf_counter() - start_s)
     return TimingAnswer(receive=receive_ms, total=total_ms, **asdict(detection.timing))
 
 

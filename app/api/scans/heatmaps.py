@@ -18,7 +18,7 @@ from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
 from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
 from app.errors import BadParameter
-from app.inference import write_scan_heatmaps
+from app.inference import timing_of, write_scan_heatmaps
 from app.model import LoadedModel
 
 heatmaps_router: Final = scan_router()
@@ -86,4 +86,5 @@ async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> Response:
         raise ValueError("expected a detection with votes, as was asked for, got none")
     write = partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine)
     file = await scan.compute(write, None, len)
-    return timed_response(file, scan.timing(detection), "application/gzip", detection.warnings)
+    timing = timing_of(detection, receive_ms=scan.upload.receive_ms, start_s=scan.start_s)
+    return timed_response(file, timing, "application/gzip", detection.warnings)

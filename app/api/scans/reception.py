@@ -16,8 +16,8 @@ from app.api.upload.plan import plan_upload
 from app.api.upload.receive import Upload, read_upload
 from app.engine import AdmittedRequest, Engine, Progress, ignore
 from app.errors import NotReady
-from app.inference import Detection, Forecast, timing_of
-from app.io import Content, Selection, TimingAnswer
+from app.inference import Detection, Forecast
+from app.io import Content, Selection
 from app.model import LoadedModel
 
 T = TypeVar("T")
@@ -108,11 +108,6 @@ class ReceivedScan:
 
     def _left_s(self) -> float:
         return max(self.deadline - asyncio.get_running_loop().time(), 0.0)
-
-    def timing(self, detection: Detection) -> TimingAnswer:
-        """Say how long each stage took, until now."""
-        total_ms = 1e3 * (time.perf_counter() - self.start_s)
-        return timing_of(detection, receive_ms=self.upload.receive_ms, total_ms=total_ms)
 
 
 async def receive_scan(

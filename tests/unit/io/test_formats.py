@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import UnknownFormat
-from app.inference.answers import build_answer, timing_of
+from app.inference.answers import build_answer
 from app.inference.detector import Detection, StageTimes, VolumeInfo
 from app.io import schemas
 from app.io.formats import FORMATS, AnswerFormat, negotiate_format, write_answer, write_json
-from app.io.schemas import LandmarksAnswer, ModelRef
+from app.io.schemas import LandmarksAnswer, ModelRef, TimingAnswer
 from app.io.slicer import (
     declared_frame,
     markups_json,
@@ -78,7 +79,7 @@ def answer_of(
         detection,
         model=ModelRef(name="toy", version="1", digest="cd" * 32),
         request_id="r",
-        timing=timing_of(detection, receive_ms=0.5, total_ms=9.0),
+        timing=TimingAnswer(receive=0.5, total=9.0, **asdict(detection.timing)),
         measurements=measurements,
         candidates=candidates,
     )

@@ -92,7 +92,7 @@ def answer_to(content: bytes) -> LandmarksAnswer:
         detection,
         model=ModelRef(name="toy", version="1.2.0", digest="cd" * 32),
         request_id="r",
-        timing=timing_of(detection, receive_ms=0.0, total_ms=0.0),
+        timing=timing_of(detection, receive_ms=0.0, start_s=0.0),
         measurements=SPECS,
     )
 
