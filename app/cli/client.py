@@ -74,6 +74,9 @@ class Unreachable(LandmarkdError):
 class Client:
     """A connection to one service; use it as a context manager. Threads and forks may share it.
 
+    All methods raise ``ProblemError`` if the service refuses what they ask, whose problem says why,
+    and ``Unreachable`` if no service answers.
+
     Args:
         url: Base address, such as ``http://127.0.0.1:8000``; ``http://`` may be left out.
         api_key: Sent with every request; None if the service needs none.
@@ -121,8 +124,6 @@ class Client:
 
         Raises:
             NotAVolume: There are no DICOM files in the folder.
-            ProblemError: The service refused the request; the problem says why.
-            Unreachable: No service answers.
         """
         response = self._send(
             "POST",
@@ -176,9 +177,7 @@ class Client:
             The job, whose id is what the other methods want.
 
         Raises:
-            ProblemError: The service refused the file, or keeps no jobs; the problem says why.
             BrokenVolume, NotAVolume: The file has become shorter; the folder has no DICOM files.
-            Unreachable: No service answers.
         """
         with open_scan(content) as file:
             size = file.seek(0, os.SEEK_END)
@@ -204,13 +203,7 @@ class Client:
     def wait(self, job: str, on_progress: OnProgress = lambda _: None) -> JobAnswer:
         """Wait until each scan of a job is done or has failed, also while the service restarts.
 
-        Args:
-            job: Its id.
-            on_progress: Called every second.
-
-        Raises:
-            ProblemError: There is no such job any more.
-            Unreachable: No service answers, for some minutes.
+        ``on_progress`` is called every second.
         """
         while (found := self._job(job)).state != "finished":
             running = [one.tile / one.tiles for one in found.scans if one.tiles]
@@ -228,18 +221,12 @@ class Client:
 
         Raises:
             ProblemError: The scan has failed, or is not done yet; the problem says which.
-            Unreachable: No service answers.
         """
         path = f"/v1/jobs/{job}/scans/{number}"
         return self._parse(LandmarksAnswer, self._send("GET", path, params={"format": "json"}))
 
     def jobs(self) -> JobsAnswer:
-        """List all jobs of this key, or without one of this address; the newest first.
-
-        Raises:
-            ProblemError: The service refused the request, or keeps no jobs.
-            Unreachable: No service answers.
-        """
+        """List all jobs of this key, or without one of this address; the newest first."""
         part = self._parse(JobsAnswer, self._send("GET", "/v1/jobs"))
         jobs = part.jobs
         while part.next is not None:
@@ -249,12 +236,7 @@ class Client:
         return JobsAnswer(jobs=jobs)
 
     def remove(self, job: str) -> None:
-        """Cancel a job, or forget its results.
-
-        Raises:
-            ProblemError: There is no such job.
-            Unreachable: No service answers.
-        """
+        """Cancel a job, or forget its results."""
         self._send("DELETE", f"/v1/jobs/{job}")
 
     def keep(
@@ -275,10 +257,6 @@ class Client:
 
         Returns:
             The case. One that was kept of this scan before is replaced.
-
-        Raises:
-            ProblemError: The service refused the case, or keeps none; the problem says why.
-            Unreachable: No service answers.
         """
         response = self._send(
             "POST",
@@ -289,20 +267,11 @@ class Client:
         return self._parse(CaseAnswer, response)
 
     def models(self) -> ModelsAnswer:
-        """List the service's models.
-
-        Raises:
-            ProblemError: The service refused the request; the problem says why.
-            Unreachable: No service answers.
-        """
+        """List the service's models."""
         return self._parse(ModelsAnswer, self._send("GET", "/v1/models"))
 
     def readiness(self) -> ReadinessAnswer:
-        """Ask whether the service is ready; "not ready" is an answer, too.
-
-        Raises:
-            Unreachable: No service answers.
-        """
+        """Ask whether the service is ready; "not ready" is an answer, too."""
         return self._parse(ReadinessAnswer, self._request("GET", "/readyz"))
 
     @property
