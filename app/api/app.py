@@ -52,11 +52,8 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     """Build the application.
 
     From the start of its lifespan, its state holds ``shared`` (settings, metrics, engine) and
-    ``starting``, the task that loads the models.
-
-    Args:
-        settings: The settings.
-        on_fatal: Called if the engine cannot start or continue, so that the process can end.
+    ``starting``, the task that loads the models. ``on_fatal`` is called if the engine cannot start
+    or continue, so that the process can end.
 
     Returns:
         The application. It is live at once, and ready when its models are loaded.

@@ -31,10 +31,6 @@ TOLERANCE_MM: Final = 1e-3
 def read_corrections(content: Content, engine: Engine) -> LandmarksAnswer:
     """Read an answer of ``POST /v1/landmarks``, check it, and measure again what was corrected.
 
-    Args:
-        content: JSON.
-        engine: Its models measure.
-
     Returns:
         The answer. Its measurements are left out, with a warning, if its model is not loaded.
 

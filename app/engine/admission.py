@@ -116,12 +116,8 @@ class Admission:
 class AdmittedRequest:
     """A request in progress, first received, then in work.
 
-    Args:
-        admission: That counts it.
-        client: Who sends it.
-
     Attributes:
-        client: Likewise.
+        client: Who sends it.
         bytes: Of its body that have arrived.
         memory: What ``Engine.detect`` holds for it to its end; None: nothing.
         resources: Closed when it is not in progress any more.

@@ -126,12 +126,6 @@ class DeviceLoop:
         Cancelling the awaiting task takes the scan's tiles out of the queue, unless somebody else
         waits for the same.
 
-        Args:
-            request: The scan, the model and the callbacks.
-
-        Returns:
-            The landmarks and what belongs to them.
-
         Raises:
             DeadlineExceeded: The deadline has passed.
             NotReady: The device is unhealthy, lost or being stopped.

@@ -107,10 +107,7 @@ class Devices:
             raise ModelRefused(f"{refusal} (on {loop.device.name})") from refusal
 
     def choose(self, key: Hashable) -> DeviceLoop:
-        """Choose the device of a request.
-
-        Args:
-            key: Of the request.
+        """Choose the device of a request by its key.
 
         Returns:
             The one where an equal request is in work already, else the one that is free first.

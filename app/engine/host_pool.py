@@ -105,11 +105,8 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 
     A daemon thread does not keep the process alive, as a thread of an executor would.
 
-    Args:
-        function: What to call.
-
     Returns:
-        Receives what it returns or raises.
+        Receives what the function returns or raises.
 
     Raises:
         NotReady: The system lets no thread start.

@@ -170,12 +170,8 @@ class WorkQueue:
     ) -> Batch[ActiveScan] | None:
         """Take tiles to run before the end of a batch that runs, as the scheduler's policy has it.
 
-        Args:
-            running: The batch.
-            spare_s: Estimated time that they may take.
-
         Returns:
-            The tiles; None if none need to run now.
+            Tiles that probably take no longer than ``spare_s``; None if none need to run now.
         """
         with self._changed:
             if self._closed:
@@ -191,15 +187,10 @@ class WorkQueue:
     def wait_for_smaller(
         self, running: Batch[ActiveScan], spare_s: float, pause: AbstractContextManager[None]
     ) -> float:
-        """Wait while a batch runs beside one of requests that cost much less.
-
-        Args:
-            running: The batch.
-            spare_s: How long to wait at most.
-            pause: Entered in order to wait.
+        """Wait within ``pause`` while a batch runs beside one of requests that cost much less.
 
         Returns:
-            How many seconds it waited.
+            How many seconds it waited, about ``spare_s`` at most.
         """
         with self._changed:
             if spare_s <= 0 or not self._scheduler.is_beside_smaller(running):

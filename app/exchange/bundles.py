@@ -39,9 +39,6 @@ CLASS: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 def open_bundle(bundle: Path) -> Iterator[Path]:
     """Give the folder of a bundle; that of an archive is there for the time of the context.
 
-    Args:
-        bundle: A folder, or a ZIP archive of one.
-
     Yields:
         The folder, with all of FILES that the bundle has.
 

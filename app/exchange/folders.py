@@ -51,9 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def refuse_unreadable(where: str, what: str) -> Iterator[None]:
     """Refuse a file of weights of which ``load_data`` or ``choose_weights`` make nothing.
 
-    Args:
-        where: Its name.
-        what: What it should be.
+    ``where`` is its name, ``what`` what it should be.
 
     Raises:
         ModelRefused: Something in this context raises one of ``UNREADABLE``.
@@ -93,14 +91,7 @@ def load_data(path: Path, allowed: Sequence[Any] = ()) -> dict[str, Any]:
 
 
 def choose_weights(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Choose the tensors of a network's state, by their names without wrappers.
-
-    Args:
-        path: Their file.
-        state: The state.
-
-    Returns:
-        The tensors.
+    """Choose the tensors of a network's state from a file, by their names without wrappers.
 
     Raises:
         Exception: One of ``UNREADABLE``, if they are larger than their file: a few bytes may stand

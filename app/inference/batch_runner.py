@@ -148,10 +148,6 @@ def _attempt(function: Callable[[], Result], device: torch.device) -> Result | E
 def translate_out_of_memory(error: Exception, device: torch.device) -> Exception:
     """Turn the errors by which torch and Python report exhausted memory into InsufficientMemory.
 
-    Args:
-        error: What was raised.
-        device: Where.
-
     Returns:
         InsufficientMemory without its traceback if memory ran out, since the frames of the failed
         pass hold tensors whose memory is needed; any other error as it is.

@@ -69,10 +69,6 @@ def load_checked(
 def self_check(model: LoadedModel, on_device: OnDevice = call_here) -> None:
     """Run the self-check of a loaded model, for which nothing is read from its folder.
 
-    Args:
-        model: On its device.
-        on_device: As for ``load_checked``.
-
     Raises:
         ModelRefused: Its output is not what its folder promised.
     """

@@ -72,15 +72,11 @@ class Refiner:
         return make_posed_grid(volume, pose, spec, window, device, without_padding=without_padding)
 
     def improve_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
-        """Estimate the pose again, from the second stage's own landmarks.
+        """Estimate the pose again, from what the second stage itself has found in this pose.
 
         Where the first stage has seen little, as in half a subject, its pose is further off than
         the second stage was trained to tolerate; but the landmarks that this finds all the same
         give a much better pose.
-
-        Args:
-            refined: Landmarks of the second-stage network.
-            pose: In which it saw the scan.
 
         Returns:
             The pose for another pass; None if it is the same, or the landmarks show none.

@@ -68,10 +68,7 @@ def settle_regions(
 ) -> tuple[tuple[Landmark, ...], tuple[str, ...]]:
     """Widen the regions of an uncertain scan, and withhold those too near to its border.
 
-    Args:
-        landmarks: The answer.
-        volume: The scan.
-        manifest: Of the network that has answered.
+    The manifest is that of the network that has answered.
 
     Returns:
         The landmarks, and a warning if votes scatter much more than usual.

@@ -49,12 +49,7 @@ def verify_precisions(
     """Compare the landmarks of some scans in each lower precision with those in float32.
 
     Only in precisions that the device computes natively: in others a network may take hours.
-
-    Args:
-        folder: The model folder.
-        volumes: Gives the scans, once per call.
-        device: Where to compute.
-        allow_torchscript: Whether programs may be TorchScript.
+    ``volumes`` gives the scans anew for each precision.
 
     Returns:
         What was found, for each lower precision; nothing if no landmark is detected in any scan.

@@ -114,10 +114,6 @@ class VotesAnswer:
 def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
     """Say what a file of arrays will take; nothing of it is read but its directory.
 
-    Args:
-        content: A safetensors or npz file.
-        max_memory: Bytes that it may take.
-
     Returns:
         Bytes that it may take with all votes that it may have, and how many these are: as many as
         fit. More than ``max_memory`` if not even its arrays fit.

@@ -95,12 +95,7 @@ class JobStore:
         return {row["model"]: row["scans"] for row in rows}
 
     def release(self, claim: Claim, *, tried: bool = True) -> None:
-        """Have a scan that is running run again, if it is still there.
-
-        Args:
-            claim: Of the scan.
-            tried: Whether this attempt counts.
-        """
+        """Have a scan that is running run again, if it is there; ``tried``: the attempt counts."""
         with self.folder.transaction() as db:
             db.execute(
                 "UPDATE scan SET state = 'queued', attempts = attempts - ?"
@@ -116,12 +111,7 @@ class JobStore:
             )
 
     def settle(self, claim: Claim, state: Literal["done", "failed"], outcome: str) -> bool:
-        """Keep what became of a scan, once; with the last of a job, its file goes.
-
-        Args:
-            claim: Of the scan.
-            state: In which it ends.
-            outcome: JSON of its answer or its problem.
+        """Keep the JSON of a scan's answer or problem, once; with the last of a job, its file goes.
 
         Returns:
             Whether it was still wanted.

@@ -76,11 +76,7 @@ class UploadStore:
         self.files = folder.files
 
     def start(self, order: Order, length: int) -> OpenUpload:
-        """Begin an upload.
-
-        Args:
-            order: What is to be found in it.
-            length: Bytes of the file.
+        """Begin an upload of so many bytes.
 
         Raises:
             TooLarge: It would never fit.

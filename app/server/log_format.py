@@ -86,9 +86,6 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 def describe_exception(error: BaseException) -> dict[str, object]:
     """Describe an exception without its message, paths or values.
 
-    Args:
-        error: The exception.
-
     Returns:
         ``error``: the types from the outermost to the cause; ``where``: the functions of the
         cause's traceback, innermost first.

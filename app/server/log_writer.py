@@ -28,9 +28,6 @@ class LogWriter(logging.Handler, Collector):
     Not Python's ``QueueListener``: it would wait for ever at the end of the process, as would the
     lock of a stream that somebody writes to. As a collector of metrics, it has one: the number of
     lines that were dropped.
-
-    Args:
-        file: The descriptor.
     """
 
     def __init__(self, file: int = STDERR) -> None:

@@ -52,11 +52,7 @@ long costs all others 4 % of their time, this costs none."""
 
 
 def serve(settings: Settings, listener: socket.socket) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
-
-    Args:
-        settings: The settings.
-        listener: A socket bound to their host and port.
+    """Serve on a socket that is bound, until SIGTERM, SIGINT or SIGHUP, then drain.
 
     Returns:
         The exit code: 0 after a requested stop, else 1.

@@ -76,9 +76,6 @@ class Replica:
 def application(scale: Scale) -> serve.Application:
     """Build the application for Serve.
 
-    Args:
-        scale: Bounds on the number of replicas.
-
     Returns:
         The argument of ``serve run`` and ``serve deploy``; a config file may override every option.
 

@@ -128,9 +128,6 @@ def check_values(field: Field) -> None:
 
     Offsets are not checked: a vote without a finite one is dropped.
 
-    Args:
-        field: Made by ``make_field``.
-
     Raises:
         BadArrays: A score is NaN, infinite or beyond float32; a probability is not in [0, 1].
     """

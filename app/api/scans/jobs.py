@@ -186,14 +186,7 @@ async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:
 async def accept_job(
     jobs: JobRunner, scan: ReceivedScan, form: AnswerFormat, *, candidates: bool, splits: bool
 ) -> Response:
-    """Keep a scan that has arrived as a job.
-
-    Args:
-        jobs: Where it is kept.
-        scan: The scan.
-        form: In which its landmarks are to be written.
-        candidates: Whether they list all modes.
-        splits: Whether it may be an archive of scans.
+    """Keep a scan that has arrived as a job; with ``splits`` it may be an archive of scans.
 
     Returns:
         202 with the job, and its path in ``Location``.

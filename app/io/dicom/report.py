@@ -64,11 +64,7 @@ PARSERS: Final[dict[str, Callable[[Any], object]]] = {
 
 
 def write_report(answer: LandmarksAnswer, evidence: Evidence) -> bytes:
-    """Write an answer as a DICOM file.
-
-    Args:
-        answer: To a scan that came as DICOM.
-        evidence: Its images.
+    """Write the answer to a scan that came as DICOM, with these images, as a DICOM file.
 
     Returns:
         The file; who is its patient it says only if ``evidence`` does.

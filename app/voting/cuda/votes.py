@@ -96,10 +96,7 @@ def launch_filter(field: Field, threshold: float, placement: Placement) -> Calla
 
 
 def plan_memory_order(field: Field) -> MemoryOrder:
-    """Choose an order in which neighbouring voxels are neighbours in memory.
-
-    Args:
-        field: Scores and offsets, in any memory layout.
+    """Choose an order in which neighbouring voxels are neighbours in memory, whatever its layout.
 
     Returns:
         The order; that of the grid's axes unless another axis is the fastest.
