@@ -125,7 +125,7 @@ async def find_votes(
     plan = plan_upload(request.headers, engine.max_body_bytes, ARRAYS)
     upload = await read_upload(request, plan, settings, admitted)
     record.bytes = len(upload.content)
-    shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+    shared.metrics.stages.labels("receive").observe(upload.receive_ms / 1e3)
     memory, max_votes = forecast_votes(upload.content, engine.memory.limit)
     question = _question_of(query, form, engine.limits, max_votes)
     work = engine.compute(
@@ -138,7 +138,7 @@ async def find_votes(
     answer = await cancel_on_disconnect(request.receive, work)
     detection = answer.detection
     record.shape = detection.volume.shape
-    shared.metrics.observe_volume(math.prod(record.shape))
+    shared.metrics.voxels.observe(math.prod(record.shape))
     shared.metrics.observe_stages(detection.timing)
     timing = timing_of(detection, receive_ms=upload.receive_ms, start_s=start_s)
     file = answer.file

@@ -158,7 +158,7 @@ class DeviceLoop:
         request = waiter.request
         scan = self._scans.get(request.key)
         if scan is not None:
-            self._metrics.count_shared()
+            self._metrics.shared.inc()
             scan.waiters.append(waiter)
             self.queue.update_deadline(scan)
             return scan
@@ -233,7 +233,7 @@ class DeviceLoop:
     def _restart_once(self) -> None:
         """Fail all scans, and replace the worker, once, by one that must pass the self-check."""
         self.unhealthy_reason = "the device's thread has ended"
-        self._metrics.count_faults("thread", 1)
+        self._metrics.faults.labels("thread").inc()
         self._fail_all("expected an answer, but the device's thread ended; try again")
         if self._stopping:
             return

@@ -317,15 +317,15 @@ class DeviceWorker:
     def _on_run(self, batch: Batch[ActiveScan], report: BatchReport) -> None:
         """Count a batch that has run, and go on with its scans."""
         self._queue.end(batch)
-        self._metrics.observe_busy(self._device.name, report.busy_s)
+        self._metrics.busy.labels(self._device.name).inc(report.busy_s)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)
         if report.max_tiles is not None:
             self._sizes.limit(batch.lane, report.max_tiles)
             extra = {"tiles": report.tiles, "now": report.max_tiles}
             logger.warning("out of memory", extra=extra)
-        self._metrics.count_faults("out-of-memory", report.out_of_memory_count)
-        self._metrics.count_faults("tile", len(report.errors))
+        self._metrics.faults.labels("out-of-memory").inc(report.out_of_memory_count)
+        self._metrics.faults.labels("tile").inc(len(report.errors))
         for scan, _ in batch.tiles:
             scan.tiles_run += 1
         for scan in batch.requests():
@@ -374,7 +374,7 @@ class DeviceWorker:
         except Exception:
             # Whatever it is: a device that fails here must not answer.
             logger.exception("device failed its self-check", extra={"device": self._device.name})
-            self._metrics.count_faults("self-check", 1)
+            self._metrics.faults.labels("self-check").inc()
             reason = "the device failed its self-check after running out of memory"
             self._emit(HealthChanged(reason, fail_scans=True))
             self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), MAX_RETRY_S)

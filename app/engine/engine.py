@@ -362,7 +362,7 @@ class Engine:
         start = time.perf_counter()
         read = partial(read_volume, content, self.limits, selection)
         volume = await self._decode_pool.run(read, deadline)
-        self._metrics.observe_volume(volume.voxels.size)
+        self._metrics.voxels.observe(volume.voxels.size)
         return volume, 1e3 * (time.perf_counter() - start)
 
     def _forecast(

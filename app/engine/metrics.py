@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -17,9 +17,6 @@ from prometheus_client.registry import Collector
 
 from app.inference import StageTimes
 
-Fault = Literal["out-of-memory", "tile", "self-check", "thread"]
-Stage = Literal["receive", "decode", "prepare", "queue", "network", "vote", "locate"]
-
 METRICS_MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
 # From a tile on a fast device to a whole body on a slow CPU, about three buckets per decade.
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -31,7 +28,7 @@ VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 
 
 class Metrics:
-    """The service's counters and histograms.
+    """The service's counters and histograms; those without an underscore are counted in directly.
 
     Attributes:
         registry: All of them.
@@ -46,7 +43,7 @@ class Metrics:
         self._latency = self._histogram(
             "request_seconds", "Head of the request to end of the answer.", SECONDS, "route"
         )
-        self._stages = self._histogram(
+        self.stages = self._histogram(
             "stage_seconds", "Time of one request in one stage.", SECONDS, "stage"
         )
         self._batches = self._histogram("batch_tiles", "Tiles in a forward pass.", TILES)
@@ -54,18 +51,18 @@ class Metrics:
             "batch_fill", "Tiles in a forward pass, of those that it could hold.", SHARES
         )
         self._tiles = self._counter("tiles", "Tiles that were run.")
-        self._busy = self._counter("device_busy_seconds", "Time a device was at work.", "device")
+        self.busy = self._counter("device_busy_seconds", "Time a device was at work.", "device")
         self._waits = self._histogram(
             "wait_seconds", "Time a scan waited for the device, by its tiles.", SECONDS, "tiles"
         )
-        self._shared = self._counter("shared", "Requests answered by another's computation.")
+        self.shared = self._counter("shared", "Requests answered by another's computation.")
         self._dropped = self._counter(
             "dropped", "Scans that were given up because nobody waited any more.", "why"
         )
         self._saved = self._counter("saved_seconds", "Device time saved by tiles not run.")
-        self._voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
-        self._faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
-        self._job_scans = self._counter("job_scans", "Scans of jobs by outcome.", "code")
+        self.voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
+        self.faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
+        self.job_scans = self._counter("job_scans", "Scans of jobs by outcome.", "code")
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
         """Record a request that was answered.
@@ -78,14 +75,10 @@ class Metrics:
         self._requests.labels(route, code).inc()
         self._latency.labels(route).observe(seconds)
 
-    def observe_stage(self, stage: Stage, seconds: float) -> None:
-        """Record the time that one request spent in one stage."""
-        self._stages.labels(stage).observe(seconds)
-
     def observe_stages(self, times: StageTimes) -> None:
         """Record the time that one request spent in each of the engine's stages."""
         for stage, milliseconds in asdict(times).items():
-            self.observe_stage(cast("Stage", stage), milliseconds / 1e3)
+            self.stages.labels(stage).observe(milliseconds / 1e3)
 
     def observe_batch(self, size: int, capacity: int) -> None:
         """Record how many tiles one forward pass had, and how many it could have had."""
@@ -93,35 +86,15 @@ class Metrics:
         self._fill.observe(size / max(size, capacity))
         self._tiles.inc(size)
 
-    def observe_busy(self, device: str, seconds: float) -> None:
-        """Record that a device was busy."""
-        self._busy.labels(device).inc(seconds)
-
     def observe_wait(self, tiles: int, seconds: float) -> None:
         """Record how long a scan of so many tiles has waited for the device."""
         limit = next((edge for edge in SIZES if tiles <= edge), None)
         self._waits.labels("more" if limit is None else f"{limit}").observe(seconds)
 
-    def count_shared(self) -> None:
-        """Count a request whose scan another has asked for, too."""
-        self._shared.inc()
-
     def count_dropped(self, why: Literal["cancelled", "late"], saved_s: float) -> None:
         """Count a scan that nobody waits for any more, and the device time that it saves."""
         self._dropped.labels(why).inc()
         self._saved.inc(saved_s)
-
-    def observe_volume(self, voxels: int) -> None:
-        """Record the size of a decoded volume."""
-        self._voxels.observe(voxels)
-
-    def count_faults(self, kind: Fault, number: int) -> None:
-        """Count faults that the engine survived."""
-        self._faults.labels(kind).inc(number)
-
-    def count_job_scan(self, code: str) -> None:
-        """Count a scan of a job that is settled: ``ok``, or its problem's code."""
-        self._job_scans.labels(code).inc()
 
     def watch(
         self, name: str, text: str, read: Callable[[], float] | Mapping[str, Callable[[], float]]

@@ -255,7 +255,7 @@ class JobRunner:
         self._changed.set()
 
     def _count(self, code: str, claim: Claim) -> None:
-        self._metrics.count_job_scan(code)
+        self._metrics.job_scans.labels(code).inc()
         fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
         logger.info("scan of a job", extra=fields)
 

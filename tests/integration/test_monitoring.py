@@ -59,7 +59,7 @@ def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         assert client.post("/v1/landmarks", content=b"no scan", headers=RAW).is_client_error
         # Counters with labels have no samples before their first event.
         metrics = shared_of(client).metrics
-        metrics.count_faults("tile", 1)
+        metrics.faults.labels("tile").inc()
         metrics.count_dropped("late", 0.1)
         log = LogWriter()
         metrics.registry.register(log)

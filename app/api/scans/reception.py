@@ -153,7 +153,7 @@ async def receive_scan(
 
     upload = await read_upload(request, plan, shared.settings, admitted, check_head)
     record.bytes = len(upload.content)
-    shared.metrics.observe_stage("receive", upload.receive_ms / 1e3)
+    shared.metrics.stages.labels("receive").observe(upload.receive_ms / 1e3)
     return ReceivedScan(
         upload, model, name_wanted(query, shared, model), query.selection, needs, admitted,
         deadline=asyncio.get_running_loop().time() + timeout_s,
