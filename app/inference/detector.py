@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from app.compute import OnDevice, call_here, describe_out_of_memory, is_out_of_memory
 from app.errors import InsufficientMemory
@@ -28,9 +29,6 @@ from app.inference.doubts import check_plausibility, compare_upside_down
 from app.inference.forecast import check_tiles
 from app.inference.forward import collect, launch
 from app.inference.refinement import (
-    MAX_EXTRA_VIEWS,
-    MAX_REFINE_PASSES,
-    MAX_VIEW_VOXELS,
     Refiner,
     any_detected,
     has_enough_votes,
@@ -50,6 +48,18 @@ from app.preprocessing import (
     turn_upside_down,
 )
 from app.voting import Landmark
+
+MAX_REFINE_PASSES: Final = 3
+"""Passes of the second-stage network; one of eighteen half skulls needed the third."""
+
+MAX_EXTRA_VIEWS: Final = 5
+"""Orientations the first-stage network sees a scan in, besides its own, while no landmark is
+detected. Each costs a first pass and is another chance for a partial subject; a whole one needs
+none."""
+
+MAX_VIEW_VOXELS: Final = 1 << 19
+"""Largest grid that is tried in other orientations. A pass at this size takes about a second of one
+core. A mouse's head has a third of it, a brain of real size twenty times as many."""
 
 
 @dataclass(frozen=True, slots=True)

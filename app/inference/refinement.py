@@ -23,18 +23,6 @@ SAME_POSE_RADII: Final = 0.4
 voting radii. With this, none of three whole mouse skulls had a further refine pass, and nearly all
 of their eighteen halves did."""
 
-MAX_REFINE_PASSES: Final = 3
-"""Passes of the second-stage network; one of eighteen half skulls needed the third."""
-
-MAX_EXTRA_VIEWS: Final = 5
-"""Orientations the first-stage network sees a scan in, besides its own, while no landmark is
-detected. Each costs a first pass and is another chance for a partial subject; a whole one needs
-none."""
-
-MAX_VIEW_VOXELS: Final = 1 << 19
-"""Largest grid that is tried in other orientations. A pass at this size takes about a second of one
-core. A mouse's head has a third of it, a brain of real size twenty times as many."""
-
 
 class Refiner:
     """The second-stage model, and the pose in which its network sees a scan.

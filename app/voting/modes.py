@@ -25,18 +25,33 @@ from app.geometry import scaling, translation
 from app.voting.cpu import gaussians as cpu_gaussians
 from app.voting.cpu import modes as cpu_modes
 from app.voting.peaks import GroupedVotes, find_peaks, group_votes
-from app.voting.readout import (
-    FIRST_REACH,
-    FREE_STEPS,
-    MAX_STEPS,
-    MAX_WIDENING,
-    MERGE_REACH,
-    PRIOR,
-    SETTLED,
-    Readout,
-)
+from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
 from app.voting.votes import Votes
+
+MAX_STEPS: Final = 5
+"""Of mean shift, at most; clean modes stand still after two."""
+
+FIRST_REACH: Final = 0.25
+"""How far around a peak's cell the first step reaches, in reaches: enough for the top of a mode,
+and not as far as the next one."""
+
+FREE_STEPS: Final = 2
+"""Steps before the first test whether modes stand still: clean modes do after as many. From then on
+all terms are summed at once, which saves a pass over the votes if they do."""
+
+SETTLED: Final = 1e-6
+"""Modes stand still if none moved by more than this, in reaches: steps would change nothing."""
+
+MERGE_REACH: Final = 0.5
+"""Modes nearer than this to a higher one after the first step, in reaches, are merged with it."""
+
+PRIOR: Final = 1e-3
+"""How much the width that a heatmap was trained with counts, as a share of the votes' weight: it
+decides only where these are too few to tell."""
+
+MAX_WIDENING: Final = 8.0
+"""A heatmap this many times as wide as it was trained to be, in square, is no Gaussian to fit."""
 
 TINY: Final = 1e-5
 """Of the votes' weight: enough for equations to have a solution, and to change no other."""

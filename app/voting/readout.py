@@ -19,36 +19,8 @@ REACH: Final = 0.6
 ROUNDING: Final = 1e-9
 """By what share a radius of one voxel may miss it, as both are scaled to a subject's size."""
 
-# Heatmaps, to which Gaussians are fitted.
-
 HEATMAP_REACH: Final = 1.25
 """Of the radius, as networks' heatmaps are often wider than those that they were trained with."""
-
-PRIOR: Final = 1e-3
-"""How much the width that a heatmap was trained with counts, as a share of the votes' weight: it
-decides only where these are too few to tell."""
-
-MAX_WIDENING: Final = 8.0
-"""A heatmap this many times as wide as it was trained to be, in square, is no Gaussian to fit."""
-
-# Mean shift, which moves from a peak to a mode.
-
-MAX_STEPS: Final = 5
-"""Steps at most; clean modes stand still after two."""
-
-FIRST_REACH: Final = 0.25
-"""How far around a peak's cell the first step reaches, in reaches: enough for the top of a mode,
-and not as far as the next one."""
-
-FREE_STEPS: Final = 2
-"""Steps before the first test whether modes stand still: clean modes do after as many. From then on
-all terms are summed at once, which saves a pass over the votes if they do."""
-
-SETTLED: Final = 1e-6
-"""Modes stand still if none moved by more than this, in reaches: steps would change nothing."""
-
-MERGE_REACH: Final = 0.5
-"""Modes nearer than this to a higher one after the first step, in reaches, are merged with it."""
 
 
 @dataclass(frozen=True, slots=True)

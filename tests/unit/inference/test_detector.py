@@ -10,10 +10,9 @@ from torch import Tensor
 
 from app.compute.transfer import READY, ReadyEvent
 from app.inference import scan_state
-from app.inference.detector import Detector
+from app.inference.detector import MAX_EXTRA_VIEWS, Detector
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
-from app.inference.refinement import MAX_EXTRA_VIEWS
 from app.inference.scan_state import MERGED_TILES, ScanState
 from app.io.volume import Volume
 from app.phantom import make_phantom

@@ -11,10 +11,9 @@ import torch
 
 from app.errors import ModelRefused
 from app.geometry import Points, transform, translation
-from app.inference.detector import Detector
+from app.inference.detector import MAX_EXTRA_VIEWS, Detector
 from app.inference.load import load_checked
 from app.inference.refinement import (
-    MAX_EXTRA_VIEWS,
     SAME_POSE_RADII,
     Refiner,
     any_detected,
