@@ -208,13 +208,7 @@ class Engine:
     ) -> Forecast | None:
         """Refuse a file by its header, before the rest of it is received; DICOM is refused later.
 
-        Args:
-            head: The file's first ``HEAD_BYTES``, or all of it.
-            model: The model to use.
-            selection: As for ``detect``.
-            timeout_s: As for ``detect``.
-            client: As for ``detect``.
-            heatmaps: How many heatmaps of the scan's size the answer holds.
+        ``head`` is the file's first ``HEAD_BYTES``, or all of it; all else is as for ``detect``.
 
         Returns:
             What the scan will take; None of DICOM.

@@ -153,14 +153,8 @@ def check_header(
 ) -> Header:
     """Check the header only, to refuse a file before the rest of it is received.
 
-    Args:
-        content: The file, or at least its first ``HEAD_BYTES``; all of it where ``is_dicom``.
-        limits: As for ``read_volume``.
-        selection: As for ``read_volume``.
-        check_cancelled: As for ``read_volume``.
-
-    Raises:
-        RequestError: As ``read_volume``, as far as the header tells.
+    The content is at least the first ``HEAD_BYTES`` of the file, or all of it where ``is_dicom``;
+    all else is as for ``read_volume``, errors included, as far as the header tells.
     """
     limits = limits or VolumeLimits()
     if is_dicom(content):

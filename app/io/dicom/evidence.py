@@ -53,14 +53,9 @@ def find_evidence(
     *,
     identified: bool = False,
 ) -> Evidence:
-    """Find what identifies the images of a scan.
+    """Find what identifies the images of a scan; arguments are those of ``find_series``.
 
-    Args:
-        content: The upload.
-        max_bytes: As for ``find_series``.
-        series: As for ``find_series``.
-        check_cancelled: As for ``find_series``.
-        identified: Whether to read what the first file says about patient, study and scanner.
+    With ``identified``, what the first file says about patient, study and scanner is read, too.
 
     Returns:
         The images that the scan is read from, and no others of the upload.
