@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import Final, TypeVar
+from typing import Final
 
 from fastapi import FastAPI
 
@@ -45,8 +45,6 @@ ROUTERS: Final = (
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) -> FastAPI:
     """Build the application.
@@ -63,7 +61,8 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = _make(partial(Engine, settings, metrics, on_fatal))
+        with _telling_why():
+            engine = Engine(settings, metrics, on_fatal)
         async with _jobs_of(settings, engine, metrics, on_fatal) as jobs:
             start = _run(partial(_start, engine), "the engine cannot start", on_fatal)
             app.state.starting = asyncio.create_task(start)
@@ -97,10 +96,11 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     return app
 
 
-def _make(make: Callable[[], T]) -> T:
-    """Make a part of the service. Why it cannot start is logged here, as its traceback is not."""
+@contextmanager
+def _telling_why() -> Iterator[None]:
+    """Log why a part of the service that is made here cannot start, as its traceback is not."""
     try:
-        return make()
+        yield
     except StartupError as error:
         logger.error("cannot start", extra={"reason": str(error)})  # noqa: TRY400 - it says all
         raise
@@ -114,15 +114,14 @@ async def _jobs_of(
     if settings.jobs is None:
         yield None
         return
-    make_folder = partial(
-        JobFolder,
-        settings.jobs,
-        max_bytes=settings.jobs_max_bytes,
-        ttl_s=settings.jobs_ttl_s,
-        max_share=CLIENT_SHARE,
-    )
-    folder = _make(make_folder)  # Nobody is served yet.
-    runner = _make(partial(JobRunner, folder, engine, metrics, describe_problem))
+    with _telling_why():
+        folder = JobFolder(  # It blocks, but nobody is served yet.
+            settings.jobs,
+            max_bytes=settings.jobs_max_bytes,
+            ttl_s=settings.jobs_ttl_s,
+            max_share=CLIENT_SHARE,
+        )
+        runner = JobRunner(folder, engine, metrics, describe_problem)
     running = asyncio.create_task(_run(runner.run, "jobs cannot be run", on_fatal))
     try:
         yield runner
