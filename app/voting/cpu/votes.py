@@ -17,7 +17,7 @@ from app.compute import numba_jit, run_split, value
 from app.errors import NetworkFailed
 from app.model import Field
 from app.voting.cpu.activations import NONE, read_voxels
-from app.voting.cpu.plan import Plan, make_plan
+from app.voting.cpu.plan import make_plan
 from app.voting.cpu.rows import BATCH, find_candidates
 from app.voting.reference import Columns, Placement
 
@@ -71,7 +71,8 @@ def _filter_blocks(
         NetworkFailed: A score is not a number, or the softmax of some is none.
     """
     plan = make_plan(field, threshold, placement)
-    capacity = _capacity(plan)
+    # What a batch of candidates may become, at least.
+    capacity = max(BLOCK, (plan.channels - plan.first_channel) * (BATCH + len(plan.limits)) + 1)
     scores_per_row = plan.channels * plan.rows.width
 
     def fill_part(row: int, end: int) -> list[Block]:
@@ -86,12 +87,6 @@ def _filter_blocks(
 
     parts = run_split(fill_part, plan.rows.length, max(1, SCORES_PER_THREAD // scores_per_row))
     return [block for blocks in parts for block in blocks]
-
-
-def _capacity(plan: Plan) -> int:
-    """Choose the size of a block: what a batch of candidates may become, at least."""
-    landmarks = plan.channels - plan.first_channel
-    return max(BLOCK, landmarks * (BATCH + len(plan.limits)) + 1)
 
 
 @numba_jit
