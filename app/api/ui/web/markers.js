@@ -7,8 +7,9 @@ const [LETTER_PX, LINE_PX] = [7, 18]; // of names
 
 /**
  * Draws panes, one for each tile of the canvas, in CSS pixels: {box: {x, y, width, height}, cross, marks}.
- * `cross` is {x, y, gap}, or null in 3D. A mark is {index, x, y, radius, opacity, name, status, person, plane};
- * what has no `plane` is drawn by NiiVue, and only named here.
+ * `cross` is {x, y, gap}, or null in 3D. A mark is {index, x, y, radius, opacity, name, status, person, plane, sized};
+ * what has no `plane` is drawn by NiiVue, and only named here. Rings that are not `sized`, as no 95 % region is known,
+ * are dashed: beside wide regions they would look exact.
  */
 export class Markers {
   #layer;
@@ -86,7 +87,8 @@ function apart(names, rank) {
 
 function drawRing(group, mark, box, near) {
   const [x, y] = [mark.x - box.x, mark.y - box.y];
-  group.setAttribute("class", near.includes(mark.index) ? "near" : "");
+  group.classList.toggle("near", near.includes(mark.index));
+  group.classList.toggle("unsized", !mark.sized);
   group.dataset.status = mark.person ? "person" : mark.status;
   group.style.opacity = near.includes(mark.index) ? Math.max(mark.opacity, 0.6) : mark.opacity;
   // The first one is its dark edge, so that it can be seen on bone.

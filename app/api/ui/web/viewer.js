@@ -296,7 +296,8 @@ class Viewer {
       const off = Math.max(Math.abs(mm[through] - at[through]) - this.nv.volumes[0].hdr.pixDims[1] / 2, 0);
       if (off > depth) return null;
       const radius = region === null ? RING_PX : Math.max(region * scaled, MIN_RING_PX);
-      return { ...place(mm), radius, opacity: off ? 0.75 - 0.6 * (off / depth) : 1, plane: tile.axCorSag, tile };
+      const opacity = off ? 0.75 - 0.6 * (off / depth) : 1;
+      return { ...place(mm), radius, opacity, plane: tile.axCorSag, tile, sized: region !== null };
     });
     const chosen = marks.find(({ index }) => index === this.#selected);
     return { box, cross: { ...place(at), gap: (chosen?.radius ?? RING_PX) + 3 }, marks };

@@ -1,0 +1,60 @@
+"""Doubtful landmarks on the page, in a real Chromium: what tells them from those that are sure."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.support.browser import (
+    ABSENT,
+    BEARER,
+    SCAN,
+    Browser,
+    Page,
+    choose,
+    drop,
+    opened,
+    rows,
+)
+from tests.support.services import RAW, ServiceProcess
+
+REGION_MM = 9.0
+SURE = "ball"
+DASHES = """(name) => {
+    const marks = landmarkd.viewer.markers.marks.filter(({ plane }) => plane !== undefined);
+    const groups = document.querySelectorAll("#labels svg svg g:nth-child(2) g");
+    const at = marks.findIndex((mark) => mark.name === name && mark.plane === 0);
+    return getComputedStyle(groups[at].querySelector(".ring")).strokeDasharray;
+}"""
+"""How the ring of a landmark is dashed in the axial plane."""
+
+
+@pytest.fixture(scope="module")
+def doubted(page_service: ServiceProcess) -> str:
+    """An event whose answer doubts all landmarks but one, which alone has a 95 % region."""
+    url = f"{page_service.url}/v1/landmarks?model=phantom"
+    answer = httpx.post(url, content=SCAN, headers=RAW | BEARER, timeout=60).json()
+    for one in answer["landmarks"]:
+        if one["name"] == SURE:
+            one["region95_mm"] = REGION_MM
+        elif one["name"] != ABSENT:
+            one["status"] = "low_confidence"
+    return f"event: answer\ndata: {json.dumps(answer)}\n\n"
+
+
+def show(page: Page, doubted: str, *names: str) -> None:
+    answer = {"body": doubted, "content_type": "text/event-stream"}
+    page.route("**/v1/landmarks?*", lambda route: route.fulfill(**answer))
+    drop(page, *((name, SCAN) for name in names))
+    page.wait_for_selector("#rows tr")
+
+
+def test_rings_without_a_region_are_dashed_as_their_size_says_nothing(
+    browser: Browser, page_service: ServiceProcess, doubted: str
+) -> None:
+    with opened(browser, page_service.url) as page:
+        show(page, doubted, "head.nii.gz")
+        for name, status, *_ in rows(page):
+            if name != ABSENT:
+                choose(page, name)
+                assert (page.evaluate(DASHES, name) == "none") == (status == "detected")
