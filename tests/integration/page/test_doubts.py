@@ -15,6 +15,7 @@ from tests.support.browser import (
     drop,
     opened,
     rows,
+    text_of,
 )
 from tests.support.services import RAW, ServiceProcess
 
@@ -58,3 +59,20 @@ def test_rings_without_a_region_are_dashed_as_their_size_says_nothing(
             if name != ABSENT:
                 choose(page, name)
                 assert (page.evaluate(DASHES, name) == "none") == (status == "detected")
+
+
+def test_doubtful_landmarks_are_counted_until_a_person_decides(
+    browser: Browser, page_service: ServiceProcess, doubted: str
+) -> None:
+    with opened(browser, page_service.url) as page:
+        show(page, doubted, "a.nii.gz", "b.nii.gz")
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        assert text_of(page, "#summary") == "5 of 6 landmarks found, 4 of them doubtful"
+        told = page.locator("#scans span:last-child")
+        assert told.all_text_contents() == ["5 of 6 found, 4 doubtful"] * 2
+        names = [name for name, status, *_ in rows(page) if status == "low confidence"]
+        for name in names:
+            choose(page, name)
+            page.keyboard.press("a")
+        assert text_of(page, "#summary") == "5 of 6 landmarks found"
+        assert told.first.text_content() == "5 of 6 found, 4 by you"

@@ -19,6 +19,9 @@ export function decision(landmark) {
   return landmark.confidence === null ? "placed" : "accepted";
 }
 
+/** How many have a position that the service itself doubts. */
+export const countDoubtful = (landmarks) => landmarks.filter(({ status }) => status === "low_confidence").length;
+
 /** The landmark that is nearest to the middle of all, where there is most to see; -1 if none was found. */
 export function nearestToAll(landmarks) {
   const found = landmarks.filter(({ ijk }) => ijk);

@@ -1,5 +1,6 @@
 // The scans of this page: a list of what was opened, each with its answer and corrections.
 
+import { countDoubtful } from "./edits.js";
 import { element } from "./element.js";
 import { nameOf } from "./files.js";
 import { isMisfit, MISFIT } from "./notices.js";
@@ -124,5 +125,6 @@ function describe({ state, edits, problem }) {
   }
   const { landmarks, decided } = edits;
   const found = `${landmarks.filter(({ ijk }) => ijk).length} of ${landmarks.length} found`;
-  return [found, decided && `${decided} by you`, problem?.undone].filter(Boolean).join(", ");
+  const doubtful = countDoubtful(landmarks);
+  return [found, doubtful && `${doubtful} doubtful`, decided && `${decided} by you`, problem?.undone].filter(Boolean).join(", ");
 }

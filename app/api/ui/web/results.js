@@ -1,6 +1,6 @@
 // The table of landmarks, and what is measured between them.
 
-import { decision } from "./edits.js";
+import { countDoubtful, decision } from "./edits.js";
 import { element } from "./element.js";
 import { remember, remembered } from "./memory.js";
 
@@ -59,7 +59,9 @@ export class Results {
     const before = this.landmarks;
     this.landmarks = landmarks;
     const found = landmarks.filter((landmark) => landmark.ras_mm).length;
-    element("summary").textContent = `${found} of ${landmarks.length} landmarks found`;
+    const doubtful = countDoubtful(landmarks);
+    element("summary").textContent =
+      `${found} of ${landmarks.length} landmarks found${doubtful ? `, ${doubtful} of them doubtful` : ""}`;
     landmarks.forEach((landmark, index) => landmark !== before[index] && this.#showRow(landmark, index));
     this.#mark();
   }
