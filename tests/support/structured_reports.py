@@ -56,6 +56,15 @@ def frames_of_reference(dataset: Dataset) -> set[str]:
     return {point.ReferencedFrameOfReferenceUID for point in points}
 
 
+def comments(dataset: Dataset) -> list[str]:
+    """List the comments among the qualitative evaluations of a report."""
+    (evaluations,) = (
+        item for item in dataset.ContentSequence if _name(item) == "Qualitative Evaluations"
+    )
+    assert {_name(item) for item in evaluations.ContentSequence} == {"Comment"}
+    return [item.TextValue for item in evaluations.ContentSequence]
+
+
 def _walk(item: Dataset) -> Iterator[Dataset]:
     yield item
     for child in item.get("ContentSequence", ()):

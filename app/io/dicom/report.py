@@ -2,8 +2,9 @@
 
 It is a Comprehensive 3D SR of the study that the images are of. Each landmark is a measurement
 group: with its point in the images' frame of reference (TID 1410), or without one if it was not
-found (TID 1501). Each measurement is a group, too, that refers to its points. What DICOM has no
-code for is coded as 99LANDMARKD, which is described in ``docs/http.md``.
+found (TID 1501). Each measurement is a group, too, that refers to its points. Each warning is a
+comment among the qualitative evaluations. What DICOM has no code for is coded as 99LANDMARKD,
+which is described in ``docs/http.md``.
 
 It needs highdicom, an extra: import this module where a report is written.
 """
@@ -51,6 +52,7 @@ INTERVAL95: Final = (
     Code("interval95-low", SCHEME, "Lower bound of the 95 % interval"),
     Code("interval95-high", SCHEME, "Upper bound of the 95 % interval"),
 )
+EVALUATIONS: Final = Code("C0034375", "UMLS", "Qualitative Evaluations")
 EMPTY: Final = (
     "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID",
     "StudyDate", "StudyTime", "ReferringPhysicianName",
@@ -84,6 +86,8 @@ def write_report(answer: LandmarksAnswer, evidence: Evidence) -> bytes:
         procedure_reported=codes.SCT.ImagingProcedure,
         imaging_measurements=_Content(answer, evidence.uids[0].frame_of_reference).groups(),
     )
+    if answer.warnings:
+        content[0].ContentSequence.append(_evaluations(answer.warnings))
     target = io.BytesIO()
     try:
         report = sr.Comprehensive3DSR(
@@ -186,6 +190,18 @@ class _Content:
             meaning = meaning[: MEANING_LETTERS - 3] + "..."
         value = f"{self._answer.model.name}/{one.name}"
         return sr.CodedConcept(value.replace("\\", "/"), SCHEME, meaning.replace("\\", "/"))
+
+
+def _evaluations(warnings: Sequence[str]) -> sr.ContainerContentItem:
+    """Comment on the scan: rows 12 and 14 of TID 1500, which highdicom does not make."""
+    relation = sr.RelationshipTypeValues.CONTAINS
+    container = sr.ContainerContentItem(name=EVALUATIONS, relationship_type=relation)
+    comments = [
+        sr.TextContentItem(name=codes.DCM.Comment, value=warning, relationship_type=relation)
+        for warning in warnings
+    ]
+    container.ContentSequence = sr.ContentSequence(comments)
+    return container
 
 
 def _observer(answer: LandmarksAnswer) -> sr.ObservationContext:

@@ -35,7 +35,7 @@ from tests.support.dicom_files import (
 from tests.support.nifti_files import SHAPE, counting
 from tests.support.required import needs_reports
 from tests.support.scan_files import as_nifti
-from tests.support.structured_reports import frames_of_reference, read_report, references
+from tests.support.structured_reports import comments, frames_of_reference, read_report, references
 
 pytestmark = needs_reports
 
@@ -129,6 +129,15 @@ def test_every_landmark_says_how_sure_it_is() -> None:
     assert groups["tip"].words["Algorithm Name"] == "toy"
     assert groups["tip"].words["Algorithm Version"] == "1.2.0"
     assert groups["tip"].words["Algorithm Parameters"] == f"SHA-256 {'cd' * 32}"
+
+
+def test_warnings_are_comments_on_the_scan() -> None:
+    warnings = ["All positions are doubtful: 1.59 times as large", "a \\ b of £ 日本"]
+    answer = answer_to(SCANS["one file"]).model_copy(update={"warnings": warnings})
+    found = find_evidence(SCANS["one file"], LIMIT)
+    dataset, groups = read_report(load_report_writer()(answer, found))
+    assert comments(dataset) == warnings
+    assert groups.keys() == read_report(report_on(SCANS["one file"]))[1].keys()
 
 
 def test_measurements_have_units_intervals_and_the_points_they_are_between() -> None:
