@@ -21,6 +21,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
     inside_mm: float = 10.0,
     from_shape_mm: float | None = None,
     spread_mm: float | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> Outcome:
     """Make an outcome placed ``error_mm`` from the truth, in a scan with voxels of 0.5 mm."""
     placed = np.isfinite(error_mm)
@@ -41,6 +42,7 @@ def outcome(  # noqa: PLR0913 - each test says what matters to it
         inside_mm=inside_mm if placed else NAN,
         from_shape_mm=from_shape_mm,
         spread_mm=spread_mm,
+        warnings=warnings,
     )
 
 

@@ -62,6 +62,7 @@ class Outcome:
         group: Of the landmark, as in the manifest.
         identified: Whether the answer's position lies nearer to this landmark's point than to that
             of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
+        warnings: Of the answer to the scan.
     """
 
     scan: str
@@ -83,6 +84,7 @@ class Outcome:
     known: bool = True
     group: str = ""
     identified: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ def validate_scan(
         LandmarkdError: The scan is not answered.
     """
     groups = {spec.name: spec.group for spec in detector.model.manifest.landmarks}
-    return compare(name, volume, truth, detector.detect(volume).landmarks, missing, groups)
+    answer = detector.detect(volume)
+    outcomes = compare(name, volume, truth, answer.landmarks, missing, groups)
+    return tuple(replace(one, warnings=answer.warnings) for one in outcomes)
 
 
 def measure(
@@ -266,5 +270,6 @@ def read_outcomes(folder: Path) -> Measurement | None:
     outcomes = []
     for row in table["outcomes"]:
         points = {name: None if row[name] is None else np.array(row[name]) for name in POSITIONS}
-        outcomes.append(Outcome(**(row | points)))
+        warnings = tuple(row.get("warnings", ()))  # Of an older release: none.
+        outcomes.append(Outcome(**(row | points | {"warnings": warnings})))
     return Measurement(tuple(outcomes), tuple(table["failures"]))

@@ -17,7 +17,7 @@ from app.training.evaluate.leakage import describe_leaked
 from app.training.evaluate.metrics import measure_coverage, measure_presence
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
-from app.training.evaluate.tables import HEADINGS, MEANINGS, UNKNOWN, sections
+from app.training.evaluate.tables import HEADINGS, MEANINGS, UNKNOWN, list_warnings, sections
 
 SHOWN_ERRORS: Final = 6
 """How many of the largest errors are shown in their scans."""
@@ -90,8 +90,10 @@ def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:
     within, regions = measure_coverage(outcomes)
     share = f"{100 * within / regions:.1f} %" if regions else "none"
     region = f"<p>{share} of {regions} errors lie within their 95 % region.</p>"
+    warnings = "".join(f"<p>{escape(warning)}</p>" for warning in list_warnings(outcomes))
     return (
         f"{tables['all']}{tables.get('fold', '')}<p>{MEANINGS}.</p>{presence}{unknown}{region}"
+        f"{warnings}"
         f"<details><summary>By scan</summary>{tables['scan']}</details>"
         f"<details><summary>By landmark</summary>{tables['landmark']}</details>"
     )

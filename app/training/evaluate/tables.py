@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.metrics import (
     WITHIN_MM,
     group,
@@ -24,10 +25,11 @@ IDENTIFIED: Final = "identified_%"
 LENGTHS: Final = ("mean_mm", "median_mm", "p95_mm", "largest_mm", "mean_voxels")
 HEADINGS: Final = (
     "present", *LENGTHS, *WITHIN, IDENTIFIED, "missed", "absent", "invented", "unknown",
-    "in_region", "regions",
+    "doubtful", "in_region", "regions",
 )  # fmt: skip
 """Columns of ``summary.csv``. Missed: present, but not detected. Invented: absent, but detected.
-Unknown: of unknown presence. In_region: errors within their 95 % region, of all ``regions``."""
+Unknown: of unknown presence. Doubtful: with a position, but of low confidence. In_region: errors
+within their 95 % region, of all ``regions``."""
 
 COUNTS: Final = ("present", "missed", "absent", "invented", "unknown")
 
@@ -93,13 +95,25 @@ def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
     elif presence.present:  # Shares are of these, of which none was placed.
         cells |= dict.fromkeys((*WITHIN, IDENTIFIED), "0.0")
     cells |= {name: str(getattr(presence, name)) for name in COUNTS}
-    return cells | {"in_region": str(within), "regions": str(regions)}
+    doubtful = sum(outcome.status == "low_confidence" for outcome in outcomes)
+    return cells | {
+        "doubtful": str(doubtful), "in_region": str(within), "regions": str(regions),
+    }  # fmt: skip
+
+
+def list_warnings(outcomes: Sequence[Outcome]) -> list[str]:
+    """List what the answers warn of: each warning once, behind the scans that it is about."""
+    scans: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for warning in outcome.warnings:
+            scans.setdefault(warning, []).append(outcome.scan)
+    return [f"{shorten(names, LINE_NAMES)}: {warning}" for warning, names in scans.items()]
 
 
 def print_tables(
     outcomes: Sequence[Outcome], console: Console, folds: Mapping[str, str] = NO_FOLDS
 ) -> None:
-    """Print the metrics of all outcomes, of each landmark and of each scan, and presence."""
+    """Print the metrics of all outcomes, of each landmark and of each scan; presence; warnings."""
     if not outcomes:
         return
     console.print("errors in mm, and the share of present landmarks placed within so many mm, in %")
@@ -132,6 +146,7 @@ def print_tables(
     if regions:
         share = 100 * within / regions
         console.print(f"{share:.1f} % of {regions} errors lie within their 95 % region")
+    print_warning("\n".join(list_warnings(outcomes)), console)
 
 
 def write_tables(
@@ -140,7 +155,7 @@ def write_tables(
     """Write ``errors.csv``, a line per scan and landmark, and ``summary.csv``."""
     plain = [
         "scan", "landmark", "present", "status", "error_mm", "error_voxels", "identified",
-        "confidence", "mass", "coherence", "region95_mm",
+        "confidence", "mass", "coherence", "region95_mm", "warnings",
     ]  # fmt: skip
     coordinates = [f"{which}_{axis}" for which in ("true", "found") for axis in "xyz"]
     lines: list[list[object]] = [[*plain, *coordinates, *(["fold"] if folds else [])]]
@@ -157,6 +172,8 @@ def write_tables(
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, tuple):
+        return " | ".join(value)
     if isinstance(value, float):
         return f"{value:.4f}" if np.isfinite(value) else ""
     return "" if value is None else value

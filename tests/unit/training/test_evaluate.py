@@ -1,10 +1,12 @@
 """``landmarkd evaluate``: the phantom model on phantoms it never saw."""
 
 import csv
+import gzip
 import re
 import shutil
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
@@ -192,6 +194,27 @@ def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().out
     for name in names:
         assert said.count(name) == 3
+
+
+def test_scans_whose_answers_warn_or_doubt_are_named(phantoms: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(phantoms, data)
+    (scan, _) = sorted((data / "scans").iterdir())
+    image = nib.Nifti1Image.from_bytes(gzip.decompress(scan.read_bytes()))
+    image.header.set_xyzt_units("unknown")
+    scan.write_bytes(gzip.compress(image.to_bytes()))
+    result = evaluate(data, "-o", tmp_path)
+    (line,) = (line for line in result.stdout.splitlines() if "unit of length" in line)
+    assert line.startswith("phantom-5003: ")
+    assert line in (tmp_path / "report.html").read_text()
+    for row in read(tmp_path / "errors.csv"):
+        assert (f"{row['scan']}: {row['warnings']}" == line) == (row["scan"] == "phantom-5003")
+
+
+def test_doubtful_landmarks_of_a_scan_are_counted() -> None:
+    some = [outcome(0.2, status="low_confidence"), outcome(0.2), outcome(status="not_found")]
+    cells = format_metrics(some)
+    assert (cells["missed"], cells["doubtful"]) == ("2", "1")
 
 
 def test_printed_shares_are_those_of_the_files(capsys: pytest.CaptureFixture[str]) -> None:

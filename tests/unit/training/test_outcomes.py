@@ -26,7 +26,11 @@ PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
-    some = (outcome(0.1 + 0.2), outcome(present=False, known=False), outcome(region95_mm=0.3))
+    some = (
+        outcome(0.1 + 0.2, warnings=("blurred", "small")),
+        outcome(present=False, known=False),
+        outcome(region95_mm=0.3),
+    )
     assert read_outcomes(tmp_path) is None
     write_outcomes(tmp_path, Measurement(some, ("two: too large",)))
     measured = read_outcomes(tmp_path)
