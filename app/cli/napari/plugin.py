@@ -15,6 +15,7 @@ from napari import Viewer
 from napari.layers import Image, Layer
 from napari.qt.threading import WorkerBase, create_worker
 from napari.types import LayerDataTuple
+from napari.utils.notifications import show_warning
 from pydantic import ValidationError
 
 from app.cli.client import Client
@@ -34,7 +35,7 @@ COLOURS: Final = {"detected": "lime", "low_confidence": "orange", "placed": "dee
 """Of the rings around points: as sure, doubtful, or from a file that says nothing of that."""
 
 UNKNOWN_RADIUS_MM: Final = 0.5
-"""Where no 95 % region is known."""
+"""Where no 95 % region is known; such points are crosses, as a ring would look like a region."""
 
 UNITS: Final = ("mm", "mm", "mm")
 
@@ -74,26 +75,34 @@ def find_landmarks(
     """Send an image to a service, and show its landmarks once they are there."""
     scan = write_nifti(_voxels_of(image), affine_of(image))
 
-    def ask() -> LayerDataTuple:
+    def ask() -> LandmarksAnswer:
         with Client(address, api_key=key or os.environ.get(API_KEY)) as client:
-            return as_points(client.detect(scan, model=model or None), image.name)
+            return client.detect(scan, model=model or None)
 
-    def show(points: LayerDataTuple) -> None:
-        viewer.add_layer(Layer.create(*points))
+    def show(answer: LandmarksAnswer) -> None:
+        viewer.add_layer(Layer.create(*as_points(answer, image.name)))
 
     # An error is raised again in the thread of the window, which shows it.
     return create_worker(ask, _connect={"returned": show})
 
 
 def as_points(answer: LandmarksAnswer, name: str) -> LayerDataTuple:
-    """Make the Points layer of an answer: rings of the size of 95 % regions, coloured by status."""
+    """Make the Points layer of an answer: rings of the size of 95 % regions, coloured by status.
+
+    What the answer warns of is shown in napari's window, and stays in the metadata of the layer.
+    """
     found = [one for one in answer.landmarks if one.ras_mm is not None]
-    missing = len(answer.landmarks) - len(found)
+    doubtful = sum(one.status == "low_confidence" for one in found)
+    counts = {"doubtful": doubtful, "not found": len(answer.landmarks) - len(found)}
+    said = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    for warning in answer.warnings:
+        show_warning(f"{name}: {warning}")
     return _points(
         {one.name: np.array(one.ras_mm) for one in found},
-        [one.region95_mm or UNKNOWN_RADIUS_MM for one in found],
+        [one.region95_mm for one in found],
         [one.status for one in found],
-        f"{name} {answer.model.name}" + (f", {missing} not found" if missing else ""),
+        f"{name} {answer.model.name}{said}",
+        answer.warnings,
     )
 
 
@@ -131,21 +140,27 @@ def _read_landmark_file(path: str) -> list[LayerDataTuple]:
     points = read_landmarks(Path(path))
     count = len(points)
     name = Path(path).name
-    return [_points(points, [UNKNOWN_RADIUS_MM] * count, ["placed"] * count, name)]
+    return [_points(points, [None] * count, ["placed"] * count, name)]
 
 
 def _points(
-    points: dict[str, RasPoint], radii_mm: list[float], statuses: list[str], name: str
+    points: dict[str, RasPoint],
+    radii_mm: list[float | None],
+    statuses: list[str],
+    name: str,
+    warnings: Sequence[str] = (),
 ) -> LayerDataTuple:
     options: dict[str, Any] = {
         "name": name,
         "features": {"name": list(points), "status": statuses},
         "text": {"string": "{name}", "anchor": "upper_left", "color": "white"},
-        "size": 2.0 * np.array(radii_mm),
+        "size": [2.0 * (radius or UNKNOWN_RADIUS_MM) for radius in radii_mm],
+        "symbol": ["cross" if radius is None else "disc" for radius in radii_mm],
         "border_color": [COLOURS[status] for status in statuses],
         # A ring does not hide what it marks.
         "face_color": "transparent",
         "projection_mode": "rescale_spherical",
         "units": UNITS,
+        "metadata": {"warnings": list(warnings)},
     }
     return np.array(list(points.values())).reshape(-1, 3), options, "points"

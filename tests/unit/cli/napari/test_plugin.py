@@ -63,7 +63,8 @@ def layers_of(reader: Callable[[str], list[Any]] | None, path: Path) -> list[Any
 def answer_of() -> LandmarksAnswer:
     answer = make_answer(["a", "b", "c"], POINTS, [0.6, None, None])
     doubtful = answer.landmarks[2].model_copy(update={"status": "low_confidence"})
-    return answer.model_copy(update={"landmarks": [*answer.landmarks[:2], doubtful]})
+    landmarks = [*answer.landmarks[:2], doubtful]
+    return answer.model_copy(update={"landmarks": landmarks, "warnings": ["voxels are large"]})
 
 
 @pytest.mark.parametrize("name", ["scan.nii", "scan.nrrd"])
@@ -87,7 +88,18 @@ def test_answer_is_rings_as_large_as_its_regions(plugin: Any, tmp_path: Path) ->
     assert layer.text.values.tolist() == ["a", "c"]
     assert list(layer.features["status"]) == ["detected", "low_confidence"]
     assert not np.array_equal(layer.border_color[0], layer.border_color[1])
-    assert layer.name == "answer m, 1 not found"
+    assert [str(symbol) for symbol in layer.symbol] == ["disc", "cross"]
+    assert layer.name == "answer m, 1 doubtful, 1 not found"
+
+
+def test_warnings_are_shown_and_stay_with_the_layer(plugin: Any, tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(answer_of().model_dump_json())
+    records = napari.utils.notifications.notification_manager.records
+    before = len(records)
+    (layer,) = layers_of(plugin.get_landmarks_reader(str(path)), path)
+    assert [record.message for record in records[before:]] == ["answer: voxels are large"]
+    assert layer.metadata["warnings"] == ["voxels are large"]
 
 
 def test_points_of_slicer_lie_where_those_of_the_answer_do(plugin: Any, tmp_path: Path) -> None:
