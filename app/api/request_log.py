@@ -13,6 +13,8 @@ RECORD_KEY: Final = "landmarkd.record"
 REQUEST_LOGGER: Final = "app.requests"
 # Probed every few seconds, so their lines are logged at debug level and they are not counted.
 PROBES: Final = ("/livez", "/readyz", "/metrics")
+KEPT_PROBLEM: Final = "kept-problem"
+"""Code of a request that reads why a scan of a job failed: no failure anew, however often."""
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class RequestRecord:
         method: HTTP method.
         route: The route's template, never the requested path.
         status: HTTP status; 499 if the client left before it had the answer.
-        code: ``ok`` or the problem's code.
+        code: ``ok``, ``KEPT_PROBLEM`` or the problem's code.
         ms: Time from the head of the request to the end of the response.
         model: Name of the model.
         bytes: Size of the uploaded file.
@@ -53,7 +55,7 @@ def log_request(record: RequestRecord) -> None:
     if record.route in PROBES:
         # Also where the answer is "not ready", with 503: the probe itself worked.
         level = logging.DEBUG
-    elif record.status >= 500:
+    elif record.status >= 500 and record.code != KEPT_PROBLEM:
         level = logging.WARNING
     fields = {key: value for key, value in asdict(record).items() if value is not None}
     fields["ms"] = round(record.ms, 3)

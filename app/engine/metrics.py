@@ -69,7 +69,7 @@ class Metrics:
 
         Args:
             route: The route's template, never the path of the request.
-            code: ``ok`` or the problem's code.
+            code: ``ok``, ``kept-problem`` or the problem's code.
             seconds: From the request's head to the end of the answer.
         """
         self._requests.labels(route, code).inc()

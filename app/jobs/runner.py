@@ -231,7 +231,7 @@ class JobRunner:
             # The job was removed, or the service stops, which has all that failed then tried again.
             return None
         if error is None:
-            self._count("ok", claim)
+            self._count("ok", 200, claim)
             return partial(self.store.settle, claim, "done", task.result().model_dump_json())
         if isinstance(error, NotStored):
             self._set_aside(claim, str(error))
@@ -239,7 +239,7 @@ class JobRunner:
         if isinstance(error, NotReady):
             return partial(self.store.release, claim)
         problem = self._describe(error, claim.order.request_id)
-        self._count(problem.code, claim)
+        self._count(problem.code, problem.status, claim)
         return partial(self.store.settle, claim, "failed", problem.model_dump_json())
 
     def _set_aside(self, claim: Claim, reason: str) -> None:
@@ -254,10 +254,11 @@ class JobRunner:
         self._aside.clear()
         self._changed.set()
 
-    def _count(self, code: str, claim: Claim) -> None:
+    def _count(self, code: str, status: int, claim: Claim) -> None:
         self._metrics.job_scans.labels(code).inc()
         fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
-        logger.info("scan of a job", extra=fields)
+        level = logging.INFO if status < 500 else logging.WARNING  # As of a request.
+        logger.log(level, "scan of a job", extra=fields)
 
     async def _insist(self, function: Callable[[], T]) -> T:
         """Call a method of the store, again and again until the disk takes what it writes."""

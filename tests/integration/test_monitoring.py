@@ -94,7 +94,7 @@ def test_alerts_count_codes_that_calls_are_answered_with() -> None:
     """One that no call is answered with would never fire."""
     answered = (FOLDER.parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
     found = re.findall(r'code=~"([^"]+)"', (FOLDER / "alerts.yml").read_text())
-    assert len(found) == 2
+    assert len(found) == 3
     codes = [code for some in found for code in some.split("|")]
     assert [code for code in codes if f"`{code}`" not in answered] == []
 
@@ -172,7 +172,7 @@ def test_prometheus_reads_the_deployed_files_and_every_panel_has_data(tmp_path: 
                 elif not any(legend.startswith(quiet) for quiet in RARE_LEGENDS):
                     assert found, expression
             (group,) = client.get("/rules").json()["data"]["groups"]
-            assert [rule["health"] for rule in group["rules"]] == ["ok"] * 6
+            assert [rule["health"] for rule in group["rules"]] == ["ok"] * 7
     finally:
         service.terminate()
         assert service.wait() == 0

@@ -17,7 +17,7 @@ from app.api.dependencies import (
 )
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, offer, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
-from app.api.request_log import record_of
+from app.api.request_log import KEPT_PROBLEM, record_of
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
     ReceivedScan,
@@ -161,9 +161,10 @@ async def get_result(
     if outcome is None:
         raise NotFinished(f"expected a scan that is done or has failed, got one that is {state}")
     if state == "failed":
-        problem = Problem.model_validate_json(outcome)
-        record_of(request.scope).code = problem.code
-        return Response(outcome, problem.status, media_type=PROBLEM_MEDIA_TYPE)
+        # It was logged and counted when the scan failed: clients may read it again and again.
+        record_of(request.scope).code = KEPT_PROBLEM
+        status = Problem.model_validate_json(outcome).status
+        return Response(outcome, status, media_type=PROBLEM_MEDIA_TYPE)
     form = negotiate_format(FORMATS, query.format or wanted, None)
     answer = LandmarksAnswer.model_validate_json(outcome)
     headers = warnings_header(answer.warnings)

@@ -356,15 +356,6 @@ def test_outcome_is_kept_once_the_disk_takes_it(
     assert caplog.text.count("the folder of jobs takes nothing") == 1
 
 
-def test_jobs_are_counted(client: TestClient) -> None:
-    finished(client, accepted(client.post(URL, content=zipped([toy_scan(), b"x"]), headers=RAW)))
-    text = shared_of(client).metrics.render().decode()
-    assert 'landmarkd_job_scans_total{code="ok"} 1.0' in text
-    assert 'landmarkd_job_scans_total{code="not-a-volume"} 1.0' in text
-    assert "landmarkd_job_scans_queued 0.0" in text
-    assert f"landmarkd_job_bytes {(JOB_BYTES + 2 * SCAN_BYTES) / 1e6}e+06" in text
-
-
 def test_jobs_of_the_process_before_are_there(models: Path, tmp_path: Path) -> None:
     settings = toy_settings(models, jobs=tmp_path / "kept")
     with running(settings) as client:
