@@ -56,6 +56,28 @@ class Devices:
             )
             for index, one in enumerate(named)
         )
+        self._watch(metrics)
+
+    def _watch(self, metrics: Metrics) -> None:
+        """Add the gauges of the metrics."""
+        loops = self.loops
+        metrics.watch(
+            "queue_tiles",
+            "Tiles that wait for a device.",
+            lambda: sum(loop.queue.waiting_tiles for loop in loops),
+        )
+        metrics.watch(
+            "scans_preparing",
+            "Scans that are resampled, or wait for that; they have no tiles yet.",
+            lambda: sum(loop.queue.unprepared for loop in loops),
+        )
+        metrics.watch(
+            "queue_age_seconds",
+            "Of the oldest scan in work.",
+            lambda: max(loop.oldest_s for loop in loops),
+        )
+        sizes = {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in loops}
+        metrics.watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
     def start(self) -> None:
         """Start all threads."""
@@ -138,16 +160,6 @@ class Devices:
     def backlog_s(self) -> float:
         """Estimated time until the first device has run the tiles that wait now."""
         return min((loop.queue.backlog_s for loop in self._healthy), default=0.0)
-
-    @property
-    def depth(self) -> int:
-        """Number of scans to be prepared and of tiles that no batch has taken yet."""
-        return sum(loop.queue.depth for loop in self.loops)
-
-    @property
-    def oldest_s(self) -> float:
-        """Age of the oldest scan; 0 without any."""
-        return max(loop.oldest_s for loop in self.loops)
 
     @property
     def unhealthy_reason(self) -> str | None:

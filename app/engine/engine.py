@@ -120,14 +120,9 @@ class Engine:
         """Add the gauges of the metrics."""
         watch = self._metrics.watch
         watch("ready", "1 if new requests are accepted.", lambda: float(self.readiness().ready))
-        watch("queue_tiles", "Tiles that wait for a device.", lambda: self.devices.depth)
         watch(
             "requests_in_flight", "Requests accepted, unanswered.", lambda: self.admission.requests
         )
-        watch("queue_age_seconds", "Of the oldest scan in work.", lambda: self.devices.oldest_s)
-        loops = self.devices.loops
-        sizes = {loop.device.name: partial(getattr, loop.sizes, "largest") for loop in loops}
-        watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
     def readiness(self) -> ReadinessAnswer:
         """Return whether requests can be answered, and why not."""

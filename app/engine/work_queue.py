@@ -118,10 +118,10 @@ class WorkQueue:
             self._changed.notify()
 
     @property
-    def depth(self) -> int:
-        """Number of scans to be prepared and of tiles that no batch has taken yet."""
+    def waiting_tiles(self) -> int:
+        """Number of tiles that no batch has taken yet."""
         with self._changed:
-            return len(self._unprepared) + self._scheduler.waiting_tiles
+            return self._scheduler.waiting_tiles
 
     @property
     def unprepared(self) -> int:

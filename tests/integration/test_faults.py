@@ -103,7 +103,7 @@ def test_late_request_gets_504_while_the_device_is_busy(service: Faulty) -> None
         url = "/v1/landmarks?timeout_s=0.5"
         late = service.client.post(url, content=command_scan(seed=6), headers=RAW)
         assert (late.status_code, code_of(late)) == (504, "deadline-exceeded")
-        assert service.metric("queue_tiles") == 0
+        assert service.metric("queue_tiles") == service.metric("scans_preparing") == 0
 
 
 def test_service_recovers_after_out_of_memory(models: Path, fresh: Faulty) -> None:

@@ -252,7 +252,7 @@ def test_removed_job_ends_at_once(models: Path, folder: Path) -> None:
         until(lambda: job_of(service, path)["scans"][0]["tiles"] > 0)
         service.queued(8)
         assert service.client.delete(path).status_code == 204
-        until(lambda: service.metric("queue_tiles") == 0)
+        until(lambda: service.metric("queue_tiles") == service.metric("scans_preparing") == 0)
         assert service.client.get(URL).json() == {"jobs": [], "next": None}
         assert kept_files(folder) == []
 

@@ -226,7 +226,7 @@ def _stop(process: int) -> int:
 
 def _left(server: Server) -> float:
     metrics = send_one(server.port, Message("metrics", "/metrics")).body.decode()
-    names = ("requests_in_flight", "queue_tiles", "job_scans_queued")
+    names = ("requests_in_flight", "queue_tiles", "scans_preparing", "job_scans_queued")
     found = [re.search(rf"^landmarkd_{name} (\S+)", metrics, re.MULTILINE) for name in names]
     return sum(float(one[1]) if one else float("nan") for one in found)
 

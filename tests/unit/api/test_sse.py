@@ -156,7 +156,7 @@ def test_work_is_cancelled_when_the_client_closes_its_stream(service: Faulty) ->
         with httpx.stream("POST", url, content=command_scan(seed=4), headers=headers) as stream:
             assert next(stream.iter_lines()) == "event: progress"
         assert service.wait_for(request_id="stream-left")["code"] == "client-left"
-        assert service.metric("queue_tiles") == 0
+        assert service.metric("queue_tiles") == service.metric("scans_preparing") == 0
     until(lambda: service.metric("requests_in_flight") == 0)
 
 

@@ -98,7 +98,7 @@ def test_cancelled_waiter_does_not_cancel_the_others(model: LoadedModel, faulty:
             await asked(first, second)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-            assert loop.queue.depth > 0
+            assert loop.queue.unprepared + loop.queue.waiting_tiles > 0
             faulty.gate.set()
             await blocker
             assert first.cancelled()
@@ -136,7 +136,7 @@ def test_scan_is_dropped_when_its_last_waiter_is_cancelled(
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
-            assert loop.queue.depth == 0
+            assert loop.queue.unprepared == loop.queue.waiting_tiles == 0
             faulty.gate.set()
             await blocker
 

@@ -125,7 +125,7 @@ def test_cancelled_request_leaves_its_batch_unharmed(
             with pytest.raises(asyncio.CancelledError):
                 await leaves
             detection = await stays
-            assert loop.queue.depth == 0
+            assert loop.queue.unprepared == loop.queue.waiting_tiles == 0
             return detection
 
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
@@ -268,7 +268,7 @@ def test_late_request_fails_at_once_though_the_device_is_busy(
                 await ask(loop, gated, scan(2), deadline=soon)
             faulty.gate.set()
             detection = await patient
-            assert loop.queue.depth == 0
+            assert loop.queue.unprepared == loop.queue.waiting_tiles == 0
             return detection
 
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))

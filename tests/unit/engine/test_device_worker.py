@@ -110,7 +110,7 @@ def test_batch_that_runs_out_of_memory_beside_another_is_run_again_alone(
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await wait_for(network.begun[0])
             others = [asyncio.create_task(ask(loop, stepped, scan(n, SMALL))) for n in (2, 3)]
-            await until(lambda: loop.queue.depth == 2 and not loop.queue.unprepared)
+            await until(lambda: loop.queue.waiting_tiles == 2 and not loop.queue.unprepared)
             for event in network.release:
                 event.set()
             await asyncio.gather(first, *others)

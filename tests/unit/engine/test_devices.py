@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from app.compute.device import HOST, NamedDevice, OnDevice
-from app.engine.active_scans import DetectRequest
+from app.engine.active_scans import ActiveScan, DetectRequest, Waiter
 from app.engine.devices import Devices
 from app.engine.host_pool import run_in_daemon_thread
 from app.engine.metrics import Metrics
@@ -350,6 +350,21 @@ def test_batch_sizes_are_learned_on_each_device_by_itself(
             assert (
                 running.devices.estimate_latency_s((model.digest, TILE), 9) == 0.0
             )  # as far as is known
+
+    asyncio.run(scenario())
+
+
+def test_scan_that_is_prepared_is_no_tile_that_waits(model: LoadedModel) -> None:
+    async def scenario() -> None:
+        unstarted, request = Running(), DetectRequest(model, scan(1), FAR)
+        waiter = Waiter(request, asyncio.get_running_loop().create_future())
+        active = ActiveScan(request, Detector(model).passes(scan(1)), [waiter])
+        queue, registry = unstarted.devices.loops[1].queue, unstarted.metrics.registry
+        names = ("landmarkd_scans_preparing", "landmarkd_queue_tiles")
+        queue.add(active)
+        assert [registry.get_sample_value(name) for name in names] == [1, 0]
+        queue.add_tiles(active, "lane", 5)
+        assert [registry.get_sample_value(name) for name in names] == [0, 5]
 
     asyncio.run(scenario())
 

@@ -60,6 +60,6 @@ def test_scan_prepared_while_all_scans_are_failed_is_not_queued(
             await stopping
             with pytest.raises(NotReady):
                 await waiting
-            assert loop.queue.depth == 0
+            assert loop.queue.unprepared == loop.queue.waiting_tiles == 0
 
     asyncio.run(scenario())
