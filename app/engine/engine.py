@@ -118,11 +118,15 @@ class Engine:
 
     def _watch(self) -> None:
         """Add the gauges of the metrics."""
-        watch = self._metrics.watch
+        watch, admission = self._metrics.watch, self.admission
         watch("ready", "1 if new requests are accepted.", lambda: float(self.readiness().ready))
-        watch(
-            "requests_in_flight", "Requests accepted, unanswered.", lambda: self.admission.requests
-        )
+        watch("requests_in_flight", "Requests accepted, unanswered.", lambda: admission.requests)
+        parts = {"bodies": admission.body_bytes, "work": self.memory}
+        used = {part: partial(getattr, budget, "used") for part, budget in parts.items()}
+        limit = {part: partial(getattr, budget, "limit") for part, budget in parts.items()}
+        watch("memory_bytes", "Of LANDMARKD_MEMORY, what requests hold.", used, "part")
+        watch("memory_limit_bytes", "Of LANDMARKD_MEMORY, what they may hold.", limit, "part")
+        watch("memory_waiting", "Requests that wait for memory.", lambda: self.memory.waiting)
 
     def readiness(self) -> ReadinessAnswer:
         """Return whether requests can be answered, and why not."""

@@ -59,6 +59,11 @@ class FairBudget:
         """How much is held."""
         return self.held.total()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for some of it."""
+        return len(self._waiting)
+
     def fits(self, amount: int, client: str) -> bool:
         """Return whether a client may hold so much more now."""
         return self.used + amount <= self.limit and self._is_within_share(amount, client)

@@ -97,13 +97,24 @@ class Metrics:
         self._saved.inc(saved_s)
 
     def watch(
-        self, name: str, text: str, read: Callable[[], float] | Mapping[str, Callable[[], float]]
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], float] | Mapping[str, Callable[[], float]],
+        label: str = "device",
     ) -> None:
-        """Add a gauge, read by a function whenever the metrics are rendered; or by one a device."""
+        """Add a gauge, read by a function whenever the metrics are rendered.
+
+        Args:
+            name: Of the gauge, without ``landmarkd_``.
+            text: Its help.
+            read: Returns its value; or one such function for each value of the label.
+            label: Name of that label.
+        """
         if isinstance(read, Mapping):
-            gauge = Gauge(f"landmarkd_{name}", text, ("device",), registry=self.registry)
-            for device, one in read.items():
-                gauge.labels(device).set_function(one)
+            gauge = Gauge(f"landmarkd_{name}", text, (label,), registry=self.registry)
+            for value, one in read.items():
+                gauge.labels(value).set_function(one)
         else:
             Gauge(f"landmarkd_{name}", text, registry=self.registry).set_function(read)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
-from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA
+from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA, USAGE
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -119,11 +119,7 @@ class JobFolder:
                         for move in MOVE_TIMES:
                             self._db.execute(move, (zero_s - self._zero_s,))
                     yield self._db
-                    usage = Usage(
-                        *self._db.execute(
-                            "SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held"
-                        ).fetchone()
-                    )
+                    usage = Usage(*self._db.execute(USAGE).fetchone())
                 self.usage, self._zero_s = usage, zero_s
             except sqlite3.OperationalError as error:
                 raise not_stored() from error

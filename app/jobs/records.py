@@ -78,7 +78,11 @@ class Usage:
     Attributes:
         queued: Scans that wait.
         bytes: Of all jobs, on disk or about to be.
+        uploads: Files of jobs that have not arrived whole.
+        upload_bytes: Of ``bytes``, theirs.
     """
 
     queued: int = 0
     bytes: int = 0
+    uploads: int = 0
+    upload_bytes: int = 0

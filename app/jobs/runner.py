@@ -96,6 +96,10 @@ class JobRunner:
         self._last_owner = ""
         metrics.watch("job_scans_queued", "Scans of jobs that wait.", lambda: folder.usage.queued)
         metrics.watch("job_bytes", "Kept of jobs and their scans.", lambda: folder.usage.bytes)
+        metrics.watch("uploads", "Unfinished uploads.", lambda: folder.usage.uploads)
+        metrics.watch(
+            "upload_bytes", "Of job_bytes, unfinished uploads.", lambda: folder.usage.upload_bytes
+        )
 
     async def call(self, client: str, function: Callable[[], T]) -> T:
         """Call a method of the store for a client, one that does not block for long."""

@@ -37,16 +37,28 @@ CREATE TEMP TABLE held(owner TEXT PRIMARY KEY, queued INTEGER NOT NULL, bytes IN
 INSERT INTO held SELECT owner, 0, sum(bytes) FROM job GROUP BY owner;
 UPDATE held SET queued = (
     SELECT count(*) FROM scan WHERE state = 'queued' AND scan.owner = held.owner);
+CREATE TEMP TABLE arriving(job TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+INSERT INTO arriving SELECT id, bytes FROM job JOIN upload ON job = id WHERE NOT accepted;
 CREATE TEMP TRIGGER job_comes AFTER INSERT ON job BEGIN
     INSERT INTO held VALUES (new.owner, 0, new.bytes)
         ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 CREATE TEMP TRIGGER job_changes AFTER UPDATE OF bytes ON job BEGIN
     UPDATE held SET bytes = bytes + new.bytes - old.bytes WHERE owner = new.owner;
+    UPDATE arriving SET bytes = new.bytes WHERE job = new.id;
 END;
 CREATE TEMP TRIGGER job_goes AFTER DELETE ON job BEGIN
     UPDATE held SET bytes = bytes - old.bytes WHERE owner = old.owner;
     DELETE FROM held WHERE owner = old.owner AND bytes = 0;
+END;
+CREATE TEMP TRIGGER upload_comes AFTER INSERT ON upload BEGIN
+    INSERT INTO arriving SELECT id, bytes FROM job WHERE id = new.job;
+END;
+CREATE TEMP TRIGGER upload_ends AFTER UPDATE OF accepted ON job BEGIN
+    DELETE FROM arriving WHERE job = new.id;
+END;
+CREATE TEMP TRIGGER upload_goes AFTER DELETE ON upload BEGIN
+    DELETE FROM arriving WHERE job = old.job;
 END;
 CREATE TEMP TRIGGER scan_comes AFTER INSERT ON scan WHEN new.state = 'queued' BEGIN
     UPDATE held SET queued = queued + 1 WHERE owner = new.owner;
@@ -59,7 +71,14 @@ CREATE TEMP TRIGGER scan_goes AFTER DELETE ON scan WHEN old.state = 'queued' BEG
     UPDATE held SET queued = queued - 1 WHERE owner = old.owner;
 END;
 """
-"""What each owner holds, kept up to date: adding it up takes longer with each job."""
+"""What each owner, and each unfinished upload, holds, kept up to date: adding it up takes longer
+with each job."""
+
+USAGE: Final = """
+SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0),
+    (SELECT count(*) FROM arriving), (SELECT coalesce(sum(bytes), 0) FROM arriving) FROM held
+"""
+"""The fields of ``Usage``."""
 
 MOVE_TIMES: Final = (
     "UPDATE job SET finished_s = finished_s + ?",

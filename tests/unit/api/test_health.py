@@ -1,12 +1,24 @@
 """Probes and metrics."""
 
+import asyncio
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.support.services import MODEL, problem_of, running, toy_models, toy_scan, toy_settings
+from app.errors import DeadlineExceeded
+from tests.support.services import (
+    MODEL,
+    problem_of,
+    running,
+    shared_of,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
 
 URL = "/v1/landmarks"
 
@@ -44,3 +56,35 @@ def test_metrics_count_requests_by_route_and_outcome(client: TestClient) -> None
     assert 'landmarkd_stage_seconds_count{stage="network"}' in text
     assert "landmarkd_requests_in_flight 0.0" in text
     assert "jane" not in text
+
+
+def test_metrics_tell_what_is_held_of_the_memory(tmp_path: Path) -> None:
+    """Why scans are refused, or wait: nothing else tells an operator."""
+    with running(toy_settings(toy_models(tmp_path), memory=400 << 20)) as client:
+        engine, portal = shared_of(client).engine, client.portal
+        assert portal is not None
+
+        async def read_while_held() -> str:
+            loop = asyncio.get_running_loop()
+            with engine.admission.admit("anna") as request:
+                request.count_bytes(7 << 20)
+                async with engine.memory.hold(290 << 20, "anna", math.inf):
+                    late = engine.memory.reserve(20 << 20, "bert", loop.time())
+                    waiting = asyncio.create_task(late)
+                    await asyncio.sleep(0)
+                    text = shared_of(client).metrics.render().decode()
+                    with pytest.raises(DeadlineExceeded):
+                        await waiting
+            return text
+
+        text = portal.call(read_while_held)
+    for line in (
+        f'memory_bytes{{part="bodies"}} {7 << 20}',
+        f'memory_bytes{{part="work"}} {290 << 20}',
+        f'memory_limit_bytes{{part="bodies"}} {100 << 20}',
+        f'memory_limit_bytes{{part="work"}} {300 << 20}',
+        "memory_waiting 1",
+    ):
+        name, value = line.rsplit(" ", 1)
+        (found,) = re.findall(rf"^landmarkd_{re.escape(name)} (.*)$", text, re.MULTILINE)
+        assert float(found) == float(value), name

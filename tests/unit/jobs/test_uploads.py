@@ -93,6 +93,22 @@ def test_bytes_are_charged_as_they_arrive_and_given_back(tmp_path: Path) -> None
         add(store, second, FILE[100:])
 
 
+def test_unfinished_uploads_are_counted(tmp_path: Path) -> None:
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store, jobs = UploadStore(folder), JobStore(folder)
+        jobs.accept(order(), FILE, None)
+        first, second = (store.start(order(), len(FILE)) for _ in range(2))
+        add(store, first, FILE[:100])
+        assert (folder.usage.uploads, folder.usage.upload_bytes) == (2, 2 * UPLOAD_BYTES + 100)
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store = UploadStore(folder)
+        assert (folder.usage.uploads, folder.usage.upload_bytes) == (2, 2 * UPLOAD_BYTES + 100)
+        store.finish(add(store, store.look("anna", first.id), FILE[100:]), None)
+        assert (folder.usage.uploads, folder.usage.upload_bytes) == (1, UPLOAD_BYTES)
+        store.discard(second)
+        assert (folder.usage.uploads, folder.usage.upload_bytes) == (0, 0)
+
+
 def test_number_of_unfinished_uploads_is_bounded(
     store: UploadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
