@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
-from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA, USAGE
+from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA, USAGE, is_known
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -72,6 +72,12 @@ class JobFolder:
                     database, isolation_level=None, check_same_thread=False
                 )
                 self._db = opened.enter_context(closing(connection))
+                if not is_known(self._db):  # Before anything is written into it.
+                    raise StartupError(
+                        f"expected {database} as this version of landmarkd writes it, got another "
+                        "layout: start the version that wrote it, or name another folder in "
+                        "LANDMARKD_JOBS"
+                    )
                 self._db.row_factory = sqlite3.Row
                 for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):
                     self._db.execute(f"PRAGMA {pragma}")

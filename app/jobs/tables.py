@@ -7,10 +7,16 @@ for room: that takes a millisecond or two for a thousand.
 import sqlite3
 import time
 import uuid
+from contextlib import closing
 from typing import Any, Final
 
 from app.io import Selection
 from app.jobs.records import Order
+
+LAYOUT: Final = 0
+"""``PRAGMA user_version`` of the tables below, that of databases in which nobody has set one. To be
+raised, and set, by a change that programs before it cannot read or write; columns that only come
+in addition, with defaults, are none."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS job(
@@ -116,6 +122,29 @@ FROM (
     FROM scan LEFT JOIN json_each(?) ON key = scan.id WHERE job = ? ORDER BY number)
 """
 """JSON of a job's scans, as clients get it: parsing a thousand problems takes long."""
+
+
+def is_known(db: sqlite3.Connection) -> bool:
+    """Return whether a database is empty, or its tables are those of ``SCHEMA``.
+
+    Of these, some that came later may be missing, and there may be more columns.
+    """
+    (layout,) = db.execute("PRAGMA user_version").fetchone()
+    found = _columns(db)
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(SCHEMA)
+        ours = _columns(fresh)
+    if layout != LAYOUT or (found and "job" not in found):
+        return False
+    return all(found.get(table, columns) >= columns for table, columns in ours.items())
+
+
+def _columns(db: sqlite3.Connection) -> dict[str, set[str]]:
+    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {
+        name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))}
+        for (name,) in tables
+    }
 
 
 def insert_job(db: sqlite3.Connection, order: Order, file_bytes: int, size: int) -> str:

@@ -87,7 +87,10 @@ class UploadStore:
             self._folder.require_room(order.owner, length + UPLOAD_BYTES)
             self._make_place(db, order.owner)
             job = insert_job(db, order, 0, UPLOAD_BYTES)
-            db.execute("INSERT INTO upload VALUES (?, ?, ?)", (job, length, time.time()))
+            db.execute(
+                "INSERT INTO upload(job, length, touched_s) VALUES (?, ?, ?)",
+                (job, length, time.time()),
+            )
         try:
             self.files.write(job, b"")
         except BaseException:
