@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from app import phantom
 from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
@@ -45,10 +46,14 @@ SHIFT = 1.5
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen phantoms."""
+    """Sixteen phantoms that one tile of the model holds each: usual ones take up to eight."""
     folder = tmp_path_factory.mktemp("store") / "phantom"
     folder.mkdir()
-    make_phantoms(folder, count=16, seed=9000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phantom, "AXIS_VOXELS", (36, 46))
+        patch.setattr(phantom, "EXTENT_MM", (62.0, 68.0))
+        patch.setattr(phantom, "MIN_DISTANCE_MM", 22.0)
+        make_phantoms(folder, count=16, seed=9000)
     return folder
 
 
