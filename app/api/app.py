@@ -63,6 +63,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _telling_why():
             engine = Engine(settings, metrics, on_fatal)
+        _tell_body_limit(settings, engine)
         async with _jobs_of(settings, engine, metrics, on_fatal) as jobs:
             start = _run(partial(_start, engine), "the engine cannot start", on_fatal)
             app.state.starting = asyncio.create_task(start)
@@ -94,6 +95,14 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+def _tell_body_limit(settings: Settings, engine: Engine) -> None:
+    """Log that bodies may not be as large as an operator has set."""
+    limit = {"expected": settings.max_body_bytes, "got": engine.max_body_bytes}
+    if "max_body_bytes" in settings.model_fields_set and limit["got"] < limit["expected"]:
+        reason = "LANDMARKD_MAX_BODY_BYTES is more than 3/16 of LANDMARKD_MEMORY"
+        logger.warning("bodies are limited", extra={"reason": reason, **limit})
 
 
 @contextmanager

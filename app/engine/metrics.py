@@ -24,6 +24,10 @@ TILES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 SHARES: Final = (0.125, 0.25, 0.5, 0.75, 1)
 SIZES: Final = (1, 8, 64)
 """Upper limits of small, medium and large scans, in tiles."""
+FAULTS: Final = ("out-of-memory", "tile", "self-check", "thread")
+FAILURES: Final = ("internal", "network-failed", "does-not-fit", "given-up")
+"""Kinds of faults, and codes of scans of jobs that fail because of the service. They are counted
+from 0 on: of a counter that first shows up at 1, Prometheus sees no increase, and alerts nobody."""
 VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 
 
@@ -63,6 +67,10 @@ class Metrics:
         self.voxels = self._histogram("volume_voxels", "Voxels of a decoded volume.", VOXELS)
         self.faults = self._counter("faults", "Faults that were survived, by kind.", "kind")
         self.job_scans = self._counter("job_scans", "Scans of jobs by outcome.", "code")
+        for kind in FAULTS:
+            self.faults.labels(kind)
+        for code in FAILURES:
+            self.job_scans.labels(code)
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
         """Record a request that was answered.

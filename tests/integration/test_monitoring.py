@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.engine import Metrics
 from app.server.log_writer import LogWriter
 from tests.benchmarks.servers import free_port
 from tests.support.services import (
@@ -58,11 +59,9 @@ def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     with running(toy_settings(toy_models(folder), jobs=folder / "jobs")) as client:
         assert client.post("/v1/landmarks", content=toy_scan(), headers=RAW).is_success
         assert client.post("/v1/landmarks", content=b"no scan", headers=RAW).is_client_error
-        # Counters with labels have no samples before their first event.
+        # Counters with labels have no samples before their first event, but for those of alerts.
         metrics = shared_of(client).metrics
-        metrics.faults.labels("tile").inc()
         metrics.count_dropped("late", 0.1)
-        metrics.count_job_scan("ok")
         log = LogWriter()
         metrics.registry.register(log)
         text = client.get("/metrics").text
@@ -97,6 +96,20 @@ def test_alerts_count_codes_that_calls_are_answered_with() -> None:
     assert len(found) == 3
     codes = [code for some in found for code in some.split("|")]
     assert [code for code in codes if f"`{code}`" not in answered] == []
+
+
+def test_faults_and_failures_of_jobs_are_counted_from_0_on() -> None:
+    """A counter that first shows up at 1 has not increased, and fires no alert."""
+    sources = [path.read_text("utf-8") for path in (FOLDER.parents[1] / "app").rglob("*.py")]
+    kinds = set(re.findall(r'faults\.labels\("([^"]+)"\)', "".join(sources)))
+    assert len(kinds) == 4
+    rule = re.search(r'job_scans_total\{code=~"([^"]+)"', (FOLDER / "alerts.yml").read_text())
+    assert rule is not None
+    new = Metrics().render().decode()
+    for kind in kinds:
+        assert f'landmarkd_faults_total{{kind="{kind}"}} 0.0\n' in new
+    for code in rule[1].split("|"):
+        assert f'landmarkd_job_scans_total{{code="{code}"}} 0.0\n' in new
 
 
 def test_mounted_files_exist_and_name_one_datasource() -> None:

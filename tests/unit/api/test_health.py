@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.errors import DeadlineExceeded
+from app.settings import GIB, MIB
 from tests.support.services import (
     MODEL,
     problem_of,
@@ -88,3 +89,17 @@ def test_metrics_tell_what_is_held_of_the_memory(tmp_path: Path) -> None:
         name, value = line.rsplit(" ", 1)
         (found,) = re.findall(rf"^landmarkd_{re.escape(name)} (.*)$", text, re.MULTILINE)
         assert float(found) == float(value), name
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [({"max_body_bytes": GIB}, 75 * MIB), ({"max_body_bytes": MIB}, None), ({}, None)],
+)
+def test_a_body_limit_that_memory_does_not_allow_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: dict[str, int], told: int | None
+) -> None:
+    """Only if an operator has set it: the default is cut without a word."""
+    with running(toy_settings(toy_models(tmp_path), memory=400 * MIB, **limit)):
+        pass
+    lines = [line for line in caplog.records if line.message == "bodies are limited"]
+    assert [getattr(line, "got", 0) for line in lines] == ([told] if told else [])
