@@ -27,8 +27,9 @@ INTERVAL95_SIGMAS: Final = 1.95996
 LENGTH95_SIGMAS: Final = {3: REGION95_SIGMAS, 2: ACROSS95_SIGMAS, 1: INTERVAL95_SIGMAS}
 """The same by the number of dimensions."""
 
-STEP_MM: Final = 1e-3
-"""Of the differences that approximate derivatives."""
+STEP: Final = 1e-3
+"""Of the differences that approximate derivatives, in standard deviations of a coordinate: no one
+length in mm is small beside a cell and a body."""
 
 POINTS_OF: Final = {
     "distance": 2, "angle": 4, "plane_angle": 6, "line_distance": 3, "projection": 4, "ratio": 4,
@@ -143,7 +144,9 @@ def _measure(
     for name in dict.fromkeys(spec.points):
         rows = [row for row, other in enumerate(spec.points) if other == name]
         sigma = (regions[name] or 0.0) / REGION95_SIGMAS
-        square += sigma**2 * sum(_slope(spec, points, value, rows, axis) ** 2 for axis in range(3))
+        square += sum(
+            _propagate(spec, points, value, rows, error) ** 2 for error in sigma * np.eye(3)
+        )
     sigma = spec.interval_scale * float(np.sqrt(square))
     half_width = INTERVAL95_SIGMAS * sigma
     dimensions, ends = ENDS.get(spec.kind, (1, ()))
@@ -155,21 +158,22 @@ def _measure(
     return Measurement(spec, value, half_width)
 
 
-def _slope(
-    spec: MeasurementSpec, points: Corners, value: float, rows: list[int], axis: int
+def _propagate(
+    spec: MeasurementSpec, points: Corners, value: float, rows: list[int], error_mm: Point
 ) -> float:
-    """Differentiate by one coordinate of one landmark, which may be several of the points.
+    """Propagate an error of one landmark, which may be several of the points.
 
     Returns:
-        The size of the derivative; where it jumps, as at exactly parallel lines, that to one side.
-        It is so in both directions across, while next to such lines only one counts: exactly
-        there, the interval is 1.4 times as wide, and 1.7 times where two points coincide.
+        By how much the value is wrong, to first order; where its derivative jumps, as at exactly
+        parallel lines, by that to one side. It is so in both directions across, while next to such
+        lines only one counts: exactly there, the interval is 1.4 times as wide, and 1.7 times where
+        two points coincide.
     """
-    moved = np.zeros_like(points)
-    moved[rows, axis] = STEP_MM
-    ends = _evaluate(spec, points + moved), _evaluate(spec, points - moved)
-    slopes = (abs(spec.difference(end, value)) / STEP_MM for end in ends if end is not None)
-    return max(slopes, default=0.0)
+    step = np.zeros_like(points)
+    step[rows] = STEP * error_mm
+    ends = _evaluate(spec, points + step), _evaluate(spec, points - step)
+    moves = (abs(spec.difference(end, value)) / STEP for end in ends if end is not None)
+    return max(moves, default=0.0)
 
 
 def _evaluate(spec: MeasurementSpec, points: Corners) -> float | None:

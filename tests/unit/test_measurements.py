@@ -115,6 +115,31 @@ def test_scale_of_the_manifest_widens_the_interval() -> None:
 
 
 @pytest.mark.parametrize(
+    "one",
+    [
+        spec("distance", ["x", "z"]),
+        spec("angle", ["o", "x", "z", "yz"]),
+        spec("plane_angle", ["o", "x", "y", "x", "y", "z"]),
+        spec("line_distance", ["z", "x", "yz"]),
+        spec("projection", ["x", "yz", "o", "y"]),
+        spec("ratio", ["o", "yz", "o", "z"]),
+    ],
+)
+def test_an_interval_is_as_wide_beside_its_value_however_small_the_subject_is(
+    one: MeasurementSpec,
+) -> None:
+    """Of points a micrometre apart, that of a ratio was four times as wide."""
+    wide: list[float] = []
+    for scale in (1.0, 1e-3, 1e-4, 1e-5):
+        points = {name: point * scale for name, point in POINTS.items() if point is not None}
+        regions = {name: 0.1 * radius * scale for name, radius in REGIONS.items()}
+        (found,) = measure_landmarks([one], points, regions)
+        assert found.half_width is not None
+        wide.append(found.half_width / (scale if one.unit == "mm" else 1.0))
+    assert wide == [pytest.approx(wide[0], rel=1e-6)] * len(wide)
+
+
+@pytest.mark.parametrize(
     ("one", "value", "squares"),
     [
         # Squared derivatives by the coordinates across; of an angle, by those of 40 mm.
