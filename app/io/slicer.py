@@ -222,7 +222,7 @@ def landmark_stem(path: Path) -> str:
 
 def _measured(measurement: MeasurementAnswer) -> str:
     """Describe a measurement in one line."""
-    value = "none" if measurement.value is None else f"{measurement.value:.2f} {measurement.unit}"
+    value = "none" if measurement.value is None else f"{measurement.value:.4g} {measurement.unit}"
     return f"{measurement.name}: {value} ({_interval(measurement)})"
 
 
@@ -251,7 +251,7 @@ def _interval(measurement: MeasurementAnswer) -> str:
     if measurement.interval95 is None:
         return measurement.reason
     low, high = measurement.interval95
-    return f"95 % interval {low:.2f} to {high:.2f}"
+    return f"95 % interval {low:.4g} to {high:.4g}"
 
 
 def _markups(

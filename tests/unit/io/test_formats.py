@@ -278,6 +278,19 @@ def test_every_format_tells_how_far_a_landmark_may_be_off(form: AnswerFormat) ->
     assert "95 %" not in form.write(found.model_copy(update={"landmarks": [placed]})).decode()
 
 
+@pytest.mark.parametrize("form", ["mrk.json", "fcsv"])
+def test_what_is_measured_in_a_cell_is_not_rounded_to_nothing(form: str) -> None:
+    """A length of half a micrometre was 0.00 mm, in an interval of 0.00 to 0.00."""
+    width = schemas.MeasurementAnswer(
+        name="width", description="", points=["a"], unit="mm", value=0.0005,
+        interval95=(0.00041, 0.00059), reason="",
+    )  # fmt: skip
+    answer = answer_of({"a": (1.0, 2.0, 3.0)}).model_copy(update={"measurements": [width]})
+    written = write_answer(answer, form).decode()
+    assert "0.0005" in written
+    assert "95 % interval 0.00041 to 0.00059" in written
+
+
 @pytest.mark.parametrize("form", ["json", "fcsv", "long"])
 def test_formats_with_room_for_warnings_have_them(form: str) -> None:
     assert "a warning" in write_answer(answer_of({"a": (1.0, 2.0, 3.0)}), form).decode()
@@ -305,7 +318,7 @@ def test_measurements_are_in_every_format_that_has_room_for_them() -> None:
     assert [(one.name, one.value, one.units) for one in markups.measurements[1:]] == [
         ("width", width.value, "mm")
     ]
-    assert "# width: 5.00 mm (95 % interval" in written["fcsv"]
+    assert "# width: 5 mm (95 % interval" in written["fcsv"]
     assert "# height: none (not found: c)" in written["fcsv"]
     assert read_fcsv(written["fcsv"].encode()).keys() == found.keys()
     rows = list(csv.DictReader(io.StringIO(written["measurements"])))
