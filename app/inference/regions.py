@@ -88,8 +88,8 @@ def settle_regions(
     if scatter <= MAX_SCATTER:
         return tuple(settled), ()
     warning = (
-        f"Votes scatter {scatter:.1f} times as far as usual, and 95 % regions are wider: is the "
-        "scan noisier, less sharp or of another contrast than those that the model is for?"
+        f"Votes scatter {scatter:.1f} times as far as usual, so landmarks may be further off: is "
+        "the scan noisier, less sharp or of another contrast than those that the model is for?"
     )
     return tuple(settled), (warning,)
 

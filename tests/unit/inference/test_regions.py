@@ -10,11 +10,13 @@ import torch
 from app.geometry import distance_inside
 from app.inference.detector import Detector, Located
 from app.inference.load import load_checked
-from app.inference.regions import MAX_SCATTER, Uncertainty, combine, growth
+from app.inference.regions import MAX_SCATTER, Uncertainty, combine, growth, settle_regions
 from app.io.volume import Volume
 from app.model import LoadedModel
 from app.phantom import make_phantom
 from app.voting import Status
+from tests.support.synthetic import make_manifest
+from tests.unit.inference.test_refinement import landmark
 
 PHANTOM = Path(__file__).resolve().parents[3] / "models" / "phantom"
 
@@ -62,6 +64,26 @@ def test_regions_grow_with_the_scatter_of_votes_and_much_of_it_is_said() -> None
         assert regions == [pytest.approx(0.5 * factor)] * len(regions)
         said = [line for line in located.remarks if f"scatter {factor:.1f} times" in line]
         assert len(said) == len(located.remarks) == (factor > MAX_SCATTER)
+        assert not any("region" in line for line in said)  # Near the border, there may be none.
+
+
+def test_regions_grow_with_the_distance_from_the_shape_and_with_the_scatter_at_once() -> None:
+    manifest = make_manifest(3, shape=True)
+    assert manifest.shape is not None
+    scales = {
+        "shape": manifest.shape.model_copy(update={"region_scale_mm": 2.0}),
+        "voting": manifest.voting.model_copy(update={"region_spread_mm": 0.5}),
+    }
+    off_mm: dict[float, Status] = {3.0: "detected", 4.0: "detected", 90.0: "low_confidence"}
+    found = tuple(
+        replace(landmark(np.full(3, 4.0), status), from_shape_mm=mm, spread_mm=0.6)
+        for mm, status in off_mm.items()
+    )
+    volume = Volume(np.zeros((9, 10, 11), np.float32), np.eye(4))
+    settled, said = settle_regions(found, volume, manifest.model_copy(update=scales))
+    factor = np.sqrt(12.5) / 2.0 * 0.6 / 0.5
+    assert [one.region95_mm for one in settled[:2]] == [pytest.approx(0.3 * factor)] * 2
+    assert said == ()  # Votes alone scatter little more than usual.
 
 
 def test_growth_is_of_what_is_known_and_never_below_one() -> None:
