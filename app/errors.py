@@ -299,8 +299,9 @@ def describe_unknown(kind: str, name: str, known: Collection[str]) -> str:
     return f"unknown {kind} {name!r}: {hint}"
 
 
-def show_controls(text: str) -> str:
+def show_controls(text: str, kept: str = "") -> str:
     """Write control characters, which a terminal obeys and a reader does not see, as escapes."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode()
+        for one in text
     )

@@ -34,5 +34,5 @@ def print_warning(message: str) -> None:
 
 def _print(message: str, style: str) -> None:
     # A message may hold a file name, which must not be taken for markup, or words of a model.
-    lines = "\n".join(map(show_controls, message.split("\n")))
-    console.print(lines, style=style, markup=False, highlight=False, soft_wrap=True)
+    text = show_controls(message, kept="\n")
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

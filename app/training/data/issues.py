@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.errors import show_controls
 from app.io import name_in_utf8
 
 Severity = Literal["error", "warning", "note"]
@@ -57,9 +58,10 @@ def issue_table(issues: Sequence[Issue]) -> Table:
 
 
 def print_warning(message: str, console: Console) -> None:
-    """Print a warning in a line of its own; nothing if it is empty."""
+    """Print a warning in lines of its own; nothing if it is empty."""
     if message:
-        console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        text = show_controls(message, kept="\n")  # It may quote a model.
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:

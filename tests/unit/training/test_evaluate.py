@@ -185,6 +185,17 @@ def test_a_file_of_other_names_is_a_failure_and_no_empty_table(
     assert last.endswith("expected landmarks of the model in phantom-5004.mrk.json, got none")
 
 
+def test_warnings_that_quote_a_model_command_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its description could clear the screen."""
+    warnings = ("The model is for: \x1b[2Jskulls\u202e", "noisy")
+    print_tables([outcome(0.1, scan="one", warnings=warnings)], make_console())
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first == r"one: The model is for: \x1b[2Jskulls\u202e"
+    assert second == "one: noisy"
+
+
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither is swallowed, nor does one that looks like an end tag end the command."""
     names = ("tip [left]", "tip [/right]")
