@@ -33,7 +33,7 @@ def load_model(folder: Path, settings: Settings) -> LoadedModel:
 
     Raises:
         ModelRefused: The folder cannot be used.
-        StartupError: This machine has no such device.
+        StartupError: This machine has no such device, or lets no thread start.
     """
     limit_threads(settings.threads)
     if console.is_terminal and not has_compiled_loops():

@@ -23,11 +23,16 @@ def limit_threads(threads: int) -> None:
     """Let torch use so many threads; 0: as many as it chooses, but no more than there is time for.
 
     It counts cores. Where their time is limited, more threads use up that of a period at its start,
-    and then all of them stand still until the next.
+    and then all of them stand still until the next. Those for parts of loops start here.
+
+    Raises:
+        StartupError: As ``start_executor``.
     """
     allowed = core_limit()
     if threads or allowed < torch.get_num_threads():
         torch.set_num_threads(threads or math.ceil(allowed))
+    if torch.get_num_threads() > 1:
+        _pool(os.getpid())
 
 
 def adopt_thread_limit() -> None:

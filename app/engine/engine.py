@@ -76,7 +76,7 @@ class Engine:
         loaded: Set once it is known which models can be used at the start.
 
     Raises:
-        StartupError: A device of the settings does not exist.
+        StartupError: A device of the settings does not exist, or the system lets no thread start.
     """
 
     def __init__(

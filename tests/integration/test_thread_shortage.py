@@ -42,7 +42,7 @@ CALLS = ("/", "/docs", "/page/page.js", "/openapi.json", "/metrics", "/readyz", 
 def test_service_answers_and_stops_where_no_thread_can_start(
     with_jobs: bool, tmp_path: Path
 ) -> None:
-    settings = {"ADMIN_KEY_HASH": hashlib.sha256(b"admin").hexdigest()}
+    settings = {"ADMIN_KEY_HASH": hashlib.sha256(b"admin").hexdigest(), "THREADS": "4"}
     settings |= {"JOBS": str(tmp_path / "jobs")} if with_jobs else {}
     with ended(ServiceProcess(toy_models(tmp_path), NO_MORE_THREADS, **settings)) as service:
         os.kill(service.pid, signal.SIGUSR1)
@@ -53,7 +53,8 @@ def test_service_answers_and_stops_where_no_thread_can_start(
             reload = client.post(f"/v1/models/{MODEL}/reload", headers=admin)
             assert (reload.status_code, problem_of(reload).code) == (503, "not-ready")
             assert "allow more processes and threads" in problem_of(reload).detail
-            scan = client.post("/v1/landmarks", content=toy_scan(), headers=RAW)
+            large = toy_scan((64, 56, 72))  # In which loops are split among threads.
+            scan = client.post("/v1/landmarks", content=large, headers=RAW)
             assert scan.status_code == 200
         service.terminate()
         assert service.wait() == 0
