@@ -26,7 +26,7 @@ from app.api.ui.page import page_files, page_router
 from app.api.upload.turns import Turns
 from app.api.votes import votes_router
 from app.engine import CLIENT_SHARE, Engine, Metrics
-from app.errors import BadParameter, StartupError, UnknownModel
+from app.errors import BadParameter, LandmarkdError, StartupError, UnknownModel
 from app.jobs import JobFolder, JobRunner
 from app.settings import Settings
 
@@ -147,8 +147,8 @@ async def _run(
     try:
         await work()
     except Exception as error:
-        # What the operator got wrong is said; of anything else, only where it happened.
-        reason = {"reason": str(error)} if isinstance(error, StartupError) else {}
+        # What was raised on purpose is said; of anything else, only where it happened.
+        reason = {"reason": str(error)} if isinstance(error, LandmarkdError) else {}
         logger.exception(failure, extra=reason)
         on_fatal()
         raise
