@@ -2,7 +2,8 @@
 
 A head has to arrive in time, a response has to be read, and a body that is not awaited is discarded
 for a while, so that its client can read the response. A client may close its half of the connection
-and still get its response. Where connections run short, those go that have been idle longest.
+and still get its response. Where connections run short, those go whose clients
+have neither sent nor read for longest.
 
 Private parts of uvicorn that are used here and in ``app.server.http_protocol``, for which
 ``pyproject.toml`` bounds its version: of ``HttpToolsProtocol`` the attributes ``connections``,
@@ -69,7 +70,7 @@ class TimedConnection(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None  # Of the request that the application has begun.
     _state: State = "response"
     _state_since = 0.0
-    _ended = 0.0  # When the latest response did, or when the connection was made.
+    _idle_since = 0.0  # When it was made, the latest response ended, or the client read no more.
     _timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
@@ -78,7 +79,7 @@ class TimedConnection(HttpToolsProtocol):
         """Wait for a head, and make room for the next connection."""
         # uvloop's transports are none of asyncio's.
         super().connection_made(cast("asyncio.Transport", transport))
-        self._ended = self.loop.time()
+        self._idle_since = self.loop.time()
         # Pause the application as long as anything of its response is left to send.
         self.transport.set_write_buffer_limits(high=0)
         self._update_timer()
@@ -104,9 +105,12 @@ class TimedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def idle_since(self) -> float:
-        """Return since when no request is in progress, on the loop's clock; infinity if one is."""
-        is_sending = self.transport.get_write_buffer_size() > 0
-        return inf if is_sending or self._is_answering() else self._ended
+        """Return since when the client sends no request, or reads no response; infinity: it does.
+
+        On the loop's clock.
+        """
+        is_active = self._is_answering() and not self.flow.write_paused
+        return inf if is_active else self._idle_since
 
     def _update_timer(self) -> None:
         """Limit the time for a head, or for the rest of a body that is not awaited."""
@@ -131,10 +135,10 @@ class TimedConnection(HttpToolsProtocol):
     # Closing.
 
     def _close_idle(self) -> None:
-        """Close connections without a request in progress, those that have been so longest.
+        """Close connections whose clients neither send nor read, those that have been so longest.
 
         An address that opens connections again and again would have all of them. It cannot be told
-        from a proxy, but a client that sends a request is idle for moments only.
+        from a proxy, but a client that sends a request and reads is idle for moments only.
         """
         connections = cast("set[TimedConnection]", self.connections)
         # Many at once: to find them takes milliseconds, and who opens one opens the next.
@@ -142,11 +146,18 @@ class TimedConnection(HttpToolsProtocol):
         for one in sorted(connections, key=TimedConnection.idle_since)[:count]:
             if one.idle_since() < inf:
                 connections.discard(one)
-                one.transport.abort()
+                one.drop()
+
+    def drop(self) -> None:
+        """Close at once; the system gives up what it holds for a client that does not read, too."""
+        if self.transport.get_write_buffer_size():
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         """Start the next request, discard the rest of this one's body, or close."""
-        self._ended = self.loop.time()
+        self._idle_since = self.loop.time()
         if self._closing:
             self._linger()
             return
@@ -205,6 +216,7 @@ class TimedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Pause the application until the client has read, for a limited time."""
         super().pause_writing()
+        self._idle_since = self.loop.time()
         self._read_timer = self.loop.call_later(self.read_timeout_s, self._give_up)
 
     def resume_writing(self) -> None:
@@ -216,7 +228,4 @@ class TimedConnection(HttpToolsProtocol):
     def _give_up(self) -> None:
         left = self.transport.get_write_buffer_size()
         logger.info("response not read", extra={"unsent_bytes": left})
-        # By a reset, so that the system gives up what it holds, too.
-        connection = self.transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        self.transport.abort()
+        self.drop()

@@ -176,6 +176,38 @@ def test_connection_that_was_idle_longest_makes_room(
     run_client(client)
 
 
+def test_connection_whose_client_does_not_read_makes_room(
+    run_client: RunClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client that asked for the page again and again, and read nothing, had all there are."""
+    monkeypatch.setattr(ShortProtocol, "max_open", 2)
+    monkeypatch.setattr(ShortProtocol, "read_timeout_s", 60)
+
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/held", length=3) + b"abc")
+        await connection.service.received.wait()
+        (held,) = connection.service.connections
+        unread = await connection.open_another()
+        await unread.send(post("/large", length=0))
+        await unread.reader.readexactly(1000)
+        (sender,) = connection.service.connections - {held}
+        unsent = -1  # Until the buffers of both systems are full.
+        while not sender.flow.write_paused or unsent != sender.transport.get_write_buffer_size():
+            unsent = sender.transport.get_write_buffer_size()
+            await asyncio.sleep(0.1)
+        another = await connection.open_another()
+        await another.send(LIVENESS)
+        assert await another.status() == 200
+        with pytest.raises(ConnectionResetError):
+            await unread.reader.read()
+        connection.service.go.set()
+        assert await connection.answer() == (200, b"abc")
+        for one in (unread, another):
+            one.writer.close()
+
+    run_client(client)
+
+
 def test_refused_client_that_goes_on_sending_can_read_why(run_client: RunClient) -> None:
     async def client(connection: Connection) -> None:
         await connection.send(post("/refuse", "Connection: close"))
