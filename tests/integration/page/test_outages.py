@@ -31,7 +31,6 @@ from tests.support.faulty_network import command_scan, faulty_models
 from tests.support.faulty_service import Faulty
 from tests.support.services import MODEL, ServiceProcess, ended, toy_models
 
-STATES = "#scans li span:last-child"
 FOUND = "3 of 3 found, 3 doubtful"
 WAITS = 7  # between attempts
 
@@ -60,7 +59,7 @@ def serving(models: Path, port: int = 0) -> Iterator[Faulty]:
 
 def states(page: Page) -> list[str]:
     """Read how far each scan of the list is."""
-    return list(page.locator(STATES).all_text_contents())
+    return list(page.locator("#scans li span:last-child").all_text_contents())
 
 
 def test_list_goes_on_when_the_service_is_back(browser: Browser, models: Path) -> None:
