@@ -226,12 +226,15 @@ def leave_one_out(
         The share by scan; without scans of which nothing is detected, or whose others have too few
         errors.
     """
+    by_scan = group(list(filter(has_error, outcomes)), lambda outcome: outcome.scan)
+    subjects = {scan: subject_as_known(scan, folds) for scan in by_scan}
     shares = {}
-    for scan, mine in group(outcomes, lambda outcome: outcome.scan).items():
-        subject = subject_as_known(scan, folds)
-        others = [one for one in outcomes if subject_as_known(one.scan, folds) != subject]
+    for scan, mine in by_scan.items():
+        others = [
+            one for other in by_scan if subjects[other] != subjects[scan] for one in by_scan[other]
+        ]
         regions = calibrate_regions(others, specs)
-        if regions is not None and any(map(has_error, mine)):
+        if regions is not None:
             shares[scan] = share_within(mine, regions)
     return shares
 
