@@ -4,9 +4,9 @@ Named in ``--jaxtyping-packages`` of pyproject.toml, which applies it to every f
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args, get_origin
 
@@ -16,6 +16,7 @@ from beartype import BeartypeConf, beartype
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # An int may stand where a float is expected, as it may for the type checker.
 CONF = BeartypeConf(is_pep484_tower=True)
 
@@ -35,39 +36,59 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_shapes_only_of_arrays() -> None:
-    """Have jaxtyping decorate only what has arrays in its annotations; the rest is ``checked``.
+    """Have jaxtyping compare shapes only of what has arrays in its annotations, and in one go.
 
-    To compare the shapes of a call with each other, jaxtyping binds its arguments, and checks
-    them again with what is returned. Half of the time of the tests would go there, most of it in
-    functions without an array.
+    Left to itself, it binds the arguments of each call, checks them, and checks them again with
+    what is returned: half of the time of the tests would go there, most of it in functions without
+    an array. It is left to itself where annotations are quoted, as it tries to read them, and where
+    a call does not run at once: beartype checks that later.
     """
     jaxtyped = jaxtyping.jaxtyped
 
+    def in_one_go(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def compared(*args: P.args, **kwargs: P.kwargs) -> R:
+            with jaxtyped("context"):
+                return function(*args, **kwargs)
+
+        return compared
+
     def decorate(
-        decorated: Callable[..., object] | None = None, *, typechecker: Callable[..., object]
+        decorated: Callable[..., object] | None = None,
+        *,
+        typechecker: Callable[..., Callable[..., object]],
     ) -> object:
         if decorated is None:
             return partial(decorate, typechecker=typechecker)
-        if isinstance(decorated, FunctionType) and not _may_have_arrays(decorated):
-            return typechecker(decorated)
         own = vars(decorated).get("__init__") if is_dataclass(decorated) else None
-        if own is not None and not _may_have_arrays(own):
-            setattr(decorated, "__init__", typechecker(own))  # noqa: B010 - mypy wants no such assignment
-            return decorated
-        return jaxtyped(decorated, typechecker=typechecker)
+        function = decorated if own is None else own
+        if not isinstance(function, FunctionType) or _is_read_by_jaxtyping(function):
+            return jaxtyped(decorated, typechecker=typechecker)
+        made = typechecker(function)
+        shaped = in_one_go(made) if _may_have_arrays(function) else made
+        if own is None:
+            return shaped
+        setattr(decorated, "__init__", shaped)  # noqa: B010 - mypy wants no such assignment
+        return decorated
 
     vars(jaxtyping)["jaxtyped"] = decorate
 
 
-def _may_have_arrays(function: Callable[..., object]) -> bool:
-    return any(map(_may_be_array, inspect.get_annotations(function).values()))
+def _is_read_by_jaxtyping(function: FunctionType) -> bool:
+    is_later = bool(function.__code__.co_flags & LATER) and _may_have_arrays(function)
+    return is_later or any(isinstance(hint, str) for hint in _hints(function))
+
+
+def _may_have_arrays(function: FunctionType) -> bool:
+    return any(map(_may_be_array, _hints(function)))
+
+
+def _hints(function: FunctionType) -> Iterable[object]:
+    return inspect.get_annotations(function).values()
 
 
 def _may_be_array(hint: object) -> bool:
-    """Look through a hint; one that is quoted may be anything."""
-    if isinstance(hint, str) or (
-        isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
-    ):
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
         return True
     if get_origin(hint) is Literal:
         return False

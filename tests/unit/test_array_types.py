@@ -8,6 +8,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import Float64
 
 from app.compute.threads import run_split
 from app.geometry import PointSet, axis_codes, transform
@@ -17,6 +18,7 @@ from tests import checked
 
 AFFINE = np.eye(4)
 POINTS = np.zeros((5, 3))
+Pairs = Float64[np.ndarray, "pairs 3"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -38,6 +40,12 @@ def centred(points: PointSet, answer: object) -> PointSet:
 
 
 @decorate
+def paired(points: Pairs, answer: object) -> Pairs:
+    del points
+    return answer  # type: ignore[return-value]
+
+
+@decorate
 def averaged(answers: list[PointSet]) -> float:
     return float(np.mean(answers))
 
@@ -51,11 +59,12 @@ def averaged(answers: list[PointSet]) -> float:
         partial(axis_codes, AFFINE[:3]),
         partial(Similarity, np.ones(2), np.zeros((2, 3, 3)), np.zeros((3, 3))),
         partial(centred, POINTS, POINTS.tolist()),
+        partial(paired, POINTS, POINTS[1:]),
         partial(averaged, [POINTS.T]),
     ],
 )
 def test_arrays_of_other_shapes_and_types_are_refused(call: Callable[[], Any]) -> None:
-    with pytest.raises(jaxtyping.TypeCheckError):
+    with pytest.raises(BeartypeCallHintViolation):
         call()
 
 
@@ -77,6 +86,7 @@ def test_other_types_are_refused_where_there_are_no_arrays(
 
 def test_what_fits_is_let_through() -> None:
     assert transform(AFFINE, POINTS).shape == (5, 3)
-    assert centred(POINTS, POINTS) is POINTS
+    assert centred(POINTS, POINTS[1:]).shape == (4, 3)
+    assert paired(POINTS, POINTS) is POINTS
     assert named(["a"]) == ["a"]
     assert VolumeLimits(axis=5).axis == 5
