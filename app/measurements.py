@@ -36,6 +36,9 @@ POINTS_OF: Final = {
 }  # fmt: skip
 """Number of points of each kind of measurement."""
 
+GREATEST: Final = {"angle": 180.0, "plane_angle": 90.0}
+"""Value of each kind that has one, in degrees."""
+
 Point = Float64[np.ndarray, " 3"]
 Corners = Float64[np.ndarray, "n axes"]
 
@@ -63,6 +66,12 @@ class MeasurementSpec(BaseModel, extra="forbid", frozen=True, allow_inf_nan=Fals
     def unit(self) -> Literal["mm", "deg", ""]:
         """Of its value; a ratio has none."""
         return "deg" if "angle" in self.kind else "" if self.kind == "ratio" else "mm"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and greatest value that there is, in its unit; infinite where it is signed."""
+        is_signed = self.kind == "projection" or (self.kind == "angle" and self.plane is not None)
+        return (-np.inf, np.inf) if is_signed else (0.0, GREATEST.get(self.kind, np.inf))
 
     def difference(self, value: float, other: float) -> float:
         """Subtract two of its values; angles by the shorter way round."""
@@ -102,6 +111,14 @@ class Measurement:
     value: float | None
     half_width: float | None
     reason: str = ""
+
+    @property
+    def interval95(self) -> tuple[float, float] | None:
+        """Bounds of the interval, cut off where no value of its kind lies; None: there is none."""
+        if self.value is None or self.half_width is None:
+            return None
+        least, most = self.spec.bounds
+        return max(self.value - self.half_width, least), min(self.value + self.half_width, most)
 
 
 def measure_landmarks(

@@ -138,14 +138,13 @@ def _landmark(landmark: Landmark, candidates: bool) -> LandmarkAnswer:
 
 
 def _measurement(measured: Measurement) -> MeasurementAnswer:
-    value, half = measured.value, measured.half_width
     return MeasurementAnswer(
         name=measured.spec.name,
         description=measured.spec.description,
         points=list(measured.spec.points),
         unit=measured.spec.unit,
-        value=value,
-        interval95=None if value is None or half is None else (value - half, value + half),
+        value=measured.value,
+        interval95=measured.interval95,
         reason=measured.reason,
     )
 

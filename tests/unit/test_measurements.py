@@ -204,6 +204,38 @@ def test_an_interval_holds_the_true_value_where_lines_are_parallel_and_points_on
     assert 0.92 <= np.mean(held) <= 0.995
 
 
+@pytest.mark.parametrize(
+    ("one", "bounds"),
+    [
+        (spec("distance", ["a", "b"]), (0.0, None)),
+        (spec("distance", ["a", "b"], plane="axial"), (0.0, None)),
+        (spec("ratio", ["a", "b", "a", "c"]), (0.0, None)),
+        (spec("line_distance", ["b", "a", "c"]), (0.0, None)),
+        (spec("angle", ["a", "c", "a", "d"]), (0.0, None)),
+        (spec("angle", ["a", "c", "d", "a"]), (None, 180.0)),
+        (spec("angle", ["a", "c", "a", "d"], plane="axial"), (None, None)),
+        (spec("plane_angle", ["a", "b", "c", "a", "b", "d"]), (0.0, None)),
+        (spec("plane_angle", ["a", "b", "c", "a", "b", "e"]), (0.0, 90.0)),
+        (spec("projection", ["a", "b", "a", "b"]), (None, None)),
+    ],
+)
+def test_an_interval_ends_where_values_do(
+    one: MeasurementSpec, bounds: tuple[float | None, float | None]
+) -> None:
+    """A distance of 1 mm had the interval -1.8 to 3.8 mm, and an angle 0 to 352 degrees."""
+    points = {
+        "a": np.zeros(3), "b": np.array([1.0, 0, 0]), "c": np.array([0, 5.0, 0]),
+        "d": np.array([0.1, 5.0, 0.2]), "e": np.array([0, 0.3, 2.0]),
+    }  # fmt: skip
+    (found,) = measure_landmarks([one], points, dict.fromkeys(points, 2.8))
+    assert found.value is not None
+    assert found.half_width is not None
+    plain = found.value - found.half_width, found.value + found.half_width
+    cut = tuple(own if end is None else end for end, own in zip(bounds, plain, strict=True))
+    assert found.interval95 == cut
+    assert (cut != plain) == (bounds != (None, None))
+
+
 def test_a_value_between_doubtful_points_says_so() -> None:
     """It gave the same reason as one of a model that is not calibrated."""
     one = MeasurementSpec(name="x", kind="distance", points=("x", "y"))
