@@ -116,7 +116,8 @@ def kernel_of(sigma: float, size: int) -> list[float]:
         sigma: Width in voxels, above 0.
         size: Voxels along the axis, beyond which no weight is needed.
     """
-    taps = min(math.ceil(KERNEL_SIGMAS * sigma), size - 1)
-    kernel = [math.exp(-0.5 * (t / sigma) ** 2) for t in range(taps + 1)]
+    taps = math.ceil(min(KERNEL_SIGMAS * sigma, size - 1))
+    # A product, as the power of a float raises OverflowError where a product is infinite.
+    kernel = [math.exp(-0.5 * (t / sigma) * (t / sigma)) for t in range(taps + 1)]
     norm = kernel[0] + 2 * sum(kernel[1:])
     return [weight / norm for weight in kernel]

@@ -96,6 +96,19 @@ def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
         np.testing.assert_allclose(volume[row].numpy(), smoothed, atol=1e-5)
 
 
+@pytest.mark.parametrize("smooth_mm", [5e-324, 1e-300, 1e-160, 1e-9])
+def test_a_gaussian_that_reaches_no_other_voxel_changes_no_bit(smooth_mm: float) -> None:
+    """Squares of distances in such sigmas ended in an OverflowError: the service answered 500."""
+    votes = noise()
+    narrow = aggregate(votes, range(3), READOUT, smooth_mm)
+    assert torch.equal(narrow, aggregate(votes, range(3), READOUT))
+
+
+def test_a_gaussian_as_wide_as_floats_can_say_is_flat() -> None:
+    widest = aggregate(noise(), [0], READOUT, smooth_mm=1e308)
+    assert torch.isfinite(widest).all()
+
+
 def test_no_votes_make_an_empty_heatmap() -> None:
     """Zeros, not an error."""
     assert not aggregate(concat_votes([]), [1], READOUT).any()
