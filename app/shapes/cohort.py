@@ -137,6 +137,10 @@ def _read_rows(table: str, rows: "csv.DictReader[str]") -> list[Specimen]:
     for row in rows:
         if not any(row[name] for name in ("scan", "label", *axes)):
             continue  # A spreadsheet may end in rows of commas alone.
+        if not (row["scan"] and row["label"]):  # None in a row that is cut short, as of a remark.
+            raise BadParameter(
+                f"{table}, line {rows.line_num}: expected a scan and a label, got a row without"
+            )
         cells = [row[axis] for axis in axes]
         if (point := _read_point(cells)) is None:
             raise BadParameter(

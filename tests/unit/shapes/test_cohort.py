@@ -121,6 +121,15 @@ def test_a_table_with_other_separators_is_refused_with_what_it_has(tmp_path: Pat
         read_cohort(path)
 
 
+@pytest.mark.parametrize("row", ["measured by me", ",x,1,2,3", "b,,1,2,3"])
+def test_a_row_of_a_table_without_scan_or_label_is_refused(row: str, tmp_path: Path) -> None:
+    """A remark became a specimen, with a landmark None for all; NTS ended with a traceback."""
+    path = tmp_path / "all.csv"
+    path.write_text(f"scan,label,ras_x_mm,ras_y_mm,ras_z_mm\na,x,1,2,3\n{row}\n")
+    with pytest.raises(BadParameter, match=r"^all\.csv, line 3: expected a scan and a label"):
+        read_cohort(path)
+
+
 @pytest.mark.parametrize("row", ["b,x,1,2", "b,x,1,2,", "b,x,1,NA,3", "b,x,inf,2,3", "b,x,one,2,3"])
 def test_a_row_of_a_table_without_a_whole_point_is_refused(row: str, tmp_path: Path) -> None:
     """Such as the last one of a file that was copied in part."""
