@@ -160,7 +160,7 @@ def _specimen_table(space: ShapeSpace) -> str:
     lines = [
         (
             space.specimens[row],
-            f"{space.size_mm[row]:.2f}",
+            f"{space.size_mm[row]:.5g}",
             f"{space.distance[row]:.4f}",
             str(int((~space.known[row]).sum())),
             *(f"{score:.4f}" for score in space.scores[row][:SHOWN_COMPONENTS].tolist()),

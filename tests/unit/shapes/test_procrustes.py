@@ -193,6 +193,16 @@ def test_exchanged_and_misplaced_points_are_found_and_reported(tmp_path: Path) -
     assert full_distance(np.array(list(mean.values())), space.mean) < 1e-12
 
 
+def test_sizes_of_cells_are_not_rounded_to_nothing(tmp_path: Path) -> None:
+    """Those of specimens some micrometres across were all 0.00 or 0.01 mm."""
+    cohort = make_cohort(0.3)
+    small = Cohort(cohort.specimens, NAMES, 1e-4 * cohort.points)
+    space = write_shape_report(small, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    for name, size_mm in zip(space.specimens, space.size_mm.tolist(), strict=True):
+        assert f"<td>{name}</td><td>{size_mm:.5g}</td>" in page
+
+
 def test_a_misplaced_point_among_exchanged_sides_has_the_name_that_its_file_gives_it() -> None:
     """That of its partner was reported, which lies where it belongs; and likewise of two pairs."""
     random = np.random.default_rng(8)
