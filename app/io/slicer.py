@@ -349,13 +349,15 @@ def _read_markups(document: Mapping[str, Any]) -> tuple[Frame, list[FilePoint]]:
 
 
 def _read_fcsv(text: str) -> tuple[Frame, list[FilePoint]]:
-    frame: Frame = "LPS"
+    frame: Frame | None = None
     points: list[FilePoint] = []
     lines = text.split("\n")
     for line in lines:
         if line.startswith("#") and "CoordinateSystem" in line:
             # A spreadsheet fills the line up with commas.
             frame = _frame(line.partition("=")[2].partition(",")[0])
+    if frame is None:
+        raise ValueError("expected a line '# CoordinateSystem = LPS' or RAS, got none")
     for row in csv.reader(line for line in lines if not line.startswith("#")):
         if not any(row):
             continue

@@ -104,7 +104,8 @@ def test_point_that_slicer_marks_as_missing_is_absent(tmp_path: Path) -> None:
 def test_point_that_a_fiducial_list_says_is_missing_is_absent(tmp_path: Path) -> None:
     row = "1,1,2,3,0,0,0,1,1,1,0,{name},,,{status},0\n"
     path = tmp_path / "points.fcsv"
-    path.write_text("".join(row.format(name=f"p{n}", status=n) for n in range(4)))
+    rows = "".join(row.format(name=f"p{n}", status=n) for n in range(4))
+    path.write_text(f"# CoordinateSystem = LPS\n{rows}")
     assert {name: point is None for name, point in read_truth(path).items()} == {
         "p2": False, "p3": True,
     }  # fmt: skip

@@ -52,11 +52,19 @@ def test_rows_do_not_end_at_signs_of_a_description(tmp_path: Path, sign: str) ->
     text = f"label,l,p,s,description\na,1,2,3,left{sign}upper\nb,1,2,3,\n"
     assert list(read_landmarks(write(tmp_path / "a.csv", text), undefined=True)) == ["a", "b"]
     row = f"1,1.5,2,3,0,0,0,1,1,1,0,nasion,left{sign}upper,,2,0\n"
-    assert list(read_landmarks(write(tmp_path / "a.fcsv", row))) == ["nasion"]
+    text = f"# CoordinateSystem = LPS\n{row}"
+    assert list(read_landmarks(write(tmp_path / "a.fcsv", text))) == ["nasion"]
+
+
+def test_fiducial_list_that_names_no_frame_is_refused(tmp_path: Path) -> None:
+    """Left and right are exchanged in the other one, and programs differ in which they assume."""
+    row = "1,1.5,2,3,0,0,0,1,1,1,0,nasion,,,2,0\n"
+    with pytest.raises(ValueError, match="expected a line '# CoordinateSystem = LPS' or RAS"):
+        read_landmarks(write(tmp_path / "a.fcsv", row))
 
 
 def test_fiducial_list_of_other_columns_is_refused(tmp_path: Path) -> None:
-    text = "# columns = label,x,y,z,sel,vis\nnasion,1,2,3,1,1\n"
+    text = "# CoordinateSystem = LPS\n# columns = label,x,y,z,sel,vis\nnasion,1,2,3,1,1\n"
     with pytest.raises(ValueError, match="at least 12 columns, got 6"):
         read_landmarks(write(tmp_path / "a.fcsv", text))
 
