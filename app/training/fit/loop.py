@@ -81,7 +81,8 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
         console: Where to print.
 
     Returns:
-        Whether it is trained; False if it was interrupted.
+        Whether it is trained; False if it was interrupted, be it in the last step: what would
+        follow, such as the next fold, is not to begin.
 
     Raises:
         StartupError: The checkpoint is that of another training.
@@ -113,7 +114,7 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
                 save(plan.folder, parts, step + 1, exported=True)
             elif stop.is_set():
                 save(plan.folder, parts, step + 1, exported=False)
-            if stop.is_set() and step + 1 < recipe.steps:
+            if stop.is_set():
                 progress.record_interruption(step + 1)
                 return False
     return True

@@ -65,8 +65,9 @@ class TrainingProgress:
         draw_curves(self._folder, self._history, self._folder.name)
 
     def record_interruption(self, step: int) -> None:
-        """Save the history, and print where the training stands."""
-        self._save(self._current(step))
+        """Print where the training stands, and save the history, unless a validation just has."""
+        if not self._history or self._history[-1].step < step:
+            self._save(self._current(step))
         self._console.print(f"interrupted after step {step} of {self._steps}")
 
     def _current(self, step: int) -> HistoryRow:

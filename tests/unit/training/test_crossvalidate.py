@@ -19,8 +19,10 @@ from app.training.data.folds import read_folds
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.files import CHECKPOINT, OUTCOMES, RECORD
 from app.training.fit import loop
+from app.training.fit.history import read_history
 from app.training.record import check_alike
 from tests.support.training_data import (
+    BLOBS,
     SMALL,
     TILES,
     interrupt_after,
@@ -172,6 +174,24 @@ def test_an_interrupted_cross_validation_resumes_in_its_fold(
     for name in ("errors.csv", "summary.csv", "spread.csv"):
         texts = [(data / model / "folds" / name).read_text() for model in ("plain", "mine")]
         assert texts[0] == texts[1]
+
+
+def test_an_interrupt_in_the_last_step_of_a_fold_keeps_the_next_one_from_beginning(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for one that came too late, and hours of other trainings followed."""
+    words = ("train", data / "scans", data / "landmarks", *FOLDS, "-o", data / "mine")
+    with monkeypatch.context() as patch:
+        interrupt_after(1, patch)
+        result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == INTERRUPTED
+    first, second = (data / "mine" / "folds" / f"fold-{number}" for number in (1, 2))
+    assert not second.exists()
+    (row,) = read_history(first, 1)
+    assert row.not_found == len(BLOBS)
+    said = landmarkd(*words)
+    assert "all 1 steps are done" in said
+    assert "fold 3 of 3: without" in said
 
 
 def test_folds_of_another_training_are_refused_before_anything_is_trained(trained: Path) -> None:
