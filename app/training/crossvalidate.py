@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 
 from app.compute import choose_device
 from app.errors import BadParameter, StartupError
@@ -236,7 +237,7 @@ def train_fold(
     if not stage.run(fold_options, plan, console):
         return False
     detector = Detector(load_checked(folder, choose_device(options.device)))
-    held_out = [specimen.files for specimen in plan.split.held_out]
+    held_out = track([one.files for one in plan.split.held_out], "Detecting", console=console)
     missing = missing_of(read_record(folder))
     write_outcomes(plan.folder, measure(detector, held_out, console, missing))
     return True

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from app.compute import choose_device
 from app.errors import BadParameter
 from app.model import WHOLE, Manifest, load_shape, read_manifest
 from app.training.data.check_data import CheckedData
@@ -25,6 +26,7 @@ from app.training.data.summary import summarise
 from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import LEARNED, write_section
+from app.training.evaluate.outcomes import validate
 from app.training.files import CHECKPOINT, REFINE
 from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
@@ -81,7 +83,8 @@ def learn(options: LearnOptions, console: Console) -> Comparison | None:
         How it compares with the version before; None if the training was interrupted.
 
     Raises:
-        BadParameter: There are too few cases, or the model cannot be trained here.
+        BadParameter: There are too few cases, the model does not answer one that is held out, or it
+            cannot be trained here.
         StartupError: The data are wrong, the folders cannot be exchanged, or another process learns
             for the same model.
         ModelRefused: The folder is no model.
@@ -105,11 +108,14 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
         like = options_like(options, scans, landmarks, candidate)
         checked = check_and_report(like, console)
         names = [files.name for files in held_out]
+        # Before hours of training, as there may be scans that the model does not answer.
+        before = validate(options.folder, held_out, choose_device(options.device))
         if not fine_tune(like, checked, split(checked.specimens, names, "kept apart"), console):
             return None
     keep_measured(options.folder, candidate)
     corrected = {files.name for files in kept}
-    compared = compare_versions(options.folder, candidate, held_out, corrected, options.device)
+    after = validate(candidate, held_out, choose_device(options.device))
+    compared = compare_versions(options.folder, candidate, held_out, corrected, (before, after))
     if compared.is_better:
         text = f"Version {compared.versions[1]} was learned from {len(kept)} kept cases."
         rest = f"What else is said here of errors was measured of {compared.versions[0]} or before."

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from app.training.cli.arguments import (
     Device,
@@ -53,7 +54,7 @@ def evaluate(
     detector = Detector(load_model(model, device))
     console = make_console(stderr=True)
     leaked = find_leaked(model, specimens)
-    measured = measure(detector, specimens, console, missing)
+    measured = measure(detector, track(specimens, "Detecting", console=console), console, missing)
     print_tables(measured.outcomes, make_console())
     deviations = measurements.compare_measurements(
         detector.model.manifest.measurements, measured.outcomes

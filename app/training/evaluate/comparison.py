@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from app.compute import choose_device
 from app.io import read_placed
 from app.model import read_manifest
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import subject_of
 from app.training.evaluate.metrics import group
-from app.training.evaluate.outcomes import Outcome, validate
+from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.spread import mean_interval
 
 
@@ -59,7 +58,7 @@ def compare_versions(
     after: Path,
     held_out: Sequence[SpecimenFiles],
     kept: Collection[str],
-    device: str,
+    outcomes: tuple[Sequence[Outcome], Sequence[Outcome]],
 ) -> Comparison:
     """Compare two versions of a model on cases that neither was trained on.
 
@@ -68,12 +67,11 @@ def compare_versions(
         after: The next one.
         held_out: The cases.
         kept: Names of those that people have corrected.
-        device: As the command names it.
+        outcomes: Of both versions on the cases.
     """
     manifests = [read_manifest(folder) for folder in (before, after)]
     finest = before if manifests[0].refine is None else before / manifests[0].refine.folder
     voxel_mm = min(read_manifest(finest).input.spacing_mm)
-    old, new = (validate(folder, held_out, choose_device(device)) for folder in (before, after))
     radius_mm = manifests[0].voting.radius_mm
     version = manifests[0].version
     placed = {
@@ -81,8 +79,7 @@ def compare_versions(
         for files in held_out
         if files.name in kept
     }
-    outcomes = counted(old, new, placed, voxel_mm)
-    losses = [case_losses(some, radius_mm) for some in outcomes]
+    losses = [case_losses(some, radius_mm) for some in counted(*outcomes, placed, voxel_mm)]
     return compare_losses(losses[0], losses[1], (version, manifests[1].version))
 
 

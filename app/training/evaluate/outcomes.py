@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from app.durable import replacing
-from app.errors import LandmarkdError
+from app.errors import BadParameter, LandmarkdError
 from app.geometry import distance_beyond, distance_inside
 from app.inference import Detector, load_checked
 from app.io import Volume
@@ -108,10 +107,21 @@ def validate(
     device: torch.device,
     missing: Missing = "unknown",
 ) -> tuple[Outcome, ...]:
-    """Answer scans that a model was not trained on, and compare with their landmark files."""
+    """Answer scans that a model was not trained on, and compare with their landmark files.
+
+    Raises:
+        BadParameter: One cannot be read or is not answered.
+    """
     detector = Detector(load_checked(folder, device))
-    read = ((files.name, *read_in_frame(files)) for files in specimens)
-    return tuple(one for scan in read for one in validate_scan(detector, *scan, missing))
+    outcomes: list[Outcome] = []
+    for files in specimens:
+        try:
+            outcomes += validate_scan(detector, files.name, *read_in_frame(files), missing)
+        except LandmarkdError as error:
+            raise BadParameter(
+                f"expected held-out scans that {folder} answers, got {files.name}: {error}"
+            ) from error
+    return tuple(outcomes)
 
 
 def validate_scan(
@@ -134,7 +144,7 @@ def validate_scan(
 
 def measure(
     detector: Detector,
-    specimens: Sequence[SpecimenFiles],
+    specimens: Iterable[SpecimenFiles],
     console: Console,
     missing: Missing = "unknown",
 ) -> Measurement:
@@ -148,7 +158,7 @@ def measure(
     failures: list[str] = []
     unknown: dict[str, None] = {}
     seconds: list[float] = []
-    for files in track(specimens, "Detecting", console=console):
+    for files in specimens:
         try:
             begin = time.perf_counter()
             volume, truth = read_in_frame(files)

@@ -22,9 +22,10 @@ from torch import nn
 
 from app.errors import NetworkFailed
 from app.geometry import Points
+from app.inference import Detector, load_checked
 from app.training.data.specimens import Specimen
 from app.training.data.split import Split
-from app.training.evaluate.outcomes import Outcome, validate
+from app.training.evaluate.outcomes import Measurement, measure
 from app.training.files import EXPORT_EVERY
 from app.training.fit.augment import Sample, draw_sample
 from app.training.fit.checkpoint import Stateful, resume, save, start
@@ -110,7 +111,7 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
                 )
             if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
                 save(plan.folder, parts, step + 1, exported=False)
-                progress.record_validation(step + 1, export(network, plan, device))
+                progress.record_validation(step + 1, export(network, plan, device, console))
                 save(plan.folder, parts, step + 1, exported=True)
             elif stop.is_set():
                 save(plan.folder, parts, step + 1, exported=False)
@@ -131,7 +132,7 @@ def resume_training(
     done, exported = resume(plan.folder, parts)
     if done == plan.record.recipe.steps:
         if not exported:
-            export(network, plan, device)
+            export(network, plan, device, console)
             save(plan.folder, parts, done, exported=True)
         console.print(f"all {done} steps are done; {plan.folder} is trained")
     elif done:
@@ -255,8 +256,16 @@ def optimiser_step(
     return finite
 
 
-def export(network: nn.Module, plan: Plan, device: torch.device) -> tuple[Outcome, ...]:
-    """Write the model folder, and validate it on the held-out scans, if there are any."""
+def export(
+    network: nn.Module, plan: Plan, device: torch.device, console: Console
+) -> Measurement | None:
+    """Write the model folder, and validate it on the held-out scans.
+
+    One that the model does not answer, such as one of more voxels than it takes, ends no training.
+
+    Returns:
+        What came of these; None if there are none.
+    """
     network.eval()
     folder, recipe = plan.folder, plan.record.recipe
     write_model_folder(folder, network, recipe, plan.record.landmarks, plan.mean)
@@ -264,4 +273,6 @@ def export(network: nn.Module, plan: Plan, device: torch.device) -> tuple[Outcom
         folder = attach_refine(folder)
     network.train()
     held_out = [specimen.files for specimen in plan.split.held_out]
-    return validate(folder, held_out, device, recipe.missing) if held_out else ()
+    if not held_out:
+        return None
+    return measure(Detector(load_checked(folder, device)), held_out, console, recipe.missing)

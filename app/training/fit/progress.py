@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from app.training.evaluate.outcomes import Outcome, summarise_errors
+from app.training.data.issues import print_warning
+from app.training.evaluate.outcomes import Measurement, summarise_errors
 from app.training.fit.history import HistoryRow, draw_curves, read_history, write_history
 
 REPORT_EVERY: Final = 50
@@ -48,10 +48,14 @@ class TrainingProgress:
                 self._console.print(f"step {step} of {self._steps}: {text}")
             self._save(row)
 
-    def record_validation(self, step: int, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes on the held-out scans, and plot the history."""
+    def record_validation(self, step: int, measured: Measurement | None) -> None:
+        """Record what came of the held-out scans, if there are any, and plot the history."""
         row = self._current(step)
         text = "saved (no scans held out, so no error)"
+        outcomes = measured.outcomes if measured else ()
+        if measured:
+            print_warning("\n".join(measured.failures), self._console)
+            text = "saved (no held-out scan was answered, so no error)"
         if outcomes:
             text = summarise_errors(outcomes)
             not_found = sum(one.present and one.found_mm is None for one in outcomes)

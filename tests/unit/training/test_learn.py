@@ -212,6 +212,18 @@ def test_version_that_was_taken_back_is_not_made_again_of_the_same_cases(
     assert learn(options(model, store, 2, 0), Console()) is not None
 
 
+def test_a_case_that_the_model_does_not_answer_is_named_before_anything_is_trained(
+    model: Path, store: Path
+) -> None:
+    with editing(model) as document:
+        document["input"] |= {"tile_shape": "whole", "max_voxels": 512}
+    write_selfcheck(model)
+    message = r"held-out scans that \S+phantom answers, got phantom-\d+: .*\(512 voxels"
+    with pytest.raises(BadParameter, match=message):
+        learn(options(model, store, 1, 0), Console())
+    assert not (model.parent / ".phantom" / "next" / "phantom" / "checkpoint.pt").exists()
+
+
 @pytest.mark.no_cover
 def test_second_network_learns_as_well(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", 18)

@@ -28,6 +28,7 @@ from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.fit.network import normalise_channels_first
 from app.training.record import read_record
 from tests.support.training_data import (
+    SMALL,
     TILES,
     interrupt_after,
     landmarkd,
@@ -205,6 +206,17 @@ def test_training_in_bfloat16_writes_finite_weights(data: Path, tmp_path: Path) 
     rounded = load_file(tmp_path / "bfloat16" / "weights.safetensors")
     assert any(not torch.equal(exact[name], rounded[name]) for name in exact)
     assert all(tensor.isfinite().all() for tensor in rounded.values())
+
+
+def test_a_held_out_scan_that_the_model_does_not_answer_is_named_and_ends_no_training(
+    data: Path, tmp_path: Path
+) -> None:
+    """It ended each training at its first export, and each that was resumed at the next one."""
+    words = (*SMALL, "--tile", "whole", "--spacing", 0.1, "--validate", "one")
+    said = landmarkd("train", *inputs(data, tmp_path / "mine"), *words)
+    assert "one: expected a scan that spans, padded, about 25 mm" in said
+    assert "step 1: saved (no held-out scan was answered, so no error)" in said
+    assert "all 1 steps are done" in landmarkd("train", *inputs(data, tmp_path / "mine"), *words)
 
 
 def test_step_whose_gradients_are_not_finite_changes_no_weight() -> None:
