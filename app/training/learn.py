@@ -204,7 +204,8 @@ def hold_out(
             f"{shorten(leaked)}"
         )
     if (count := len({subject_of(files.name) for files in chosen})) < MIN_HELD_OUT:
-        more = _missing_cases(len(find_new(cases, known_of)), count)
+        fresh = find_new(cases, known_of)
+        more = _missing_cases(len(fresh), len({subject_of(one.name) for one in chosen} - fresh))
         raise BadParameter(
             f"expected at least {MIN_HELD_OUT} cases to be held out, or nobody can tell which "
             f"version is better; got {count}: one in {HELD_OUT} of {len(kept)} kept cases, "
@@ -215,14 +216,10 @@ def hold_out(
     return chosen
 
 
-def _missing_cases(new: int, held_out: int) -> int:
-    """Count the cases, besides new ones, from which on ``choose_held_out`` holds out enough."""
-    missing = MIN_HELD_OUT - held_out
-    return next(
-        more
-        for more in itertools.count(missing)
-        if round((new + more) / HELD_OUT) - round(new / HELD_OUT) >= missing
-    )
+def _missing_cases(new: int, others: int) -> int:
+    """Count the cases, besides new ones, from which on enough are held out with others."""
+    numbers = itertools.count(1)
+    return next(n for n in numbers if others + round((new + n) / HELD_OUT) >= MIN_HELD_OUT)
 
 
 def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]:
@@ -239,10 +236,13 @@ def choose_held_out(kept: Sequence[str], record: Mapping[str, Any]) -> list[str]
         to learn from; and what is new of the subjects that are held out.
     """
     new, before = find_new(kept, record), set(record.get("held_out", ()))
-    by_hash = sorted(new, key=lambda one: hashlib.sha256(one.encode()).digest())
+    by_hash = sorted((hashlib.sha256(one.encode()).digest(), one) for one in new)
+    count = round(len(new) / HELD_OUT)
+    if len(new) == 1:  # Else none would ever be held out where each version learns from one more.
+        count = int(by_hash[0][0][0] % HELD_OUT == 0)
     held_out = {subject_of(name) for name in before}
     held_out -= {subject_of(name) for name in seen_by(record)}
-    held_out |= set(by_hash[: round(len(new) / HELD_OUT)])
+    held_out |= {one for _, one in by_hash[:count]}
     return [name for name in kept if subject_of(name) in held_out and name not in before]
 
 

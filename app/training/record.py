@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,11 +113,15 @@ def check_same(folder: Path, record: Record, delete: Path) -> None:
 def refuse_taken_back(folder: Path, record: Record) -> None:
     """Refuse to make the version of a model again that a person has taken back.
 
+    Cases that are only held out make no other one.
+
     Raises:
         BadParameter: The one beside the folder was started with the same record.
     """
-    aside = find_taken_back(folder)
-    if aside is not None and not find_changes(aside, record):
+    if (aside := find_taken_back(folder)) is None:
+        return
+    held_out = (read_record(aside) or {}).get("held_out", ())
+    if not find_changes(aside, replace(record, held_out=tuple(held_out))):
         raise BadParameter(
             "expected other cases or options than those of the version that --back has taken out "
             f"of place, got the same, which would make it again: keep more, or delete {aside}"

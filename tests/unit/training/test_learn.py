@@ -209,6 +209,14 @@ def test_version_that_was_taken_back_is_not_made_again_of_the_same_cases(
     taken_back = model.parent / ".phantom" / "before" / "phantom"
     with pytest.raises(BadParameter, match=f"keep more, or delete {taken_back}$"):
         learn(options(model, store, 1, 0), Console())
+    record = read_record(taken_back)
+    assert record is not None
+    more = shutil.copytree(store, model.parent / "more" / "phantom")
+    for kind in ("scans", "landmarks"):
+        one = next((more / kind).glob(f"{record['held_out'][0]}.*"))
+        one.rename(one.with_name(one.name.replace(".", "-frame3.", 1)))  # Judges, teaches nothing.
+    with pytest.raises(BadParameter, match=f"keep more, or delete {taken_back}$"):
+        learn(options(model, more, 1, 0), Console())
     assert learn(options(model, store, 2, 0), Console()) is not None
 
 
@@ -277,6 +285,17 @@ def test_a_third_of_new_cases_is_held_out_and_the_others_are_learned_from() -> N
     """The third was one of all: with 18 cases that were learned from, no new one was left."""
     names = [f"case-{number}" for number in range(27)]
     assert len(choose_held_out(names, {"train": names[:18]})) == 3
+
+
+def test_a_third_of_cases_that_come_one_by_one_is_held_out_as_well() -> None:
+    """A third of one was none: five judged all versions, however many were kept."""
+    names = [f"case-{number}" for number in range(74)]
+    held_out = choose_held_out(names[:14], {})
+    for count in range(14, len(names)):
+        trained = [name for name in names[:count] if name not in held_out]
+        record = {"held_out": held_out, "train": trained}
+        held_out = [*held_out, *choose_held_out(names[: count + 1], record)]
+    assert 15 <= len(held_out) - 5 <= 25
 
 
 def test_old_scans_are_held_out_only_if_the_model_has_not_seen_them(
