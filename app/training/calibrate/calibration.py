@@ -24,7 +24,6 @@ from app.training.calibrate.regions import (
     Region,
     calibrate_intervals,
     calibrate_regions,
-    decimals_of,
     detected_errors,
     in_units_of_growth,
     leave_one_out,
@@ -41,6 +40,7 @@ from app.training.data.folds import (
     read_folds,
     subject_as_known,
 )
+from app.training.evaluate.digits import decimals_of, format_number
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import REGIONS, drop_sections, write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
@@ -73,11 +73,11 @@ class Calibration:
 
     def summary(self) -> str:
         """Describe the regions and their coverage."""
-        where = f"{_in_words(self.margin_mm)} mm and more from the scan's border"
+        where = f"{format_number(self.margin_mm)} mm and more from the scan's border"
         if (mm := self.usual.from_shape_mm) is not None:
-            where += f", wider if landmarks are over {_in_words(mm)} mm from the fitted shape"
+            where += f", wider if landmarks are over {format_number(mm)} mm from the fitted shape"
         if (mm := self.usual.spread_mm) is not None:
-            where += f", wider if votes scatter by over {_in_words(mm)} mm"
+            where += f", wider if votes scatter by over {format_number(mm)} mm"
         return f"{describe_regions(self.regions)}, {where}; {self.coverage}"
 
 
@@ -219,14 +219,14 @@ def describe_regions(regions: Mapping[str, Region]) -> str:
     if own:
         radii = [region.radius_mm for region in own]
         parts.append(
-            f"{len(own)} landmarks have a region of their own, {_in_words(min(radii))} to "
-            f"{_in_words(max(radii))} mm, of at least {min(region.errors for region in own)} errors"
+            f"{len(own)} landmarks have a region of their own, {format_number(min(radii))} to "
+            f"{format_number(max(radii))} mm, of at least {min(one.errors for one in own)} errors"
         )
     shared = Counter(region for region in regions.values() if region.of != "landmark")
     for region, count in shared.items():
         whose = "their group" if region.of == "group" else "all landmarks"
         parts.append(
-            f"{count} landmarks share one of {_in_words(region.radius_mm)} mm, of "
+            f"{count} landmarks share one of {format_number(region.radius_mm)} mm, of "
             f"{region.errors} errors of {whose}: it holds on average over them"
         )
     return f"regions: {'; '.join(parts)}"
@@ -346,7 +346,3 @@ def _round_up(value: float) -> float:
     """Round for writing; up, as the coverage of a radius holds for no smaller one."""
     places = 10.0 ** decimals_of(value)
     return math.ceil(places * value) / places
-
-
-def _in_words(mm: float) -> str:
-    return f"{mm:.{decimals_of(mm)}f}"

@@ -33,6 +33,7 @@ from app.inference import Uncertainty, combine, growth
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
 from app.training.data.folds import Folds, subject_as_known
+from app.training.evaluate.digits import decimals_of
 from app.training.evaluate.measured import compare_measurements
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
@@ -98,14 +99,6 @@ def _median(lengths_mm: Iterable[float | None]) -> float | None:
         return None
     median = float(np.median(known))
     return round(median, decimals_of(median)) or NO_SCALE_MM
-
-
-def decimals_of(value: float) -> int:
-    """Return with how many decimals a number is written.
-
-    Three, but as many as show three digits of lengths in scans with voxels of a micrometre.
-    """
-    return max(3, 2 - math.floor(math.log10(value))) if value > 0.0 else 3
 
 
 def growths(outcomes: Sequence[Outcome], usual: Uncertainty) -> dict[str, float]:

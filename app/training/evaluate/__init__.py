@@ -2,6 +2,7 @@
 
 ===============  ================================================================================
 outcomes         runs a model over scans and compares its landmarks with the truth
+digits           with how many decimals numbers are written
 metrics          accuracy, presence and coverage of 95 % regions
 measured         measurements between landmarks against those between the true points
 spread           how much the mean error varies over subjects and folds

@@ -11,6 +11,7 @@ from app.io import read_placed
 from app.model import read_manifest
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import subject_of
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.spread import mean_interval
@@ -48,8 +49,9 @@ class Comparison:
             bounds, word = (-self.high_mm, -self.low_mm), "worse"
         return (
             f"On {self.cases} held-out cases, version {self.versions[0]} is "
-            f"{before:.3f} mm off and {self.versions[1]} {after:.3f} mm: {word} by "
-            f"{abs(before - after):.3f} mm, 95 % interval {bounds[0]:.3f} to {bounds[1]:.3f} mm"
+            f"{format_number(before)} mm off and {self.versions[1]} {format_number(after)} mm: "
+            f"{word} by {format_number(abs(before - after))} mm, 95 % interval "
+            f"{format_number(bounds[0])} to {format_number(bounds[1])} mm"
         )
 
 

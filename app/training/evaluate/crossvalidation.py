@@ -10,6 +10,7 @@ from rich.console import Console
 
 from app.training.data.folds import Folds
 from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
 from app.training.evaluate.model_card import BOTH_NETWORKS, FIRST_ALONE, write_section
 from app.training.evaluate.outcomes import Outcome
@@ -98,12 +99,12 @@ def spread_lines(spread: Spread | None) -> list[list[object]]:
     if spread is not None:
         lines += [
             ["subjects", spread.subjects],
-            ["mean_over_subjects_mm", f"{spread.mean_mm:.4f}"],
-            ["deviation_over_subjects_mm", f"{spread.subjects_mm:.4f}"],
-            ["mean_low_mm", f"{spread.low_mm:.4f}"],
-            ["mean_high_mm", f"{spread.high_mm:.4f}"],
+            ["mean_over_subjects_mm", format_number(spread.mean_mm, 4)],
+            ["deviation_over_subjects_mm", format_number(spread.subjects_mm, 4)],
+            ["mean_low_mm", format_number(spread.low_mm, 4)],
+            ["mean_high_mm", format_number(spread.high_mm, 4)],
             ["folds", spread.folds],
-            ["deviation_over_folds_mm", f"{spread.folds_mm:.4f}"],
+            ["deviation_over_folds_mm", format_number(spread.folds_mm, 4)],
         ]
     return lines
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from app.measurements import MeasurementSpec, measure_landmarks
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import group
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.tables import write_csv
@@ -78,9 +79,9 @@ def measurement_rows(deviations: Sequence[Deviation]) -> list[list[str]]:
                 name,
                 members[0].spec.unit,
                 str(len(members)),
-                f"{errors.mean():.2f}",
-                f"{np.percentile(errors, 95):.2f}",
-                f"{np.mean(width):.2f}" if width else "",
+                format_number(errors.mean(), 2),
+                format_number(np.percentile(errors, 95), 2),
+                format_number(float(np.mean(width)), 2) if width else "",
                 f"{100 * np.mean(held):.1f}" if held else "",
             ]
         )

@@ -22,6 +22,7 @@ from app.io import Volume
 from app.training.data.check_frames import read_in_frame
 from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.digits import format_number
 from app.training.files import OUTCOMES
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status, positions_of
@@ -254,8 +255,8 @@ def summarise_errors(outcomes: Sequence[Outcome]) -> str:
     absent = [outcome for outcome in outcomes if outcome.known and not outcome.present]
     false = sum(outcome.found_mm is not None for outcome in absent)
     return (
-        f"mean {known.mean():.3f} mm, median {np.median(known):.3f}, "
-        f"p95 {np.percentile(known, 95):.3f}, > 1 mm {100 * (known > 1).mean():.1f} %, "
+        f"mean {format_number(known.mean())} mm, median {format_number(np.median(known))}, "
+        f"p95 {format_number(np.percentile(known, 95))}, > 1 mm {100 * (known > 1).mean():.1f} %, "
         f"not found {lost} of {present}, false {false} of {len(absent)}"
     )
 

@@ -44,7 +44,7 @@ def plot_success(outcomes: Sequence[Outcome]) -> str:
     present = max(1, sum(outcome.present for outcome in outcomes))
     figure, (axes,) = make_figure(5.0, 3.2)
     axes.step(np.r_[0, mm], 100 * np.arange(len(mm) + 1) / present, where="post", color=BLUE)
-    axes.set_xlim(0, max(1e-3, 1.3 * float(np.percentile(mm, 99)) if mm.size else 1.0))
+    axes.set_xlim(0, 1.3 * float(np.percentile(mm, 99)) if mm.size and mm.any() else 1.0)
     axes.set_ylim(0, 101)
     axes.set_xlabel("within this distance of the truth, mm")
     axes.set_ylabel("share of present landmarks, %")

@@ -13,6 +13,7 @@ from app.io import read_volume
 from app.model import LoadedModel
 from app.report import make_page, make_picture, make_table
 from app.training.data.specimens import SpecimenFiles
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.leakage import describe_leaked
 from app.training.evaluate.metrics import measure_coverage, measure_presence
 from app.training.evaluate.outcomes import Outcome
@@ -107,7 +108,8 @@ def _largest_errors(outcomes: Sequence[Outcome], specimens: Sequence[SpecimenFil
     parts = ["<h2>The largest errors</h2>", '<div class="row">']
     for outcome in worst:
         caption = (
-            f"{outcome.landmark} of {outcome.scan}: {outcome.error_mm:.3f} mm, {outcome.status}"
+            f"{outcome.landmark} of {outcome.scan}: {format_number(outcome.error_mm)} mm, "
+            f"{outcome.status}"
         )
         try:
             volume = read_volume(scans[outcome.scan].read_bytes())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t
 
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import errors_mm, group
 from app.training.evaluate.outcomes import Outcome
 
@@ -87,9 +88,10 @@ def describe_spread(spread: Spread | None) -> str:
     """Describe in a sentence how much the mean error varies."""
     if spread is None:
         return "Too few subjects have errors to say how much the mean error varies."
-    folds = "" if np.isnan(spread.folds_mm) else f", {spread.folds_mm:.3f} mm over folds"
+    folds = "" if np.isnan(spread.folds_mm) else f", {format_number(spread.folds_mm)} mm over folds"
     return (
-        f"Mean of {spread.subjects} subjects' mean errors: {spread.mean_mm:.3f} mm, 95 % "
-        f"interval {spread.low_mm:.3f} to {spread.high_mm:.3f} mm (Student's t over subjects); "
-        f"standard deviation {spread.subjects_mm:.3f} mm over subjects{folds}."
+        f"Mean of {spread.subjects} subjects' mean errors: {format_number(spread.mean_mm)} mm, "
+        f"95 % interval {format_number(spread.low_mm)} to {format_number(spread.high_mm)} mm "
+        "(Student's t over subjects); standard deviation "
+        f"{format_number(spread.subjects_mm)} mm over subjects{folds}."
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from app.training.data.issues import LINE_NAMES, print_warning, shorten
+from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import (
     WITHIN_MM,
     group,
@@ -88,7 +89,7 @@ def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
     within, regions = measure_coverage(outcomes)
     cells = dict.fromkeys(HEADINGS, "")
     if accuracy is not None:
-        cells |= {name: f"{getattr(accuracy, name):.3f}" for name in LENGTHS}
+        cells |= {name: format_number(getattr(accuracy, name)) for name in LENGTHS}
         rates = zip(WITHIN, accuracy.within, strict=True)
         cells |= {name: f"{100 * share:.1f}" for name, share in rates}
         cells[IDENTIFIED] = f"{100 * accuracy.identified:.1f}"
@@ -175,12 +176,12 @@ def _cell(value: object) -> object:
     if isinstance(value, tuple):
         return " | ".join(value)
     if isinstance(value, float):
-        return f"{value:.4f}" if np.isfinite(value) else ""
+        return format_number(value, 4) if np.isfinite(value) else ""
     return "" if value is None else value
 
 
 def _point(point: np.ndarray | None) -> list[str]:
-    return [""] * 3 if point is None else [f"{mm:.4f}" for mm in point]
+    return [""] * 3 if point is None else [f"{mm:.6f}" for mm in point]
 
 
 def write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:

@@ -12,8 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.measurements import MeasurementSpec
 from app.training.cli.arguments import make_console
 from app.training.data.issues import Issue, issue_table
+from app.training.evaluate.digits import format_number
+from app.training.evaluate.measured import Deviation, measurement_rows
+from app.training.evaluate.outcomes import summarise_errors
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
 from app.training.evaluate.tables import (
     HEADINGS,
@@ -21,6 +25,7 @@ from app.training.evaluate.tables import (
     WITHIN,
     format_metrics,
     print_tables,
+    write_tables,
 )
 from app.training.tools.make_phantoms import make_phantoms
 from tests.support.outcomes import outcome
@@ -194,6 +199,42 @@ def test_warnings_that_quote_a_model_command_no_terminal(
     *_, first, second = capsys.readouterr().out.splitlines()
     assert first == r"one: The model is for: \x1b[2Jskulls\u202e"
     assert second == "one: noisy"
+
+
+def test_files_that_quote_command_no_terminal(
+    phantoms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of landmarks and of scans come with a data set, and could clear the screen."""
+    data = tmp_path / "data"
+    shutil.copytree(phantoms, data)
+    for kind in ("scans", "landmarks"):
+        file = next((data / kind).glob("phantom-5003*"))
+        file.rename(file.with_name(file.name.replace("phantom", "\x1b[2J")))
+    (data / "scans" / "\x1b[2J-5003.nii.gz").write_bytes(b"no scan at all")
+    result = evaluate(data)
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(r"\x1b[2J-5003: expected a NIfTI")
+    some = [outcome(0.1, landmark="\x1b[2Jtip", scan="\x1b[2Jone")]
+    print_tables(some, make_console())
+    make_console().print(issue_table([Issue("error", "\x1b[2Jtip", "not in \x1b[2Jone")]))
+    said = capsys.readouterr().out
+    assert "\x1b" not in result.output + said
+    assert said.count(r"\x1b[2Jtip") == said.count(r"\x1b[2Jone") == 2
+
+
+def test_errors_in_scans_of_cells_are_not_zero(tmp_path: Path) -> None:
+    """Half a micrometre was 0.000 mm in all tables, as if the model were exact."""
+    some = [outcome(mm, region95_mm=6e-4) for mm in (4e-4, 5e-4)]
+    assert format_metrics(some)["mean_mm"] == "0.000450"
+    assert summarise_errors(some).startswith("mean 0.000450 mm, median 0.000450, p95 0.000495")
+    write_tables(some, tmp_path)
+    row = read(tmp_path / "errors.csv")[1]
+    assert (row["error_mm"], row["region95_mm"]) == ("0.0005000", "0.0006000")
+    assert (row["true_x"], row["found_x"]) == ("1.000000", "1.000500")
+    spec = MeasurementSpec(name="length", kind="distance", points=("a", "b"))
+    (line,) = measurement_rows([Deviation(spec, 2e-3, 2.5e-3, 7e-4)])
+    assert line[3:6] == ["0.00050", "0.00050", "0.00070"]
+    assert format_number(float("inf")) == "inf"
 
 
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
