@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from app.durable import replacing
 from app.errors import BadParameter, StartupError
+from app.geometry import spacing_of
 from app.training.data.issues import shorten
 from app.training.data.split import check_train_only, subject_of
 from app.training.data.summary import SpecimenSummary
@@ -113,13 +115,23 @@ def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
     """Hash each scan with its landmarks, to detect later whether anything has changed."""
     digests = {}
     for specimen in specimens:
+        decimals = _decimals_of(specimen)
         positions = dict.fromkeys(specimen.absent) | {
-            name: np.round(point, 3).tolist() for name, point in specimen.points.items()
+            name: np.round(point, decimals).tolist() for name, point in specimen.points.items()
         }
-        affine = np.round(specimen.affine, 6).tolist()
+        affine = np.round(specimen.affine, 3 + decimals).tolist()
         content = [specimen.digest, affine, sorted(positions.items())]
         digests[specimen.name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return digests
+
+
+def _decimals_of(specimen: SpecimenSummary) -> int:
+    """Return with how many decimals positions are hashed: in mm, as many as tell tenths of voxels.
+
+    Three where voxels are a micrometre or larger, as there are records with these.
+    """
+    finest = float(spacing_of(specimen.affine).min())
+    return 3 if finest >= 1e-3 else 1 - math.floor(math.log10(finest))
 
 
 def save_folds(model: Path, folds: Folds) -> None:

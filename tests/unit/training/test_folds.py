@@ -3,11 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.errors import BadParameter, StartupError
 from app.training.data.check_data import check_data
-from app.training.data.folds import Folds, make_folds, read_folds, save_folds, untrained_landmarks
+from app.training.data.folds import (
+    Folds,
+    content_digests,
+    make_folds,
+    read_folds,
+    save_folds,
+    untrained_landmarks,
+)
 from app.training.data.summary import SpecimenSummary
 from tests.support.training_data import make_affine, middle_of, points_of, write_data, write_points
 
@@ -49,6 +57,23 @@ def test_as_many_folds_as_scans_at_most_and_two_at_least(specimens: Specimens, c
     with pytest.raises(BadParameter, match=rf"--folds: expected 2 to 11.*11 subjects, got {count}"):
         make_folds(specimens, count, seed=1)
     assert len(make_folds(specimens, 11, seed=1).members) == 11
+
+
+def test_landmarks_of_a_cell_that_were_moved_by_a_voxel_are_others(specimens: Specimens) -> None:
+    """Rounded to micrometres, all that lie in a cell were one position: 0, 0, 0."""
+
+    def moved(by: float, size: float) -> bool:
+        affine = specimens[0].affine.copy()
+        affine[:3] *= size
+        point = np.full(3, size / 2)
+        before = replace(specimens[0], affine=affine, points={"nucleus": point})
+        after = replace(before, points={"nucleus": point + by})
+        return content_digests([before]) != content_digests([after])
+
+    assert moved(by=2e-4, size=2e-4)
+    assert not moved(by=1e-8, size=2e-4)
+    assert moved(by=2e-3, size=1.0)
+    assert not moved(by=1e-6, size=1.0)
 
 
 def test_both_sides_of_a_subject_are_held_out_together(
