@@ -75,7 +75,9 @@ def evaluate(
 
 def _print_failures(failures: Sequence[str], console: Console) -> None:
     """Name the scans that could not be measured, and end with 1 if there are any."""
+    from app.training.data.issues import print_warning
+
     for failure in failures:
-        console.print(failure, style="red", highlight=False, soft_wrap=True)
+        print_warning(failure, console, "red")
     if failures:
         raise typer.Exit(1)

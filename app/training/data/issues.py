@@ -53,20 +53,21 @@ def issue_table(issues: Sequence[Issue]) -> Table:
                 rows.setdefault(issue.message, []).append(issue.where)
         for message, where in rows.items():
             # As Text, of which no bracket is taken for markup.
-            table.add_row(Text(severity, colour), Text(shorten(where)), Text(message))
+            what = Text(show_controls(message))
+            table.add_row(Text(severity, colour), Text(shorten(where)), what)
     return table
 
 
-def print_warning(message: str, console: Console) -> None:
-    """Print a warning in lines of its own; nothing if it is empty."""
+def print_warning(message: str, console: Console, style: str = "yellow") -> None:
+    """Print a warning, or what failed, in lines of its own; nothing if it is empty."""
     if message:
-        text = show_controls(message, kept="\n")  # It may quote a model.
-        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        text = show_controls(message, kept="\n")  # It may quote a model, or a file.
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def shorten(names: Sequence[str], limit: int = MAX_NAMES) -> str:
-    """Join distinct names, as UTF-8 has them, with commas; beyond the limit, only count them."""
-    unique = list(dict.fromkeys(map(name_in_utf8, names)))
+    """Join distinct names with commas, to be printed; beyond the limit, only count them."""
+    unique = list(dict.fromkeys(show_controls(name_in_utf8(name)) for name in names))
     if len(unique) <= limit + 1:
         return ", ".join(unique)
     return f"{', '.join(unique[:limit])} and {len(unique) - limit} more"

@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console
 
 from app.training.data.folds import Folds
+from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
@@ -82,7 +83,7 @@ def report_pooled(
     print_tables(pooled.outcomes, console, folds)
     console.print(describe_spread(spread), highlight=False)
     for failure in pooled.failures:
-        console.print(failure, style="red", highlight=False, soft_wrap=True)
+        print_warning(failure, console, "red")
     write_tables(pooled.outcomes, folder, folds)
     write_csv(folder / SPREAD, spread_lines(spread))
     if pooled.outcomes:

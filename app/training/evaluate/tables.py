@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from app.errors import show_controls
 from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import (
@@ -130,7 +131,7 @@ def print_tables(
             missed = f"{cells['missed']}/{cells['present']}"
             invented = f"{cells['invented']}/{cells['absent']}"
             shown_cells = [cells[key] for key in (*LENGTHS[: len(SHORT)], *columns)]
-            table.add_row(name, *shown_cells, missed, invented)
+            table.add_row(show_controls(name), *shown_cells, missed, invented)
         console.print(table, "")
     console.print(
         "named: nearer to their own point than to another's, and within 20 mm, in %; "
