@@ -178,7 +178,7 @@ def parse_manifest(name: str, text: str) -> Manifest:
     try:
         # Through JSON, because only there does pydantic's strict mode take a list for a tuple.
         table = json.dumps(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, a number too long, or tables too deep
         raise ModelRefused(f"{name}: model.toml is not TOML: {error}") from None
     except TypeError:
         raise ModelRefused(f"{name}: model.toml: expected no dates or times, got one") from None

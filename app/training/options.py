@@ -110,7 +110,7 @@ def read_tile(text: str | None) -> int | Literal["whole"] | None:
     """
     if text is None or text == WHOLE:
         return None if text is None else "whole"
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise BadParameter(f"--tile: expected {WHOLE} or a number of voxels, got {text}")
     return int(text)
 
@@ -122,7 +122,7 @@ def read_filters(text: str) -> tuple[int, ...]:
         BadParameter: They are no numbers.
     """
     words = text.split(",")
-    if not all(word.strip().isdigit() for word in words):
+    if not all(word.strip().isdecimal() for word in words):
         raise BadParameter(f"--filters: expected numbers such as 24,48,96,128, got {text}")
     return tuple(int(word) for word in words)
 

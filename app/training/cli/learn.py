@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -140,8 +141,11 @@ def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
 
 def _state(cases: Path) -> list[tuple[str, int]]:
     """Describe which cases there are, and when each was kept."""
-    files = (cases / "landmarks").glob("*.mrk.json")
-    return sorted((path.name, path.stat().st_mtime_ns) for path in files)
+    kept = []
+    for path in (cases / "landmarks").glob("*.mrk.json"):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            kept.append((path.name, path.stat().st_mtime_ns))
+    return sorted(kept)
 
 
 def _reload(url: str | None, model: Path, console: Console) -> None:

@@ -101,7 +101,8 @@ def choose_held_out(
 ) -> tuple[str, ...]:
     """Choose which specimens to hold out, by a hash of the subject: new scans change few of them.
 
-    All scans of a subject are held out, or none is. One that alone has some landmark is trained on.
+    All scans of a subject are held out, or none is: one that has more than there are to hold out,
+    only where no other can be. One that alone has some landmark is trained on.
     """
     trained = {subject_of(name, subject) for name in train_only}
     groups: dict[str, list[SpecimenSummary]] = {}
@@ -114,10 +115,12 @@ def choose_held_out(
     count = min(max(round(scans / HELD_OUT_FRACTION), 1), MAX_HELD_OUT)
     remaining = Counter(label for specimen in specimens for label in specimen.points)
     chosen: list[str] = []
-    for name in sorted(candidates, key=lambda one: hashlib.sha256(one.encode()).digest()):
-        labels = Counter(label for specimen in candidates[name] for label in specimen.points)
-        if len(chosen) < count and all(remaining[label] > labels[label] for label in labels):
-            chosen += [specimen.name for specimen in candidates[name]]
+    by_hash = sorted(candidates.items(), key=lambda one: hashlib.sha256(one[0].encode()).digest())
+    for group in sorted((group for _, group in by_hash), key=lambda group: max(len(group), count)):
+        labels = Counter(label for specimen in group for label in specimen.points)
+        fits = len(chosen) < count and (not chosen or len(group) <= count)
+        if fits and all(remaining[label] > labels[label] for label in labels):
+            chosen += [specimen.name for specimen in group]
             remaining.subtract(labels)
     return tuple(sorted(chosen))
 

@@ -220,6 +220,8 @@ def test_program_takes_no_arguments(folder: Path) -> None:
     ("content", "message"),
     [
         (b"schema = ", "model.toml is not TOML"),
+        (b"schema = " + b"1" * 5000, "model.toml is not TOML: Exceeds the limit"),
+        (b"schema = " + b"[" * 50_000, "model.toml is not TOML"),
         (b"\xff\xfe", "expected UTF-8"),
         (b"schema = 1979-05-27", "expected no dates or times"),
     ],

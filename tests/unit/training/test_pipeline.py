@@ -268,6 +268,8 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--filters", "4,8"), "at least 3 multiples of 4, got"),
         (("--filters", "4,4,6"), "at least 3 multiples of 4, got"),
         (("--filters", "4,x"), "expected numbers such as"),
+        (("--filters", "4,²"), "expected numbers such as"),
+        (("--tile", "²"), "expected whole or a number of voxels"),
         (("--tile", "some"), "expected whole or a number of voxels, got some"),
         (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
         (("--tile", "16", "--field", "1.5"), "expected a network that sees scans whole"),

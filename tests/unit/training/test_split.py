@@ -44,6 +44,21 @@ def test_scans_of_one_subject_are_held_out_together(
     assert all(len(held_out & set(pair)) in {0, 2} for pair in pairs)
 
 
+@pytest.mark.parametrize("others", [9, 2, 0])
+def test_most_scans_are_trained_on_though_one_subject_has_most(tmp_path: Path, others: int) -> None:
+    data = write_data(tmp_path / "data", count=1)
+    (one,) = check_data(data / "scans", data / "landmarks").specimens
+    sizes = dict.fromkeys("abc", 20) | {f"small{number}": 1 for number in range(others)}
+    names = [f"{name}-frame{frame}" for name, size in sizes.items() for frame in range(size)]
+    specimens = [replace(one, files=one.files._replace(name=name)) for name in names]
+    held_out = choose_held_out(specimens)
+    if others:
+        assert 1 < len(held_out) <= 5
+    else:  # one of the three it has to be
+        assert len({name[0] for name in held_out}) == 1
+        assert len(held_out) == 20
+
+
 def test_train_only_scans_are_never_held_out(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", count=5)
     specimens = check_data(data / "scans", data / "landmarks").specimens
