@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
-from app.jobs.tables import HELD, MOVE_TIMES, SCHEMA, USAGE, is_known
+from app.jobs.tables import HELD, LAYOUT, MOVE_TIMES, SCHEMA, USAGE, find_other_layout
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -72,11 +72,12 @@ class JobFolder:
                     database, isolation_level=None, check_same_thread=False
                 )
                 self._db = opened.enter_context(closing(connection))
-                if not is_known(self._db):  # Before anything is written into it.
+                other = find_other_layout(self._db)  # Before anything is written into it.
+                if other is not None:
                     raise StartupError(
-                        f"expected {database} as this version of landmarkd writes it, got another "
-                        "layout: start the version that wrote it, or name another folder in "
-                        "LANDMARKD_JOBS"
+                        f"expected {database} in layout {LAYOUT}, as this version of landmarkd "
+                        f"writes it, got {other}: start the version that wrote it, or name another "
+                        "folder in LANDMARKD_JOBS"
                     )
                 self._db.row_factory = sqlite3.Row
                 for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):

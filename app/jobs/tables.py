@@ -124,8 +124,8 @@ FROM (
 """JSON of a job's scans, as clients get it: parsing a thousand problems takes long."""
 
 
-def is_known(db: sqlite3.Connection) -> bool:
-    """Return whether a database is empty, or its tables are those of ``SCHEMA``.
+def find_other_layout(db: sqlite3.Connection) -> str | None:
+    """Name the layout of a database; None if it is empty, or its tables are those of ``SCHEMA``.
 
     Of these, some that came later may be missing, and there may be more columns.
     """
@@ -134,9 +134,14 @@ def is_known(db: sqlite3.Connection) -> bool:
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(SCHEMA)
         ours = _columns(fresh)
-    if layout != LAYOUT or (found and "job" not in found):
-        return False
-    return all(found.get(table, columns) >= columns for table, columns in ours.items())
+    if layout != LAYOUT:
+        return f"layout {layout}"
+    if found and "job" not in found:
+        return "one without the table job"
+    for table, columns in ours.items():
+        if missing := columns - found.get(table, columns):
+            return f"one without the column {table}.{min(missing)}"
+    return None
 
 
 def _columns(db: sqlite3.Connection) -> dict[str, set[str]]:
