@@ -112,6 +112,71 @@ def test_faults_and_failures_of_jobs_are_counted_from_0_on() -> None:
         assert f'landmarkd_job_scans_total{{code="{code}"}} 0.0\n' in new
 
 
+OUTAGES: dict[str, tuple[dict[str, str], set[str]]] = {
+    "a job waits while requests come first": (
+        {
+            "landmarkd_queue_age_seconds": "0+10x180",
+            "landmarkd_tiles_total": "0+5x180",
+        },
+        set(),
+    ),
+    "a device hangs, and requests are given up": (
+        {
+            "landmarkd_queue_age_seconds": " ".join(["1 11 21 31 41 51"] * 30),
+            "landmarkd_tiles_total": "0+5x60 300x120",
+        },
+        {"LandmarkdStuck"},
+    ),
+    "nobody sends scans": (
+        {
+            "landmarkd_queue_age_seconds": "1 11 21 31 41 0x175",
+            "landmarkd_tiles_total": "0 0 0 0 9 9x175",
+        },
+        set(),
+    ),
+    "requests fail while a client reads kept problems": (
+        {
+            'landmarkd_requests_total{code="ok"}': "0+10x180",
+            'landmarkd_requests_total{code="internal"}': "0+1x180",
+            'landmarkd_requests_total{code="kept-problem"}': "0+1000x180",
+        },
+        {"LandmarkdFailing"},
+    ),
+}
+"""Samples of metrics, each ten seconds for half an hour, and the alerts that fire then."""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs prometheus")
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_alerts_fire_for_what_somebody_has_to_mend(outage: str, tmp_path: Path) -> None:
+    samples, firing = OUTAGES[outage]
+    series = [{"series": name, "values": values} for name, values in samples.items()]
+    alerts = re.findall(r"alert: (\w+)", (FOLDER / "alerts.yml").read_text())
+    assert firing < set(alerts)
+    test = {
+        "rule_files": [str(FOLDER / "alerts.yml")],
+        "evaluation_interval": "10s",
+        "tests": [
+            {
+                "interval": "10s",
+                "input_series": series,
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})',
+                        "eval_time": "25m",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if name in firing else [],
+                    }
+                    for name in alerts
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(json.dumps(test))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yml")]
+    checked = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_mounted_files_exist_and_name_one_datasource() -> None:
     mounted = re.findall(r"- \./(\S+?):/", (FOLDER / "compose.yml").read_text())
     assert len(mounted) == 4
