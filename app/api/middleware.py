@@ -38,7 +38,7 @@ MAX_PARTS: Final = 100
 UPLOADS_PATH: Final = "/v1/uploads"
 """Below which every response, whatever refuses the request, names its version of tus."""
 
-SEND_BYTES: Final = 256 << 10
+SEND_BYTES: Final = 64 << 10
 """Sent at a time of a body: the server copies no more, and waits until the client has read it."""
 
 

@@ -37,6 +37,11 @@ PROBE_S: Final = 1.0
 
 PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+UNSENT_BYTES: Final = 64 << 10
+"""That the system takes of a response beyond what is on its way. It would take megabytes, of which
+no limit knows, and keep them for a client that does not read for as long as the connection is kept.
+"""
+
 RESET: Final = struct.pack("ii", 1, 0)
 """Value of ``SO_LINGER``."""
 
@@ -80,6 +85,9 @@ class TimedConnection(HttpToolsProtocol):
         # uvloop's transports are none of asyncio's.
         super().connection_made(cast("asyncio.Transport", transport))
         self._idle_since = self.loop.time()
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Windows has none.
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         # Pause the application as long as anything of its response is left to send.
         self.transport.set_write_buffer_limits(high=0)
         self._update_timer()

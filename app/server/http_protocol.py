@@ -16,7 +16,7 @@ from typing import Final, cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, HTTPScope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.api import LEFT_EXTENSION, REFUSAL_EXTENSION
@@ -24,7 +24,8 @@ from app.errors import HeadTooLarge, LandmarkdError, RequestError, UnknownCoding
 from app.server.connection import TimedConnection
 
 MAX_HEAD_BYTES: Final = 64 << 10
-"""Of a request's URL and headers, of its trailers, or of the framing of a chunk."""
+"""Of a request's URL and headers, of those of all that wait for others' answers together, of its
+trailers, or of the framing of a chunk."""
 
 MAX_FIELDS: Final = 100
 """Headers, or trailers, of a request."""
@@ -208,6 +209,8 @@ class HttpProtocol(TimedConnection):
         """Start the application."""
         if self._in_body:
             return
+        if self.pipeline and self._refusal is None:
+            self._check_waiting()
         self._pending = self._fields = self._field_bytes = 0
         self._chunk_credit = SMALL_CHUNKS * MIN_CHUNK_BYTES
         super().on_headers_complete()
@@ -220,6 +223,15 @@ class HttpProtocol(TimedConnection):
             self.scope["extensions"] = {REFUSAL_EXTENSION: cast("dict[object, object]", refusal)}
         if refusal is not None or len(self.connections) > MAX_KEPT:
             self.cycle.keep_alive = False
+
+    def _check_waiting(self) -> None:
+        """Limit the heads that wait, together: each is kept until its request is answered."""
+        scopes = [cycle.scope for cycle, _ in self.pipeline]
+        if self._field_bytes + sum(map(_head_bytes, scopes)) > MAX_HEAD_BYTES:
+            raise HeadTooLarge(
+                f"expected heads of at most {MAX_HEAD_BYTES} bytes together of the requests that "
+                "wait for the answers of others, got more"
+            )
 
     def _check_host(self) -> RequestError | None:
         """Require one ``Host`` (RFC 9112, 3.2)."""
@@ -266,6 +278,11 @@ def _has_no_end(scope: Scope, start: Message) -> bool:
     """Say whether the end of a response is that of its connection: HTTP/1.0 has no chunks."""
     names = {name.lower() for name, _ in start.get("headers", ())}
     return scope["http_version"] == "1.0" and b"content-length" not in names
+
+
+def _head_bytes(scope: HTTPScope) -> int:
+    fields = sum(len(name) + len(value) for name, value in scope["headers"])
+    return len(scope["raw_path"] or b"") + len(scope["query_string"]) + fields
 
 
 def _too_large() -> HeadTooLarge:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from app.api.middleware import SEND_BYTES
 from app.server import http_protocol
 from app.server.connection import RESET
 from tests.support.body_services import (
@@ -269,6 +270,6 @@ def test_response_that_is_read_slowly_is_sent_whole_and_held_once(run_client: Ru
             unsent.append(server_side.transport.get_write_buffer_size())
             await asyncio.sleep(ShortProtocol.read_timeout_s / 50)
         assert b"".join(parts[1:]) == LARGE
-        assert max(unsent) <= 256 << 10
+        assert max(unsent) <= SEND_BYTES
 
     run_client(client)
