@@ -11,20 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import Metric
 
 from app.engine import Metrics
-from app.server.log_writer import LogWriter
 from tests.benchmarks.servers import free_port
-from tests.support.services import (
-    RAW,
-    ServiceProcess,
-    running,
-    shared_of,
-    toy_models,
-    toy_scan,
-    toy_settings,
-)
+from tests.support.metrics_page import METRICS_PAGE, collect_metrics, metrics_page
+from tests.support.services import RAW, ServiceProcess, toy_models, toy_scan
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 DASHBOARD = FOLDER / "grafana" / "landmarkd.json"
@@ -53,24 +45,23 @@ def expressions() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def metrics_with_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Collect names and labels of the metrics of a service that answered and refused a scan."""
-    folder = tmp_path_factory.mktemp("monitoring")
-    with running(toy_settings(toy_models(folder), jobs=folder / "jobs")) as client:
-        assert client.post("/v1/landmarks", content=toy_scan(), headers=RAW).is_success
-        assert client.post("/v1/landmarks", content=b"no scan", headers=RAW).is_client_error
-        # Counters with labels have no samples before their first event, but for those of alerts.
-        metrics = shared_of(client).metrics
-        metrics.count_dropped("late", 0.1)
-        log = LogWriter()
-        metrics.registry.register(log)
-        text = client.get("/metrics").text
-        log.close()
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> list[Metric]:
+    return collect_metrics(tmp_path_factory.mktemp("monitoring"))
+
+
+@pytest.fixture(scope="module")
+def metrics_with_labels(metrics: list[Metric]) -> dict[str, set[str]]:
+    """Collect names and labels of all samples."""
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in metrics:
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels
+
+
+def test_metrics_page_is_what_a_service_tells(metrics: list[Metric]) -> None:
+    page = METRICS_PAGE.read_text("utf-8")
+    assert page == metrics_page(metrics), "run python -m tests.support.metrics_page"
 
 
 def test_panels_and_alerts_query_existing_metrics(
