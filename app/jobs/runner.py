@@ -242,6 +242,9 @@ class JobRunner:
             return partial(self.store.release, claim, tried=False)
         if isinstance(error, NotReady):
             return partial(self.store.release, claim)
+        if isinstance(error, UnknownModel):
+            # A reload came between, as the claim may wait for the disk: it waits for the model.
+            return partial(self.store.release, claim, tried=False)
         problem = self._describe(error, claim.order.request_id)
         self._count(problem.code, problem.status, claim)
         return partial(self.store.settle, claim, "failed", problem.model_dump_json())

@@ -14,11 +14,11 @@ import pytest
 
 from app.api.problems import describe_problem
 from app.engine import Engine, Metrics
-from app.errors import NotAVolume
+from app.errors import NotAVolume, UnknownModel
 from app.inference import Detection
 from app.io import ReadinessAnswer
 from app.jobs import JobFolder, JobRunner
-from app.jobs.records import Claim, KeptJob
+from app.jobs.records import Claim, KeptJob, State
 from app.jobs.runner import MAX_ATTEMPTS
 from app.jobs.store import JobStore
 from app.model import Registry
@@ -144,6 +144,42 @@ def test_scan_that_is_claimed_during_a_stop_counts_as_not_tried(
     assert JobStore(folder).claim([MODEL], suspect=True) is None
     assert JobStore(folder).claim([MODEL]) is not None
     folder.close()
+
+
+def test_scan_whose_model_goes_once_it_was_chosen_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = threading.Event()
+
+    def get_none(*_: object) -> None:
+        raise UnknownModel("expected a model, got one that a reload has replaced")
+
+    async def scenario() -> None:
+        _, runner, running = started(tmp_path)
+        claim = runner.store.claim
+
+        def claim_and_lose(*values: Any, **options: Any) -> Claim | None:
+            found = claim(*values, **options)
+            if found is not None:
+                monkeypatch.setattr(Registry, "get", get_none)
+                monkeypatch.setattr(Registry, "names", frozenset())
+                lost.set()
+            return found
+
+        monkeypatch.setattr(runner.store, "claim", claim_and_lose)
+        job = await runner.accept("anna", partial(runner.store.accept, order(), b"scan", None))
+
+        def counts() -> dict[State, int]:
+            return runner.store.find("anna", job).counts
+
+        await until(lambda: lost.is_set() and counts() != {"running": 1})
+        assert counts() == {"queued": 1}
+        again = claim({MODEL})
+        assert again is not None
+        assert again.attempts == 1
+        await stopped(runner, running, lost)
+
+    asyncio.run(scenario())
 
 
 def test_job_after_one_that_was_removed_while_it_ran_is_run_as_any(tmp_path: Path) -> None:
