@@ -67,7 +67,7 @@ def write_history(folder: Path, rows: Sequence[HistoryRow]) -> None:
 
 def draw_curves(folder: Path, rows: Sequence[HistoryRow], title: str) -> None:
     """Plot the history."""
-    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI)
     figure.suptitle(title)
     losses, errors = figure.subplots(2, 1, sharex=True)
     steps = [row.step for row in rows]

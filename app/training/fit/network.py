@@ -82,15 +82,15 @@ def normalise_channels_first(network: nn.Module) -> None:
 
 
 def training_bytes(recipe: Recipe, landmarks: int) -> float:
-    """Estimate the memory of a training step: all activations, kept for the backward pass.
+    """Estimate the memory that a training step takes for each of its images.
 
-    They are counted on the meta device. Their gradients, and copies that convolutions make, are of
-    about the same size.
+    All activations are kept for the backward pass. They are counted on the meta device. Their
+    gradients, and copies that convolutions make, are of about the same size.
     """
     sizes: list[int] = []
     with torch.device("meta"):
         network = build_network(recipe, landmarks)
-        images = torch.empty(recipe.batch, 1, *recipe.largest_shape)
+        images = torch.empty(1, 1, *recipe.largest_shape)
     for module in network.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda _, __, output: sizes.append(output.numel()))

@@ -292,15 +292,12 @@ def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple
     memory = total_memory(device)
     scans = 4 * sum(float(np.prod(specimen.shape)) for specimen in checked.specimens)
     available = MEMORY_SHARE * memory - (scans if device.type == "cpu" else 0.0)
-
-    def required(batch: int) -> float:
-        return training_bytes(replace(recipe, batch=batch), len(checked.names))
-
+    each = training_bytes(recipe, len(checked.names))
     reason = "given"
     if options.batch is None:
-        recipe = replace(recipe, batch=BATCH if required(BATCH) <= available else 1)
+        recipe = replace(recipe, batch=BATCH if BATCH * each <= available else 1)
         reason = "the default" if recipe.batch == BATCH else "more do not fit"
-    need = required(recipe.batch)
+    need = recipe.batch * each
     reason += f"; about {need / GIB:.1f} GiB, and {scans / GIB:.1f} for the scans"
     if need > available:
         reason += (
