@@ -34,6 +34,7 @@ from app.compute.threads import (
     limit_threads,
     run_split,
     start_executor,
+    start_thread,
 )
 from app.compute.transfer import (
     READY,
@@ -54,5 +55,5 @@ __all__ = [
     "describe_out_of_memory", "fast_precisions", "has_compiled_loops", "has_triton",
     "is_device_failure", "is_out_of_memory", "limit_heaps", "limit_threads", "memory_headroom",
     "numba_jit", "record_event", "release_memory", "run_split", "set_device", "start_executor",
-    "total_memory", "upload", "upload_numbers", "value",
+    "start_thread", "total_memory", "upload", "upload_numbers", "value",
 ]  # fmt: skip

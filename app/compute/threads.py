@@ -68,6 +68,21 @@ def start_executor(name: str, threads: int) -> ThreadPoolExecutor:
     return executor
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        StartupError: The system lets none start.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StartupError(
+            f"expected a system that lets a thread start for {thread.name}, got: {error}; "
+            "allow more processes and threads"
+        ) from error
+
+
 class SharedCores:
     """The cores of a CPU, of which passes and other work that run at once have equal shares.
 

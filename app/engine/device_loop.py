@@ -102,7 +102,7 @@ class DeviceLoop:
         return key in self._scans
 
     def start(self) -> None:
-        """Start the device's thread."""
+        """Start the device's thread; raises as ``DeviceWorker.start``."""
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
@@ -244,8 +244,9 @@ class DeviceLoop:
         try:
             self._worker = self._make_worker()
             self._worker.start(self_check_first=True)
-        except (StartupError, RuntimeError):
-            logger.exception("no thread can start", extra={"device": self.device.name})
+        except StartupError as error:
+            extra = {"device": self.device.name, "reason": str(error)}
+            logger.exception("no thread can start", extra=extra)
             self._lose()
 
     def _lose(self) -> None:

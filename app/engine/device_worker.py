@@ -38,6 +38,7 @@ from app.compute import (
     record_event,
     release_memory,
     set_device,
+    start_thread,
 )
 from app.engine.active_scans import (
     ActiveScan,
@@ -52,7 +53,7 @@ from app.engine.host_pool import DaemonThread, HostPool
 from app.engine.metrics import Metrics
 from app.engine.scheduler import Batch
 from app.engine.work_queue import Call, TimedOut, WorkQueue
-from app.errors import ClientLeft, InsufficientMemory
+from app.errors import ClientLeft, InsufficientMemory, StartupError
 from app.inference import (
     BatchReport,
     Detection,
@@ -115,14 +116,22 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._main, name=device.name, daemon=True)
 
     def start(self, *, self_check_first: bool = False) -> None:
-        """Start the thread.
+        """Start the thread, and those for passes.
 
         Args:
             self_check_first: Whether it must pass the self-check before it runs anything.
+
+        Raises:
+            StartupError: The system lets none start.
         """
         if self_check_first:
             self._retry_s = 0.0
-        self._thread.start()
+        try:
+            self._start_passes()
+            start_thread(self._thread)
+        except StartupError:
+            self._close_threads()
+            raise
 
     def is_alive(self) -> bool:
         """Return whether one of its threads runs."""
@@ -137,7 +146,6 @@ class DeviceWorker:
         try:
             adopt_thread_limit()
             set_device(self._device.device)
-            self._start_passes()
             if self._retry_s is not None:
                 self._self_check()
                 self._set_healthy()
@@ -148,16 +156,19 @@ class DeviceWorker:
             logger.critical("device thread ended", exc_info=True, extra=extra)
             self._emit(WorkerDied())
         finally:
-            self._host_pool.close()
-            for thread in self._pass_threads:
-                thread.close()
+            self._close_threads()
 
     def _start_passes(self) -> None:
         if not self._device.asynchronous:
-            passes = min(self._device.passes, self._cores.cores)
-            names = [f"{self._device.name} pass {number}" for number in range(passes)]
-            self._pass_threads = [DaemonThread(name) for name in names]
+            for number in range(min(self._device.passes, self._cores.cores)):
+                self._pass_threads.append(DaemonThread(f"{self._device.name} pass {number}"))
             self._idle = [*self._pass_threads]
+
+    def _close_threads(self) -> None:
+        """Let the threads beside the device's end."""
+        self._host_pool.close()
+        for thread in self._pass_threads:
+            thread.close()
 
     def _crash(self, error: BaseException) -> None:
         """End the thread with what was raised on another one, so that all who wait are told."""

@@ -80,7 +80,7 @@ class Devices:
         metrics.watch("batch_size", "Most tiles in a forward pass now.", sizes)
 
     def start(self) -> None:
-        """Start all threads."""
+        """Start all threads; raises as ``DeviceLoop.start``."""
         for loop in self.loops:
             loop.start()
 

@@ -146,7 +146,12 @@ class Engine:
         return ReadinessAnswer(ready=False, reason=reason, models=models)
 
     async def start(self) -> None:
-        """Load and check all models, then accept requests, unless it is stopped meanwhile."""
+        """Load and check all models, then accept requests, unless it is stopped meanwhile.
+
+        Raises:
+            StartupError: The system lets no thread start, or as ``Registry.load_all``.
+            NotReady: No thread can start to load the models, or all devices are lost meanwhile.
+        """
         self.devices.start()
         try:
             async with self._loading:

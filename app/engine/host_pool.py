@@ -8,7 +8,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-from app.compute import adopt_thread_limit, start_executor
+from app.compute import adopt_thread_limit, start_executor, start_thread
 from app.errors import DeadlineExceeded, Draining, NotReady
 
 Result = TypeVar("Result")
@@ -77,12 +77,16 @@ class HostPool:
 
 
 class DaemonThread(threading.Thread):
-    """Calls one function after the other; does not keep the process alive if one hangs."""
+    """Calls one function after the other; does not keep the process alive if one hangs.
+
+    Raises:
+        StartupError: As ``start_thread``.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._functions = SimpleQueue[Callable[[], None] | None]()
-        self.start()
+        start_thread(self)
 
     def submit(self, function: Callable[[], None]) -> None:
         """Have a function called, which must not raise."""

@@ -57,7 +57,10 @@ def test_dead_thread_fails_its_jobs_and_a_new_one_must_pass_the_self_check(
 
 
 def test_device_whose_thread_ends_where_no_other_can_start_is_lost(
-    where: NamedDevice, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    where: NamedDevice,
+    model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def start_no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")  # As Python says it.
@@ -76,3 +79,5 @@ def test_device_whose_thread_ends_where_no_other_can_start_is_lost(
         await loop.stop()
 
     asyncio.run(scenario())
+    (failure,) = [line for line in caplog.records if line.message == "no thread can start"]
+    assert "allow more processes and threads" in getattr(failure, "reason", "")

@@ -10,13 +10,17 @@ from app.api.app import create_app
 from tests.support.services import toy_models, toy_settings
 
 
-def test_start_where_no_thread_can_load_models_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("purpose", ["load", "cpu", "cpu pass 0"])
+def test_start_where_a_thread_cannot_start_says_so(
+    purpose: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     start = threading.Thread.start
 
-    def start_none_to_load(thread: threading.Thread) -> None:
-        if thread.name == "load":
+    def start_all_others(thread: threading.Thread) -> None:
+        if thread.name == purpose:
             raise RuntimeError("can't start new thread")  # As Python says it.
         start(thread)
 
@@ -28,7 +32,8 @@ def test_start_where_no_thread_can_load_models_says_so(
             assert fatal.is_set()
             assert app.state.starting.exception() is not None
 
-    monkeypatch.setattr(threading.Thread, "start", start_none_to_load)
+    monkeypatch.setattr(threading.Thread, "start", start_all_others)
     asyncio.run(scenario())
+    assert "device thread ended" not in caplog.messages
     (failure,) = [line for line in caplog.records if line.message == "the engine cannot start"]
     assert "allow more processes and threads" in getattr(failure, "reason", "")
