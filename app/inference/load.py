@@ -52,9 +52,10 @@ def load_checked(
         model = load_model(
             folder, device, precision, allow_torchscript=allow_torchscript, on_device=on_device
         )
-        self_check(model, on_device)
         # Else the first scan of a kind would wait for the compiler, and its time count as a tile's.
+        # Before the check: what that compiled, on threads that a stop waits for, would delay it.
         compile_loops()
+        self_check(model, on_device)
     except (ModelRefused, NotReady):
         raise
     except Exception as error:

@@ -2,8 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import pytest
+import torch
+
+from app.inference.load import load_checked
+from tests.support.model_folders import make_model_folder
 from tests.support.skulls import scan_path
 from tests.support.spines import SUBJECTS, spine_files
 
@@ -104,3 +111,22 @@ def test_no_request_compiles_a_loop_once_a_model_is_loaded(data_dir: Path) -> No
         text=True,
     )
     assert done.stdout == "[]\n"
+
+
+Result = TypeVar("Result")
+
+
+def test_self_check_on_the_thread_of_a_device_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop waits for that thread, and for those that loops are split among, but for no other."""
+    steps: list[str] = []
+
+    def on_device(function: Callable[[], Result], /) -> Result:
+        steps.append("device")
+        return function()
+
+    monkeypatch.setattr("app.inference.load.compile_loops", lambda: steps.append("compile"))
+    load_checked(make_model_folder(tmp_path), torch.device("cpu"), on_device=on_device)
+    # The network is moved to its device before; all else is the check.
+    assert steps == ["device", "compile", "device"]
