@@ -80,6 +80,7 @@ class DeviceLoop:
         self._scans: dict[Hashable, ActiveScan] = {}
         self._worker = self._make_worker()
         self._restarting = self._stopping = False
+        self._join_until: float | None = None
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -107,12 +108,16 @@ class DeviceLoop:
         self._worker.start()
 
     async def stop(self) -> None:
-        """End the device's thread; whoever still waits gets an error."""
+        """End the device's thread; whoever still waits gets an error.
+
+        Called again, as when the application ends, it gives the thread no more time.
+        """
         self._stopping = True
+        self._join_until = self._join_until or asyncio.get_running_loop().time() + JOIN_S
         self._fail_all("expected an answer before the service stopped; try again")
         self.queue.close()
         with suppress(TimeoutError):  # A network that hangs leaves its thread behind.
-            async with asyncio.timeout(JOIN_S):
+            async with asyncio.timeout_at(self._join_until):
                 while self._worker.is_alive():  # noqa: ASYNC110 - no event tells of its very end
                     await asyncio.sleep(POLL_S)
 

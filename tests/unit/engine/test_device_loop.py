@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from app.compute.device import NamedDevice
-from app.engine import device_worker
+from app.engine import device_loop, device_worker
 from app.engine.active_scans import DetectRequest, Progress
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
@@ -195,6 +195,28 @@ def test_who_still_waits_gets_an_error_when_the_loop_stops(
         with pytest.raises(NotReady):
             await waiting
         await stopping
+
+    asyncio.run(scenario())
+
+
+def test_network_that_hangs_holds_up_a_stop_once(
+    model: LoadedModel, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is stopped when it has drained, and again when the application ends."""
+
+    async def scenario() -> None:
+        loop = DeviceLoop(BatchSizes(1), Metrics())
+        loop.start()
+        faulty.gate.clear()
+        waiting = asyncio.create_task(ask(loop, with_network(model, faulty), scan(1)))
+        await wait_for(faulty.entered)
+        monkeypatch.setattr(device_loop, "JOIN_S", 0.0)
+        await loop.stop()
+        monkeypatch.setattr(device_loop, "JOIN_S", FAR)
+        async with asyncio.timeout(30):
+            await loop.stop()
+        with pytest.raises(NotReady):
+            await waiting
 
     asyncio.run(scenario())
 
