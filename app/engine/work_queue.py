@@ -189,18 +189,24 @@ class WorkQueue:
     ) -> float:
         """Wait within ``pause`` while a batch runs beside one of requests that cost much less.
 
+        Not once the queue is closed: nobody tells it then that a batch has run.
+
         Returns:
             How many seconds it waited, about ``spare_s`` at most.
         """
         with self._changed:
-            if spare_s <= 0 or not self._scheduler.is_beside_smaller(running):
+            if spare_s <= 0 or not self._is_beside_smaller(running):
                 return 0.0
             start_s = now = time.monotonic()
             with pause:
-                while self._scheduler.is_beside_smaller(running) and now < start_s + spare_s:
-                    self._ended.wait(start_s + spare_s - now)
+                end_s = start_s + spare_s
+                while self._is_beside_smaller(running) and now < end_s:
+                    self._ended.wait(end_s - now)
                     now = time.monotonic()
             return now - start_s
+
+    def _is_beside_smaller(self, running: Batch[ActiveScan]) -> bool:
+        return not self._closed and self._scheduler.is_beside_smaller(running)
 
     def close(self) -> None:
         """Make ``take`` return None, and refuse the calls that wait."""
@@ -208,5 +214,6 @@ class WorkQueue:
             self._closed = True
             calls, self._calls = self._calls, deque()
             self._changed.notify()
+            self._ended.notify_all()
         for call in calls:
             call.on_refused(NotReady(THREAD_ENDED))

@@ -3,10 +3,13 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from app.engine.active_scans import ActiveScan, DetectRequest
+from app.engine.active_scans import ActiveScan, DetectRequest, Waiter
+from app.engine.scheduler import Batch
 from app.engine.work_queue import TimedOut, WorkQueue
 from app.errors import NotReady
 from app.inference.detector import Detector
@@ -63,3 +66,35 @@ def test_scan_prepared_while_all_scans_are_failed_is_not_queued(
             assert loop.queue.unprepared == loop.queue.waiting_tiles == 0
 
     asyncio.run(scenario())
+
+
+def test_batch_beside_a_smaller_one_waits_no_more_once_the_queue_is_closed(
+    model: LoadedModel,
+) -> None:
+    """The device's thread has ended then, which would tell that the smaller one has."""
+    queue = WorkQueue(lambda _: 1, lambda _: 1.0, batches=2)
+    waits = threading.Event()
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        waits.set()
+        yield
+
+    async def take(seed: int, tiles: int) -> Batch[ActiveScan]:
+        request = DetectRequest(model, scan(seed), FAR)
+        waiter = Waiter(request, asyncio.get_running_loop().create_future())
+        active = ActiveScan(request, Detector(model).passes(scan(seed)), [waiter])
+        queue.add(active)
+        queue.add_tiles(active, "lane", tiles)
+        batch = queue.take(0)
+        assert isinstance(batch, Batch)
+        return batch
+
+    large, _ = asyncio.run(take(1, 9)), asyncio.run(take(2, 1))
+    thread = threading.Thread(target=queue.wait_for_smaller, args=(large, 600.0, pause()))
+    thread.start()
+    assert waits.wait(30)
+    queue.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert queue.wait_for_smaller(large, 600.0, pause()) == 0.0
