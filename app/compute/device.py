@@ -213,7 +213,8 @@ def _own_groups(controller: str) -> Iterator[str]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        # Names of control groups are any bytes.
+        return os.fsdecode(Path(path).read_bytes()).strip()
     except OSError:
         return ""
 

@@ -109,13 +109,14 @@ def test_other_errors_are_not_taken_for_memory_that_ran_out() -> None:
         ("0::/system.slice/landmarkd.service\n", "system.slice/landmarkd.service/memory.max"),
         ("0::/system.slice/landmarkd.service\n", "system.slice/memory.max"),
         ("0::/\n", "memory.max"),
+        ("0::/größe\n", "größe/memory.max"),
         (
             "5:memory:/slurm/uid_7/job_1/step_0\n4:cpu:/slurm\n0::/\n",
             "memory/slurm/uid_7/job_1/memory.limit_in_bytes",
         ),
         ("5:memory:/docker/3f\n0::/system.slice/a:b\n", "memory/memory.limit_in_bytes"),
     ],
-    ids=["unit", "slice", "container", "Slurm", "container of version 1"],
+    ids=["unit", "slice", "container", "not ASCII", "Slurm", "container of version 1"],
 )
 def test_limit_of_a_control_group_counts_in_those_within_it(
     groups: str, limited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
