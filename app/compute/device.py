@@ -125,7 +125,8 @@ def _find_device(name: str) -> NamedDevice:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    # Indices are bytes to torch: cuda:256 is cuda:0 to it.
+    if device.type not in ("cpu", "cuda") or str(device) != name:
         raise StartupError(f"expected a device of auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cpu":
         return NamedDevice(name, HOST.device, passes=CPU_PASSES)

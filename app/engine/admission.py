@@ -119,7 +119,7 @@ class AdmittedRequest:
     Attributes:
         client: Who sends it.
         bytes: Of its body that have arrived.
-        memory: What ``Engine.detect`` holds for it to its end; None: nothing.
+        memory: What it has held last; None: nothing.
         resources: Closed when it is not in progress any more.
     """
 
@@ -155,9 +155,9 @@ class AdmittedRequest:
 
     async def hold(self, budget: FairBudget, amount: int, deadline: float) -> Reservation:
         """Wait for some of a budget, to hold it as long as the request is in progress."""
-        reservation = await budget.reserve(amount, self.client, deadline)
-        self.resources.callback(budget.release, reservation)
-        return reservation
+        self.memory = await budget.reserve(amount, self.client, deadline)
+        self.resources.callback(budget.release, self.memory)
+        return self.memory
 
     def _end(self) -> None:
         self._stage.add(-1, self.client)

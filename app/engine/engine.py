@@ -272,19 +272,19 @@ class Engine:
         look = partial(self._forecast, content, model, selection, heatmaps)
         needs = needs or await self._look(look, content, client, deadline)
         slots = LARGE_SLOTS if needs.memory > LARGE_BYTES else 1
-        if admitted is not None:
-            admitted.memory = await admitted.hold(self.memory, needs.memory, deadline)
         async with (
-            nullcontext() if admitted else self.memory.hold(needs.memory, client, deadline),
+            nullcontext(await admitted.hold(self.memory, needs.memory, deadline))
+            if admitted
+            else self.memory.hold(needs.memory, client, deadline) as memory,
             self._decode_slots.hold(slots, client, deadline) as slot,
         ):
-            volume, decode_ms = await self._decode(content, selection, deadline)
-            note_progress = partial(self._note_progress, slot, on_progress)
-            request = DetectRequest(model, volume, deadline, frame=selection.frame or 0,
-                on_progress=note_progress, client=client, keeps_votes=heatmaps > 0)  # fmt: skip
-            detection = await self.devices.choose(request.key).run(request)
-        times = replace(detection.timing, decode=decode_ms)
-        self._metrics.observe_stages(times)
+            volume, decode_ms = await self._decode(content, selection, deadline, memory)
+            progress = partial(self._note_progress, slot, on_progress)
+            request = DetectRequest(model, volume, deadline, selection.frame or 0,
+                on_progress=progress, client=client, keeps_votes=heatmaps > 0)  # fmt: skip
+            with self.memory.hold_while_used(memory, volume.voxels):
+                detection = await self.devices.choose(request.key).run(request)
+        self._metrics.observe_stages(times := replace(detection.timing, decode=decode_ms))
         self.admission.observe_cost(times.busy_ms / 1e3)
         return replace(detection, timing=times)
 
@@ -318,14 +318,13 @@ class Engine:
         """
         limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + limit_s
-        reservation = admitted.memory
         if memory is not None:
             self._check_memory(memory)
-            reservation = await admitted.hold(self.memory, memory, deadline)
+            await admitted.hold(self.memory, memory, deadline)
         async with self._compute_slots.hold(1, admitted.client, deadline):
             result = await self._compute_pool.run(work, deadline)
-        if reservation is not None:
-            self.memory.release(reservation, keep=result_bytes(result))
+        if admitted.memory is not None:
+            self.memory.release(admitted.memory, keep=result_bytes(result))
         return result
 
     async def _look(
@@ -354,12 +353,13 @@ class Engine:
         on_progress(progress)
 
     async def _decode(
-        self, content: Content, selection: Selection, deadline: float
+        self, content: Content, selection: Selection, deadline: float, memory: Reservation
     ) -> tuple[Volume, float]:
-        """Read a scan; gives also how long that took, in ms."""
+        """Read a scan, for which memory is held; gives also how long that took, in ms."""
         start = time.perf_counter()
         read = partial(read_volume, content, self.limits, selection)
-        volume = await self._decode_pool.run(read, deadline)
+        with self.memory.hold_while_used(memory, read):
+            volume = await self._decode_pool.run(read, deadline)
         self._metrics.voxels.observe(volume.voxels.size)
         return volume, 1e3 * (time.perf_counter() - start)
 

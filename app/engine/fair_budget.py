@@ -9,9 +9,10 @@ long as it does else, which may be long: for an answer that is read slowly.
 
 import asyncio
 import math
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,12 +31,16 @@ class Reservation:
         amount: How much.
         since: When it was asked for, by the event loop's clock.
         granted: Done once it is held.
+        users: Objects as long as which it is held, even if it is released before.
+        kept: What is to be kept of it once there are none; None: it was not released.
     """
 
     client: str
     amount: int
     since: float
     granted: asyncio.Future[None]
+    users: int = 0
+    kept: int | None = None
 
 
 class FairBudget:
@@ -109,8 +114,30 @@ class FairBudget:
         finally:
             self.release(reservation)
 
+    @contextmanager
+    def hold_while_used(self, reservation: Reservation, used: object) -> Iterator[None]:
+        """Hold a reservation, where the context ends by an error, until an object is freed.
+
+        It may be released before: threads go on with it for a while after nobody waits any more.
+        """
+        try:
+            yield
+        except BaseException:
+            reservation.users += 1
+            loop = asyncio.get_running_loop()
+            weakref.finalize(used, _call_soon, loop, self._end_use, reservation).atexit = False
+            raise
+
+    def _end_use(self, reservation: Reservation) -> None:
+        reservation.users -= 1
+        if reservation.kept is not None:
+            self.release(reservation, reservation.kept)
+
     def release(self, reservation: Reservation, keep: int = 0) -> None:
         """Give a reservation back, but for what is to be kept; a second call does nothing."""
+        if reservation.users:
+            reservation.kept = keep
+            return
         if reservation in self._waiting:
             self._waiting.remove(reservation)
         else:
@@ -138,3 +165,11 @@ class FairBudget:
 
     def _is_within_share(self, amount: int, client: str) -> bool:
         return not self.held[client] or self.held[client] + amount <= self.share
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Reservation], None], argument: Reservation
+) -> None:
+    """Have something called on the loop, on whatever thread this is."""
+    with suppress(RuntimeError):  # It is closed.
+        loop.call_soon_threadsafe(call, argument)

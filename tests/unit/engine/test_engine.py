@@ -14,8 +14,10 @@ from app.engine import engine as engine_module
 from app.engine.engine import Engine
 from app.engine.metrics import Metrics
 from app.errors import ModelRefused, NotReady
+from app.inference import detector
 from app.inference.load import load_checked
 from app.model import LoadedModel
+from app.preprocessing import Grid, make_grid
 from tests.support.device_loops import until, wait_for
 from tests.support.dicom_files import crowded, zipped
 from tests.support.model_folders import make_model_folder
@@ -213,5 +215,40 @@ def test_archives_of_one_client_leave_a_thread_to_the_scan_of_another(tmp_path: 
         await engine.stop()
         assert first == {scan}
         assert scan.result().landmarks
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_memory_of_a_scan_is_held_until_no_thread_prepares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it any more; preparing a large one takes seconds, and each its memory."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def prepare(*arguments: Any) -> Grid:
+        begun.release()
+        assert go_on.wait(30)
+        return make_grid(*arguments)
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(toy_models(tmp_path)), Metrics())
+        await engine.start()
+        monkeypatch.setattr(detector, "make_grid", prepare)
+        needs = engine.precheck(toy_scan(), engine.registry.get(MODEL), timeout_s=30)
+        assert needs is not None
+        engine.memory.limit = engine.memory.share = int(1.2 * needs.memory)
+        find = partial(engine.detect, model=engine.registry.get(MODEL), timeout_s=30)
+        first = asyncio.create_task(find(toy_scan()))
+        assert await asyncio.to_thread(begun.acquire, timeout=30)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        del first  # Its error has the frames that hold the scan.
+        second = asyncio.create_task(find(toy_scan()))
+        assert not await asyncio.to_thread(begun.acquire, timeout=0.5)
+        assert engine.memory.used == needs.memory
+        go_on.set()
+        assert (await second).landmarks
+        assert engine.memory.used == 0
+        await engine.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,6 +198,25 @@ def test_part_of_a_reservation_can_be_kept() -> None:
         await second.leave()
         budget.release(reservation)
         assert budget.used == 0
+
+    run(test)
+
+
+def test_what_is_given_up_is_held_until_no_thread_uses_it_any_more() -> None:
+    async def test() -> None:
+        budget = FairBudget(100)
+        owner = [np.zeros(1)]
+        with suppress(ZeroDivisionError):
+            async with budget.hold(80, "a", FAR) as reservation:
+                with budget.hold_while_used(reservation, owner[0]):
+                    raise ZeroDivisionError
+        second = Client(budget, "b", 70)
+        await settle()
+        assert budget.used == 80
+        await asyncio.to_thread(owner.clear)
+        await second.holding.wait()
+        assert budget.used == 70
+        await second.leave()
 
     run(test)
 
