@@ -1,6 +1,19 @@
 """Another model on the page, in a real Chromium with a real service: what was answered stays."""
 
-from tests.support.browser import ABSENT, SCAN, Browser, Page, Route, choose, drop, opened, row
+from tests.support.browser import (
+    ABSENT,
+    MISSING,
+    SCAN,
+    Browser,
+    Page,
+    Route,
+    choose,
+    drop,
+    hold,
+    opened,
+    row,
+    text_of,
+)
 from tests.support.services import ServiceProcess
 
 LEAVING = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
@@ -50,3 +63,31 @@ def test_answers_and_corrections_are_there_again_with_their_model(
         assert row(page, ABSENT)[1] == "absent"
         assert page.text_content("#scans span:last-child") == "5 of 6 found, 1 by you"
         assert len(asked) == 4
+
+
+def test_measurements_of_one_model_are_not_shown_as_those_of_another(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    value = "#measurements td:nth-child(2)"
+    with opened(browser, page_service.url) as page:
+        answer_as_the_phantom(page, "other")
+        page.evaluate("document.getElementById('ask-key').requestSubmit()")
+        page.wait_for_selector('#model option[value="other"]', state="attached")
+        page.select_option("#model", "phantom")
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        measured = text_of(page, value)
+        choose(page, "ball")
+        held = hold(page, "**/page/landmarks?*")
+        with page.expect_request("**/page/landmarks?*"):
+            page.keyboard.press("x")  # Of what is absent, nothing is measured.
+        page.select_option("#model", "other")
+        page.wait_for_selector("#results", state="visible")
+        assert text_of(page, value) == measured
+        with page.expect_event("requestfinished"):
+            held[0].continue_()
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+        assert text_of(page, value) == measured
+        page.select_option("#model", "phantom")
+        page.unroute("**/page/landmarks?*")
+        page.wait_for_selector(f'{value}:text-is("{MISSING}")')

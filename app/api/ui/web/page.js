@@ -199,7 +199,7 @@ function measureSoon(entry) {
   element("problem").hidden = !entry.problem;
   state.timer = setTimeout(async () => {
     const { landmarks, original } = edits;
-    const isShown = () => entry === queue.current && landmarks === edits.landmarks;
+    const isShown = () => entry === queue.current && landmarks === entry.edits?.landmarks; // of this model
     try {
       const answer = JSON.parse(await (await convertAnswer(edits.answer, "json")).text());
       if (isShown()) results.measured(answer);
