@@ -91,3 +91,24 @@ def test_measurements_of_one_model_are_not_shown_as_those_of_another(
         page.select_option("#model", "phantom")
         page.unroute("**/page/landmarks?*")
         page.wait_for_selector(f'{value}:text-is("{MISSING}")')
+
+
+def test_models_are_asked_for_again_if_the_service_was_away(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    asked: list[str] = []
+
+    def refuse_once(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=502, body="Bad gateway")
+        else:
+            route.continue_()
+
+    page = browser.new_page()
+    page.route("**/v1/models", refuse_once)
+    page.goto(page_service.url)
+    page.wait_for_selector("#ask-key", state="visible")
+    assert len(asked) == 2
+    assert page.is_hidden("#problem")
+    page.close()

@@ -265,18 +265,26 @@ function changeModel() {
 }
 
 async function start() {
-  for (let { ready, reason } = await getReadiness(); !ready; { ready, reason } = await getReadiness()) {
-    setStatus(`Waiting for the service: ${reason}`);
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  for (let why; (why = await whyNotStarted()); await new Promise((resolve) => setTimeout(resolve, POLL_MS))) {
+    setStatus(`Waiting for the service: ${why}`);
   }
+}
+
+/** Load the models, or ask for a key; return why that has to wait, "" if it has not. */
+async function whyNotStarted() {
+  const { ready, reason } = await getReadiness();
+  if (!ready) return reason;
   setStatus("");
   try {
     await loadModels();
   } catch (error) {
-    if (error.code !== "unauthorized") return showProblem(error);
-    element("ask-key").hidden = false;
-    element("key").focus();
+    if (isPassing(error)) return error.title; // without models, no scan is answered
+    if (error.code === "unauthorized") {
+      element("ask-key").hidden = false;
+      element("key").focus();
+    } else showProblem(error);
   }
+  return "";
 }
 
 function listen() {
