@@ -1,14 +1,27 @@
 """Names and numbers on the page, in a real Chromium: they are whole, and widen nothing."""
 
+import json
+import math
 from typing import Any
 
 import pytest
 
-from tests.support.browser import SCAN, Browser, drop, opened, text_of
+from tests.support.browser import (
+    ABSENT,
+    SCAN,
+    Browser,
+    Route,
+    choose,
+    drop,
+    opened,
+    row,
+    text_of,
+)
 from tests.support.services import ServiceProcess
 
 DESK = {"viewport": {"width": 1400, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+PER_MM = 1e-3
 SEEN = """() => {
     const box = (of) => of.getBoundingClientRect();
     const canvas = box(document.getElementById("canvas"));
@@ -54,6 +67,44 @@ def test_bounds_of_a_ratio_are_as_fine_as_its_value(
         page.evaluate(replace)
         page.wait_for_selector('#measurements td:text("ratio")')
         assert text_of(page, "#measurements tr") == "ratio0.5120.499 \N{EN DASH} 0.526"
+
+
+def test_lengths_are_as_fine_as_the_voxels(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+) -> None:
+    def shrink(route: Route) -> None:
+        """Answer as of a cell, whose voxels have two micrometres."""
+        start, _, text = route.fetch().text().partition("event: answer\ndata: ")
+        shrunk = json.loads(text)
+        volume = shrunk["volume"]
+        volume["spacing_mm"] = [PER_MM * mm for mm in volume["spacing_mm"]]
+        volume["affine"][:3] = [[PER_MM * mm for mm in line] for line in volume["affine"][:3]]
+        for one in shrunk["landmarks"]:
+            one["region95_mm"] = 0.00123
+            for frame in ("ras_mm", "lps_mm"):
+                one[frame] = one[frame] and [PER_MM * mm for mm in one[frame]]
+        shrunk["measurements"][0] |= {"value": 0.01234, "interval95": [0.01198, 0.0127]}
+        body = f"{start}event: answer\ndata: {json.dumps(shrunk)}\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    first, second = [one for one in answer if one["name"] != ABSENT][:2]
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/landmarks?*", shrink)
+        drop(page, ("cell.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        places = [f"{PER_MM * mm:.4f}" for mm in first["ras_mm"]]
+        assert row(page, first["name"])[2:5] == places
+        assert row(page, first["name"])[6] == "0.0012"
+        assert text_of(page, "#measurements tr") == "width0.012 mm0.012 \N{EN DASH} 0.013"
+        choose(page, first["name"])
+        choose(page, second["name"])
+        apart = PER_MM * math.dist(first["ras_mm"], second["ras_mm"])
+        assert f"{apart:.4f} mm from {first['name']}" in text_of(page, "#chosen")
+        page.click("#show-heatmap")
+        page.wait_for_selector('#heatmap:text("from red to yellow")')
+        off = text_of(page, "#heatmap").removesuffix(" mm from the point found.").split()[-1]
+        assert 0 < float(off) < 0.1
+        assert len(off) == len("0.0000")
 
 
 @pytest.mark.parametrize("screen", [DESK, PHONE])

@@ -17,4 +17,7 @@ export function invert(affine) {
   });
 }
 
+/** The decimals of a position in mm: the last is a tenth to a hundredth of a voxel, and there are two at least. */
+export const digitsOf = ({ spacing_mm }) => Math.max(2, 1 - Math.floor(Math.log10(Math.min(...spacing_mm))));
+
 const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];

@@ -1,7 +1,7 @@
 // The heatmap of the chosen landmark, laid over the scan: requested only when somebody asks for it.
 
 import { element } from "./element.js";
-import { transform } from "./geometry.js";
+import { digitsOf, transform } from "./geometry.js";
 import { makeHeatmap } from "./service.js";
 
 const MAX_KEPT = 4; // as files, which are small: most of their voxels are 0
@@ -24,9 +24,9 @@ export class Heatmap {
       signal.throwIfAborted();
       this.#keep(index, file);
       const highest = await viewer.showHeatmap(file, signal);
-      const { affine } = entry.edits.original.volume;
-      if (!entry.edits.landmarks[index].ijk) viewer.select(index, transform(affine, highest.ijk));
-      this.#say(describe(name, highest, ijk, affine));
+      const { volume } = entry.edits.original;
+      if (!entry.edits.landmarks[index].ijk) viewer.select(index, transform(volume.affine, highest.ijk));
+      this.#say(describe(name, highest, ijk, volume));
     } catch (error) {
       if (signal.aborted) return;
       this.#index = -1;
@@ -67,10 +67,11 @@ async function request({ file, model, choice }, landmark, signal) {
 }
 
 /** Say in words what is shown; `highest` is the voxel of the highest value, `ijk` where the network found the point. */
-function describe(name, highest, ijk, affine) {
+function describe(name, highest, ijk, volume) {
   if (!highest.value) return `Heatmap of ${name}: empty, the network sees it nowhere.`;
-  const [from, to] = [highest.ijk, ijk ?? highest.ijk].map((at) => transform(affine, at));
-  const off = ijk ? `, ${Math.hypot(...from.map((mm, axis) => mm - to[axis])).toFixed(2)} mm from the point found` : "";
+  const [from, to] = [highest.ijk, ijk ?? highest.ijk].map((at) => transform(volume.affine, at));
+  const apart = Math.hypot(...from.map((mm, axis) => mm - to[axis])).toFixed(digitsOf(volume));
+  const off = ijk ? `, ${apart} mm from the point found` : "";
   const value = `${highest.value.toFixed(2)} of 1 at voxel ${highest.ijk.join(", ")}`;
   return `Heatmap of ${name}, from red to yellow: its highest value is ${value}${off}.`;
 }

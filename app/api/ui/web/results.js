@@ -2,6 +2,7 @@
 
 import { countDoubtful, decision } from "./edits.js";
 import { element } from "./element.js";
+import { digitsOf } from "./geometry.js";
 import { remember, remembered } from "./memory.js";
 
 const STATUSES = {
@@ -27,6 +28,7 @@ export class Results {
   #frame = remembered(FRAME_KEY) in AXES ? remembered(FRAME_KEY) : "RAS";
   #selected = -1;
   #before = -1; // the one selected before it
+  #digits = 2; // of lengths in mm
 
   constructor({ onSelect, onHover }) {
     Object.assign(this, { onSelect, onHover, landmarks: [] });
@@ -44,6 +46,7 @@ export class Results {
   show(answer, fileName) {
     this.landmarks = [];
     this.#selected = this.#before = -1;
+    this.#digits = digitsOf(answer.volume);
     element("facts").textContent =
       `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
       `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s`;
@@ -71,7 +74,7 @@ export class Results {
     element("measurements").setAttribute("aria-busy", answer === null);
     if (!answer) return;
     element("warnings").replaceChildren(...answer.warnings.map((text) => create("li", text)));
-    element("measurements").replaceChildren(...answer.measurements.map(measurementRow));
+    element("measurements").replaceChildren(...answer.measurements.map((one) => measurementRow(one, this.#digits)));
     element("measured").hidden = !answer.measurements.length;
   }
 
@@ -122,7 +125,7 @@ export class Results {
 
   #showRow(landmark, index) {
     const rows = element("rows");
-    const row = rowOf(landmark, this.#frame);
+    const row = rowOf(landmark, this.#frame, this.#digits);
     const old = rows.rows[index];
     if (!old) return rows.append(row);
     // The row stays, with the focus that it may have.
@@ -136,7 +139,7 @@ export class Results {
       row.tabIndex = at === Math.max(this.#selected, 0) ? 0 : -1;
     });
     const landmark = this.landmarks[this.#selected];
-    if (landmark) describe(landmark, this.landmarks[this.#before]);
+    if (landmark) describe(landmark, this.landmarks[this.#before], this.#digits);
   }
 
   #move(event) {
@@ -155,7 +158,7 @@ function create(tag, text) {
   return node;
 }
 
-function rowOf(landmark, frame) {
+function rowOf(landmark, frame, digits) {
   const row = document.createElement("tr");
   row.dataset.by = landmark.decided_by;
   row.dataset.status = decision(landmark) && landmark.ijk ? "person" : landmark.status;
@@ -168,9 +171,9 @@ function rowOf(landmark, frame) {
   status.append(label);
   if (decision(landmark)) status.title = "Decided by you";
   const numbers = [
-    ...((frame === "RAS" ? landmark.ras_mm : landmark.lps_mm) ?? [null, null, null]).map((mm) => shown(mm, 2)),
+    ...((frame === "RAS" ? landmark.ras_mm : landmark.lps_mm) ?? [null, null, null]).map((mm) => shown(mm, digits)),
     shown(landmark.confidence, 2),
-    shown(landmark.region95_mm, 2),
+    shown(landmark.region95_mm, digits),
   ].map((text) => {
     const cell = create("td", text);
     cell.className = "number";
@@ -180,9 +183,9 @@ function rowOf(landmark, frame) {
   return row;
 }
 
-function measurementRow({ name, description, unit, value, interval95, reason }) {
+function measurementRow({ name, description, unit, value, interval95, reason }, digitsOfMm) {
   const row = document.createElement("tr");
-  const digits = unit ? 1 : 3;
+  const digits = { mm: digitsOfMm - 1, deg: 1, "": 3 }[unit];
   const interval = interval95 ? interval95.map((bound) => bound.toFixed(digits)).join(" – ") : reason || "–";
   const cells = [name, value === null ? "–" : value.toFixed(digits) + UNITS[unit], interval];
   row.append(...cells.map((text) => create("td", text)));
@@ -191,14 +194,14 @@ function measurementRow({ name, description, unit, value, interval95, reason }) 
 }
 
 /** Say in words what is known of the chosen landmark, and how far it is from the one before. */
-function describe(landmark, before) {
+function describe(landmark, before, digits) {
   const { name, description, status, ijk, ras_mm: here } = landmark;
   const nowhere = decision(landmark) ? "" : `It ${WHY_NOWHERE[status]}.`; // the network may have found it
   const where = ijk ? `Voxel ${ijk.map((at) => at.toFixed(1)).join(", ")}.` : nowhere;
   const who = { placed: "Placed by you.", accepted: "Accepted by you.", absent: "Marked absent by you." };
   const there = before?.ras_mm;
   const apart = here && there && Math.hypot(...here.map((mm, axis) => mm - there[axis]));
-  const ruler = apart ? `${apart.toFixed(2)} mm from ${before.name}, chosen before.` : "";
+  const ruler = apart ? `${apart.toFixed(digits)} mm from ${before.name}, chosen before.` : "";
   const words = [where, ruler, who[decision(landmark)]].filter(Boolean).join(" ");
   const title = create("strong", description ? `${name}: ${description}.` : `${name}.`);
   element("chosen").replaceChildren(title, ` ${words}`);
