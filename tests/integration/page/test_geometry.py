@@ -105,6 +105,23 @@ def test_scan_is_shown_where_the_service_read_it(
         assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
 
 
+def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    image = nib.Nifti2Image.from_bytes(written())
+    image.header["cal_min"], image.header["cal_max"] = (
+        3,
+        25500,
+    )  # As of a scan before it was scaled.
+    with opened(browser, page_service.url) as page:
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector("#rows tr")
+        plain = drawn(page)
+        drop(page, ("scaled.nii", image.to_bytes()))
+        page.wait_for_selector('#facts:text("scaled.nii")')
+        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
+
+
 def test_scan_is_sent_to_the_graphics_card_once(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

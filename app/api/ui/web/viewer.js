@@ -90,9 +90,11 @@ class Viewer {
     this.clear();
     // NiiVue recognises formats by name, which may be missing or wrong.
     await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
-    if (!frame) return;
     const [volume] = this.nv.volumes;
+    const { cal_min, cal_max } = volume.hdr; // for display, but often those of values before they were scaled
+    if (!frame && !(cal_min < cal_max)) return;
     this.nv.setFrame4D(volume.id, frame);
+    volume.trustCalMinMax = false;
     volume.calMinMax(); // of this frame
     this.nv.updateGLVolume();
   }
