@@ -122,6 +122,22 @@ def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(
         assert np.abs(drawn(page) - plain).mean() < SAME_GREY
 
 
+def test_drag_ends_with_its_scan(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+) -> None:
+    name = answer[0]["name"]
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        page.wait_for_selector("#rows tr")
+        choose(page, name)
+        drag(page, name, 0, 9, 9)
+        page.evaluate("document.getElementById('after').click()")
+        page.wait_for_selector('#facts:text("b.nii.gz")')
+        page.mouse.up()
+        assert landmark(page, name) == answer[0]
+
+
 def test_scan_is_sent_to_the_graphics_card_once(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

@@ -100,6 +100,7 @@ class Viewer {
   }
 
   clear() {
+    this.#pressed = null; // its ring is of the scan before
     this.setLandmarks([]);
     this.select(-1);
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
