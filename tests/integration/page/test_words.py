@@ -8,11 +8,13 @@ import pytest
 
 from tests.support.browser import (
     ABSENT,
+    KEY,
     SCAN,
     Browser,
     Route,
     choose,
     drop,
+    hold,
     opened,
     row,
     text_of,
@@ -105,6 +107,23 @@ def test_lengths_are_as_fine_as_the_voxels(
         off = text_of(page, "#heatmap").removesuffix(" mm from the point found.").split()[-1]
         assert 0 < float(off) < 0.1
         assert len(off) == len("0.0000")
+
+
+def test_answer_that_waits_for_the_viewer_says_so(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    page = browser.new_page()
+    held = hold(page, "**/page/niivue.js")
+    page.goto(page_service.url)
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#ask-key", state="hidden")
+    drop(page, ("a.nii.gz", SCAN))
+    page.wait_for_selector('#state:text-is("Drawing the scan…")')
+    held[0].continue_()
+    page.wait_for_selector("#rows tr")
+    assert text_of(page, "#state") == ""
+    page.close()
 
 
 @pytest.mark.parametrize("screen", [DESK, PHONE])

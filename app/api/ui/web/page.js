@@ -20,6 +20,7 @@ import { makeViewer } from "./viewer.js";
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
 const MODEL_KEY = "landmarkd.model";
+const DRAWING = "Drawing the scan…";
 const UNSEEN = "The viewer cannot show this scan.";
 const REST_MS = 300; // after a correction, until measurements are computed again
 const setStatus = (text) => (element("state").textContent = text);
@@ -81,8 +82,11 @@ async function present(entry) {
   if (entry.problem) showProblem(entry.problem, entry.edits ? null : entry.choice);
   keepFocus();
   const now = entry.state;
+  const isNew = entry.edits && element("results").hidden;
+  if (isNew) setStatus(DRAWING); // over a slow line, the viewer may still be loaded
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
+  if (isNew) setStatus("");
   if (entry.edits) return showAnswer(entry, visible);
   // No scan is shown: show the drop area again.
   if (entry.problem && now !== "working" && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
