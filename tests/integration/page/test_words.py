@@ -23,6 +23,7 @@ from tests.support.services import ServiceProcess
 
 DESK = {"viewport": {"width": 1400, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+NARROW = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
 PER_MM = 1e-3
 SEEN = """() => {
     const box = (of) => of.getBoundingClientRect();
@@ -39,7 +40,7 @@ SEEN = """() => {
 """The colour of the table, and where rings are, as parts of the canvas."""
 
 
-@pytest.mark.parametrize("screen", [DESK, PHONE])
+@pytest.mark.parametrize("screen", [DESK, PHONE, NARROW])
 def test_long_name_of_a_file_widens_nothing(
     browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]
 ) -> None:
